@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import dis
 import functools
-import inspect
 import itertools
 import operator
 import sys
@@ -37,12 +36,19 @@ class Found:
         path: The way to it, from a tuple of the function and whatever else was looked into.
         value: The thing.
         named: Whether code of the function asks for it by this name, and not only for something that holds it.
+        perhaps: Whether the code may come by it: as an item of something that it asks for, or by another name.
     """
 
     where: str
     path: tuple[Step, ...]
     value: Leaf
     named: bool = False
+    perhaps: bool = False
+
+    @property
+    def rank(self) -> int:
+        """How sure it is that the code asks for it."""
+        return 2 if self.named else int(self.perhaps)
 
     @property
     def called(self) -> str:
@@ -50,13 +56,17 @@ class Found:
         last = self.where.rpartition(".")[2]
         return last if last.isidentifier() else ""
 
-    def part(self, value: Leaf, where: str, *steps: Step, named: bool = False) -> Found:
+    def part(self, value: Leaf, where: str, *steps: Step, named: bool = False, perhaps: bool = False) -> Found:
         """Returns something that is found by way of this."""
-        return Found(where, (*self.path, *steps), value, named)
+        return Found(where, (*self.path, *steps), value, named, perhaps)
+
+    def item(self, value: Leaf, where: str, get: Callable[[Any, Any], Any], key: object, named: bool) -> Found:
+        """Returns an item of this container, which the code may reach by a loop or a key that it computes."""
+        return Found(self.where + where, (*self.path, (get, key)), value, self.named and named, self.rank > 0)
 
 
 def found_outside(fn: object, objects: Sequence[object], stops: Callable[[object], bool]) -> list[Found]:
-    """Returns what a function leads to: arrays, numbers and the like, objects of libraries.
+    """Returns what a function leads to: arrays, numbers and the like, containers of them, objects of libraries.
 
     The functions that it calls, and the methods of objects, are looked into; functions of libraries are not.
 
@@ -66,13 +76,21 @@ def found_outside(fn: object, objects: Sequence[object], stops: Callable[[object
         stops: Tells what else is to be found; it is not looked into either.
     """
     roots = [Found("", ((operator.getitem, 0),), fn)]
-    roots += [Found(f"{type(each).__name__}()", ((operator.getitem, i),), each) for i, each in enumerate(objects, 1)]
+    for i, each in enumerate(objects, 1):
+        roots.append(Found(f"{type(each).__name__}()", ((operator.getitem, i),), each, perhaps=True))
     reads = _Reads()
     while True:
         known = len(reads.codes)
         found = list(_Search(reads, stops).found(roots))
         if len(reads.codes) == known:  # Otherwise attributes were passed by that a function found later asks for.
             return found
+
+
+def is_of_settings(value: object) -> bool:
+    """Returns whether something is a list, tuple or dict of nothing but numbers, flags and strings."""
+    if isinstance(value, dict):
+        return all(isinstance(item, SETTINGS) for item in value.values())
+    return (isinstance(value, list) or type(value) is tuple) and all(isinstance(item, SETTINGS) for item in value)
 
 
 class _Reads:
@@ -82,6 +100,8 @@ class _Reads:
         self.codes: set[types.CodeType] = set()
         self._attributes: dict[str, set[str]] = {}
         self.strings: set[str] = set()
+        #: Whether it may ask for attributes by names that it computes.
+        self.computes_names = False
 
     def add(self, code: types.CodeType) -> frozenset[str]:
         """Adds a function's code; returns the globals that it asks for."""
@@ -90,6 +110,7 @@ class _Reads:
         self.strings |= strings
         for owner, name in attributes:
             self._attributes.setdefault(name, set()).add(owner)
+        self.computes_names |= "getattr" in names or "vars" in names or "__dict__" in self._attributes
         return names
 
     def attribute(self, at: Found, name: str) -> bool:
@@ -99,9 +120,17 @@ class _Reads:
             return bool(owners)
         return "self" in owners and not _is_opaque(at.value)
 
-    def attributes(self, at: Found) -> list[str]:
-        """Returns the attributes of something that are asked for."""
-        return [name for name in self._attributes if self.attribute(at, name)]
+    def perhaps(self, at: Found, name: str) -> bool:
+        """Returns whether an attribute of something may be asked for: of a thing of another name, or by a string."""
+        return at.rank > 0 and (self.computes_names or name in self._attributes or name in self.strings)
+
+    def names(self) -> list[str]:
+        """Returns the names of attributes that are asked for."""
+        return list(self._attributes)
+
+    def fills(self, at: Found) -> bool:
+        """Returns whether code adds to a list of this name, and so does not depend on what is in it."""
+        return any(at.called in self._attributes.get(name, ()) for name in ("append", "extend"))
 
 
 @functools.lru_cache(4_000)
@@ -147,38 +176,41 @@ class _Search:
             each = waiting.popleft()
             if isinstance(each.value, SETTINGS) or is_value(each.value) or self._stops(each.value):
                 yield each
-            elif (before := self._visited.get(id(each.value))) is None or (each.named and not before.named):
+            elif (before := self._visited.get(id(each.value))) is None or each.rank > before.rank:
                 self._visited[id(each.value)] = each
-                if _is_opaque(each.value):
+                is_whole = each.rank > 0 and is_of_settings(each.value)
+                is_watched = is_whole and not self._reads.fills(each)
+                if is_watched or _is_opaque(each.value):
                     yield each
-                waiting.extend(itertools.islice(self._parts(each), _MAX_VISITED))
+                elif isinstance(each.value, types.FunctionType) and each.called not in ("", each.value.__name__):
+                    # It was put there, and another one may be; where it was defined it stays.
+                    yield each.part(each.value.__code__, each.where, (getattr, "__code__"), perhaps=each.rank > 0)
+                parts = itertools.islice(self._parts(each), _MAX_VISITED)
+                waiting.extend(part for part in parts if part.named or not is_whole)
 
     def _parts(self, at: Found) -> Iterator[Found]:
         value = at.value
         if isinstance(value, types.FunctionType):
             yield from self._parts_of_function(at, value)
         elif isinstance(value, types.MethodType):
-            yield at.part(value.__self__, "self", (getattr, "__self__"))
+            yield at.part(value.__self__, "self", (getattr, "__self__"), perhaps=True)
             yield at.part(value.__func__, "", (getattr, "__func__"))
         elif isinstance(value, functools.partial):
             yield at.part(value.func, "", (getattr, "func"))
             yield at.part(value.args, "args", (getattr, "args"), named=True)
             yield at.part(value.keywords, "keywords", (getattr, "keywords"), named=True)
         elif isinstance(value, weakref.ref):
-            yield at.part(value(), "self", (_referent, None))
+            yield at.part(value(), "self", (_referent, None), perhaps=True)
         elif isinstance(value, tuple) and hasattr(value, "_fields"):
             for i, name in enumerate(value._fields):
-                named = at.named and self._reads.attribute(at, name)
-                yield at.part(value[i], f"{at.where}.{name}", (operator.getitem, i), named=named)
+                yield at.item(value[i], f".{name}", operator.getitem, i, self._reads.attribute(at, name))
         elif isinstance(value, (list, tuple, deque)):
             for i, item in enumerate(value):
-                named = at.named and not isinstance(item, SETTINGS)
-                yield at.part(item, f"{at.where}[{i}]", (operator.getitem, i), named=named)
+                yield at.item(item, f"[{i}]", operator.getitem, i, not isinstance(item, SETTINGS))
         elif isinstance(value, Mapping):
             get = dict.get if isinstance(value, dict) else operator.getitem  # `get` puts nothing into a defaultdict
             for key, item in list(value.items()):
-                named = at.named and (not isinstance(key, str) or key in self._reads.strings)
-                yield at.part(item, f"{at.where}[{key!r}]", (get, key), named=named)
+                yield at.item(item, f"[{key!r}]", get, key, not isinstance(key, str) or key in self._reads.strings)
             yield from self._attributes(at, getattr(value, "__dict__", {}))
         elif hasattr(value, "__wrapped__"):  # what jax.jit, nnx.jit and functools.wraps return
             yield at.part(value.__wrapped__, "", (getattr, "__wrapped__"))
@@ -198,7 +230,7 @@ class _Search:
             if (content := _content(cell)) is not _EMPTY:
                 yield at.part(content, name, (getattr, "__closure__"), (_in_cell, i), named=is_own)
         for i, default in enumerate(fn.__defaults__ or ()):
-            yield at.part(default, "default", (getattr, "__defaults__"), (operator.getitem, i))
+            yield at.part(default, "default", (getattr, "__defaults__"), (operator.getitem, i), perhaps=is_own)
         for name, default in (fn.__kwdefaults__ or {}).items():
             yield at.part(default, name, (getattr, "__kwdefaults__"), (operator.getitem, name), named=is_own)
         if hasattr(fn, "__wrapped__"):
@@ -213,38 +245,69 @@ class _Search:
         held, is_opaque = getattr(at.value, "__dict__", {}), _is_opaque(at.value)
         own = {name: value for name, value in held.items() if is_value(value)} if is_opaque else held
         yield from self._attributes(at, own)
-        for name in self._reads.attributes(at):
+        for name in self._reads.names():
             if name in own:
                 continue
+            named = self._reads.attribute(at, name)
             if name in held:
-                yield at.part(held[name], f"{at.where}.{name}", (getattr, name), named=True)
-            elif not is_opaque:
-                yield from self._of_class(at, kind, name)
-        if not is_opaque:
-            yield from self._of_class(at, kind, "__call__")
+                if named or (at.rank and _is_of_user(kind)):
+                    yield at.part(held[name], f"{at.where}.{name}", (getattr, name), named=named, perhaps=True)
+            elif named or at.rank:
+                yield from self._of_class(at, kind, name, named)
+        for name in ("__call__", "call") if is_opaque else ("__call__",):
+            yield from self._of_class(at, kind, name, named=True)
+        if is_opaque:
+            yield from _layers_of_users(at, held)
 
-    def _of_class(self, at: Found, kind: type, name: str) -> Iterator[Found]:
+    def _of_class(self, at: Found, kind: type, name: str, named: bool) -> Iterator[Found]:
         """Yields what a class has for its objects: a method, a slot, a value for all of them."""
-        here = inspect.getattr_static(kind, name, _EMPTY)
-        of_class = (getattr, "__class__"), (getattr, name)
-        if isinstance(here, types.MemberDescriptorType):
+        here = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), _EMPTY)
+        if here is _EMPTY:
+            return
+        if isinstance(here, (types.FunctionType, property)) or hasattr(here, "__wrapped__"):
+            for i, base in enumerate(kind.__mro__):  # A method may call that of the class before it.
+                if name in vars(base) and not _is_library(base.__module__):
+                    yield from _method(at, base, name, (getattr, "__class__"), (getattr, "__mro__"), (_item, i))
+        elif _is_opaque(at.value):
+            return
+        elif isinstance(here, types.MemberDescriptorType):
             if hasattr(at.value, name):
-                yield at.part(getattr(at.value, name), f"{at.where}.{name}", (getattr, name), named=True)
-        elif isinstance(here, property) and here.fget is not None:
-            yield at.part(here.fget, "", *of_class, (getattr, "fget"))
-        elif isinstance(here, types.FunctionType) or hasattr(here, "__wrapped__"):
-            yield at.part(getattr(kind, name), "", *of_class)
-        elif here is not _EMPTY and not hasattr(type(here), "__get__"):
-            yield at.part(here, f"{at.where}.{name}", (getattr, name), named=True)
+                value = getattr(at.value, name)
+                yield at.part(value, f"{at.where}.{name}", (getattr, name), named=named, perhaps=True)
+        elif not hasattr(type(here), "__get__"):
+            yield at.part(here, f"{at.where}.{name}", (getattr, name), named=named, perhaps=True)
 
     def _attributes(self, at: Found, held: Mapping[str, Leaf], named_only: bool = False) -> Iterator[Found]:
         for name, value in list(held.items()):
-            named = self._reads.attribute(at, name)
-            if named or not named_only:
-                yield at.part(value, f"{at.where}.{name}", (getattr, name), named=named)
+            named, perhaps = self._reads.attribute(at, name), self._reads.perhaps(at, name)
+            if named or not named_only or (perhaps and isinstance(value, SETTINGS) and name in self._reads.names()):
+                yield at.part(value, f"{at.where}.{name}", (getattr, name), named=named, perhaps=perhaps)
+
+
+def _method(at: Found, base: type, name: str, *steps: Step) -> Iterator[Found]:
+    here = vars(base)[name]
+    if isinstance(here, property):
+        if here.fget is not None:
+            yield at.part(here.fget, "", *steps, (getattr, name), (getattr, "fget"))
+    elif isinstance(here, types.FunctionType) or hasattr(here, "__wrapped__"):
+        yield at.part(getattr(base, name), "", *steps, (getattr, name))
+
+
+def _layers_of_users(at: Found, held: Mapping[str, Leaf]) -> Iterator[Found]:
+    """Yields the objects of users' classes in lists of a library's object, such as the layers of a model."""
+    for name, value in list(held.items()):
+        if isinstance(value, (list, tuple)):
+            for i, item in enumerate(value):
+                kind: type = type(item)
+                if _is_of_user(kind) and _is_of_library(kind):
+                    where = f"{at.where}.layers[{i}]"
+                    yield at.part(item, where, (getattr, name), (_item, i), perhaps=True)
 
 
 _EMPTY = object()
+
+
+_item = operator.getitem
 
 
 def _content(cell: types.CellType) -> object:
@@ -281,6 +344,11 @@ def _is_opaque(value: Leaf) -> bool:
     if isinstance(value, _LOOKED_INTO):
         return _root(kind.__module__) in _LIBRARIES[:-1]  # such as the states of optax, which are tuples
     return not hasattr(value, "__wrapped__") and _is_of_library(kind)
+
+
+def _is_of_user(kind: type) -> bool:
+    """Returns whether a user has written a class, perhaps after one of a library."""
+    return not _is_library(kind.__module__)
 
 
 @functools.cache

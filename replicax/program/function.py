@@ -24,6 +24,7 @@ from replicax.program.global_view import GlobalView
 from replicax.program.input_signature import InputSignature
 from replicax.program.lifting import Program
 from replicax.program.pytrees import Structure, flatten_inputs, per_replica_arrays
+from replicax.program.watching import Change
 from replicax.renewal import renewed
 from replicax.tracebacks import entry_point
 from replicax.typing import Leaf, PyTree, PyTreeFunction
@@ -86,42 +87,60 @@ class ProgramCache:
             with self._lock:
                 program = self._found(key, arrays, structure)
                 if program is None:
-                    self._drop_outdated(key, structure)
-                    program = self._compile(args, kwargs, arrays, structure)
-                    self._programs.setdefault(key, []).append(program)
+                    program = self._compile(key, args, kwargs, arrays, structure)
         return program, arrays
 
     def _found(self, key: Hashable, arrays: list[jax.Array], structure: Structure) -> Program | None:
         for program in self._programs.get(key, ()):
-            fits = not (program.asked or program.layouts) or program.fits(arrays)
-            if program.changed(structure) is None and fits:
+            if program.changed(structure) is None and _fits(program, arrays):
                 return program
         return None
 
-    def _drop_outdated(self, key: Hashable, structure: Structure) -> None:
+    def _compile(
+        self, key: Hashable, args: PyTree, kwargs: PyTree, arrays: list[jax.Array], structure: Structure
+    ) -> Program:
+        """Makes a program; where things have changed of which that is not known, finds out if it is an earlier one."""
+        outdated = [(each, change) for each in self._programs.get(key, ()) if (change := each.changed(structure))]
+        doubted = [(each, change) for each, change in outdated if change.perhaps and _fits(each, arrays)]
+        program = self._traced(args, kwargs, arrays, structure, doubted[::-1])
+        if program.replaced is None and outdated:
+            self._drop_outdated(key, outdated)
+        kept = [each for each in self._programs.get(key, ()) if each is not program.replaced]
+        self._programs[key] = [*kept, program]
+        return program
+
+    def _drop_outdated(self, key: Hashable, outdated: list[tuple[Program, Change]]) -> None:
         """Drops all but the newest programs of what has changed since; says so when the same changes again."""
-        outdated = [(each, where) for each in self._programs.get(key, ()) if (where := each.changed(structure))]
-        if not outdated:
-            return
-        last, where = outdated[-1]
-        self._changes[where] += 1
-        if self._changes[where] > 1:
-            advise_of_changed_object(last.strategy, getattr(self._get_fn(), "__name__", "step"), where)
+        last, change = outdated[-1]
+        self._changes[change.where] += 1
+        if self._changes[change.where] > 1:
+            advise_of_changed_object(last.strategy, getattr(self._get_fn(), "__name__", "step"), change.where)
         dropped = {id(each) for each, _ in outdated[:-_KEPT]}
         self._programs[key] = [each for each in self._programs[key] if id(each) not in dropped]
 
-    def _compile(self, args: PyTree, kwargs: PyTree, arrays: list[jax.Array], structure: Structure) -> Program:
+    def _traced(
+        self,
+        args: PyTree,
+        kwargs: PyTree,
+        arrays: list[jax.Array],
+        structure: Structure,
+        earlier: Sequence[tuple[Program, Change]],
+    ) -> Program:
         _, replicas = per_replica_arrays((args, kwargs))
         donate = [False] * len(arrays)
         if self._donate_argnums:
             donate = _donated(args, kwargs, self._donate_argnums)
-        return Program(self._get_fn, structure, arrays, donate, replicas, self._view, self._get_users)
+        return Program(self._get_fn, structure, arrays, donate, replicas, self._view, self._get_users, earlier)
 
     def _key(self, arrays: list[jax.Array], structure: Structure) -> Hashable:
         return id(context.current().strategy), signature(arrays, structure)
 
     def __len__(self) -> int:
         return sum(map(len, self._programs.values()))
+
+
+def _fits(program: Program, arrays: list[jax.Array]) -> bool:
+    return not (program.asked or program.layouts) or program.fits(arrays)
 
 
 def signature(arrays: Sequence[jax.Array | np.ndarray], structure: Structure) -> Hashable:

@@ -82,6 +82,11 @@ def _calls_in(program: jex_core.ClosedJaxpr | jex_core.Jaxpr) -> Iterator[jex_co
             yield from _calls_in(inner)
 
 
+def unguarded(callback: object) -> object:
+    """Returns the function of the host that an equation called before `HostCalls` saw it."""
+    return callback._call if isinstance(callback, _Guarded) else callback
+
+
 class _Guarded:
     """A function of the host as a program calls it: flat arrays -> flat arrays."""
 

@@ -17,6 +17,7 @@ For example, the step of a loop that adds to a variable `w`:
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import jax
@@ -38,7 +39,7 @@ from replicax.program.kept_layouts import KnownLayouts, layout_in
 from replicax.program.pytrees import Structure, flatten_outputs
 from replicax.program.results import Counts, marked_with
 from replicax.program.tracing import Pass, trace_function
-from replicax.program.watching import Watched
+from replicax.program.watching import Change, Watched
 from replicax.runtime.garbage import collected_later
 from replicax.typing import PyTree, PyTreeFunction
 from replicax.variable_access import VariableLike
@@ -55,10 +56,13 @@ class Program:
         replicas: Number of replicas if the arguments tell; a partial batch runs on fewer than the strategy has.
         view: The strategy and the shardings of a function over global arrays; None for one that calls `strategy.run`.
         get_users: Returns the user's function, where `get_fn` returns one that calls it.
+        earlier: Programs of the same signature, and what has changed since they were made. If the function turns out
+            to be one of them still, that one is taken.
 
     Attributes:
         asked: Arguments of which it matters how many replicas returned them, and the number that the program is for.
         layouts: How the arguments are sharded over devices, where the strategy does that: the program is right for it.
+        replaced: Which of `earlier` it is; None if it is another program.
     """
 
     def __init__(
@@ -70,22 +74,47 @@ class Program:
         replicas: int | None,
         view: GlobalView | None = None,
         get_users: Callable[[], PyTreeFunction] | None = None,
+        earlier: Sequence[tuple[Program, Change]] = (),
     ):
         self._get_fn, self._structure, self._view = get_fn, structure, view
         self._get_users = get_users or get_fn
         name = self._name()
         self._modules = UsedModules(self._get_users(), structure)
         with health.phase(health.COMPILE), collected_later():
-            *first, last = [CompiledPass(name, traced, donate, view) for traced in self._trace(name, arrays, replicas)]
-        self._last = last
+            passes = self._trace(name, arrays, replicas)
+            same = next(((each, change) for each, change in earlier if each._is_made_by(passes)), None)
+            *first, last = (
+                [same[0]._last] if same is not None else [CompiledPass(name, traced, donate, view) for traced in passes]
+            )
+        self._last: CompiledPass = last
         #: The programs of the first calls, in which the function builds variables.
         self._first = first
+        self.replaced = same and same[0]
         self.asked = last.returned.asked
         shards = host_of(last.strategy).placement.shards_variables
         self.layouts = list(map(layout_in, arrays)) if shards and view is None else None
         assert last.traced.function is not None
         objects = [leaf for _, leaf in structure.static]
         self._watched = Watched(self._get_users(), objects, constants_of(last.traced.function.program))
+        if same is not None:
+            self._watched.goes_on(same[0]._watched, same[1])
+        for each, change in earlier if same is None else ():
+            each._watched.depends_on(change)
+
+    def _is_made_by(self, passes: Sequence[Pass]) -> bool:
+        """Returns whether a new trace of the function has made this program again."""
+        from replicax.program.same_programs import are_same, are_same_structures
+
+        old, new = self._last, passes[-1]
+        assert old.traced.function is not None and new.function is not None
+        if len(passes) > 1 or self._first or not are_same(old.traced.function, new.function):
+            return False
+        was, is_now = old.returned, new.frame.returned
+        return (
+            are_same_structures(was.structure, is_now.structure)
+            and not (was.changes or is_now.changes)
+            and dataclasses.replace(was, structure=is_now.structure) == is_now
+        )
 
     def _name(self) -> str:
         return getattr(self._get_fn(), "__name__", "program")
@@ -138,11 +167,11 @@ class Program:
             return False
         return all(marked_with(arrays[i]) == replicas for i, replicas in self.asked.items())
 
-    def changed(self, structure: Structure) -> str | None:
+    def changed(self, structure: Structure) -> Change | None:
         """Returns what the function would find outside of its arrays that is not what it was; None if all is."""
-        return (
-            "a module of flax" if self._modules.changed() else self._watched.changed(self._get_users, structure.static)
-        )
+        if self._modules.changed():
+            return Change("a module of flax")
+        return self._watched.changed(self._get_users, structure.static)
 
     @property
     def strategy(self) -> Host | None:

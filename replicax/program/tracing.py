@@ -39,12 +39,13 @@ class TracedFunction:
         program: The program.
         read: The variables that it reads.
         written: The variables that it assigns.
+        placeholders: For each variable in `read`, what stands for its value in `program`.
     """
 
     def __init__(self, frame: ProgramFrame, program: jex_core.ClosedJaxpr):
         self.program = program
         self.read, self.written = list(frame.inputs.values()), list(frame.written.values())
-        self._placeholders = list(frame.placeholders.values())
+        self.placeholders = list(frame.placeholders.values())
 
     def __call__(
         self,
@@ -63,7 +64,7 @@ class TracedFunction:
             The new values of the variables in `written`, by their ids, and the results.
         """
         given = [values[id(variable)] for variable in self.read]
-        found = called(self.program, arrays, self._placeholders, given, evaluated)
+        found = called(self.program, arrays, self.placeholders, given, evaluated)
         new_values = dict(zip(map(id, self.written), found[: len(self.written)], strict=True))
         return new_values, found[len(self.written) :]
 

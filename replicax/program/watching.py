@@ -4,28 +4,52 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
 from replicax.containers import is_value
-from replicax.program.capturing import SETTINGS, Found, found_outside
+from replicax.program.capturing import SETTINGS, Found, found_outside, is_of_settings
 from replicax.program.flax_modules import is_of_flax
 from replicax.typing import Leaf
 from replicax.values import PerReplica
 
-_WAY = object()
-_COMPARED = 1024  # bytes of a NumPy array, which may be changed in place; more would take too long before each step
+_WAY, _GONE = object(), object()
+#: How many things are watched that the code may come by, though it does not name them; numbers in lists and dicts.
+_MAX_LOOKS, _MAX_ITEMS = 40, 200
+#: Of how many of NumPy's arrays the content is compared; whole up to so many bytes in all, of others so many numbers.
+_MAX_ARRAYS, _MAX_BYTES, _SAMPLE = 40, 4_096, 64
+#: Kinds of what is watched though it has no name.
+_WATCHED = (*SETTINGS, np.ndarray, types.CodeType)
+#: Something that has changed: the list that it is watched in, its position, what stands there if that is accepted, and
+#: its name.
+_Doubt: TypeAlias = tuple[list[Any], int, tuple[Any, ...], str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A function would find another thing outside of its arguments than it did.
+
+    Attributes:
+        where: How code calls it, such as `"self.w"`; the first of several.
+        perhaps: The things of which it is not known whether the program depends on them, if there is nothing else.
+    """
+
+    where: str
+    perhaps: tuple[str, ...] = ()
 
 
 class Watched:
     """The things that a function found outside of its arguments, or in objects among them, for a program.
 
     Watched are arrays that the program uses, wherever they are; and arrays, numbers and objects of libraries that the
-    function's code asks for by name. Values that are computed from elsewhere are out of reach.
+    function's code asks for by name. So are numbers that it may come by otherwise. When such a one changes, only
+    tracing tells whether the program depends on it. If not, that is found out again at its second change, the fourth,
+    the eighth, and so on.
 
     Args:
         fn: The function.
@@ -37,56 +61,150 @@ class Watched:
         found = found_outside(fn, objects, is_of_flax)
         uses = _Used(constants)
         named = {id(_array_of(each.value)) for each in found if each.named}
-        #: From which of the things found before, how, what must be found (or `_WAY` to something), and its name.
-        self._looks: list[tuple[int, Callable[[Any, Any], Any], Any, object, str]] = []
+        #: From which of the things found before, how, what must be found (or `_WAY` to something), its name, whether
+        #: the program depends on it.
+        self._looks: list[tuple[int, Callable[[Any, Any], Any], Any, object, str, bool]] = []
         self._places: dict[tuple[int, Callable[[Any, Any], Any], Any], int] = {}
+        #: Lists and dicts of numbers: their places, what must be in them, their names.
+        self._contents: list[tuple[int, object, str]] = []
+        #: NumPy's arrays, or some of their numbers; their bytes; their names; whether the program depends on them.
+        self._memory: list[tuple[np.ndarray, bytes, str, bool]] = []
+        self._addresses: set[int] = set()
+        self._looks_left, self._items_left, self._bytes_left = _MAX_LOOKS, _MAX_ITEMS, _MAX_BYTES
+        #: For what the program did not depend on, how often it has changed.
+        self._harmless: dict[str, int] = {}
         for each in found:
             # A thing that has a name is not watched at other places, too.
-            used = uses(each.value)
-            if each.named or (used and id(_array_of(each.value)) not in named) or is_of_flax(each.value):
-                self._watch(each, used)
+            if is_of_settings(each.value):
+                continue
+            if each.named or (uses(each.value) and id(_array_of(each.value)) not in named) or is_of_flax(each.value):
+                self._watch(each, uses, True)
+        for each in found:
+            if is_of_settings(each.value):
+                self._watch_items(each)
+            elif each.perhaps and not each.named and isinstance(each.value, _WATCHED) and self._looks_left:
+                self._looks_left -= 1
+                self._watch(each, uses, False)
+        for memory in uses.memory():
+            self._watch_memory(memory, "a NumPy array", True)
 
-    def _watch(self, found: Found, used: bool) -> None:
-        wanted = _wanted(found.value, used)
+    def _watch(self, found: Found, uses: _Used, is_sure: bool) -> None:
+        wanted = _wanted(found.value)
         if wanted is _WAY:
             return
+        place = self._place(found, is_sure)
+        self._looks[place - 1] = (*self._looks[place - 1][:3], wanted, found.where, is_sure)
+        if isinstance(found.value, np.ndarray):
+            self._watch_memory(found.value, found.where, uses(found.value))
+
+    def _watch_items(self, found: Found) -> None:
+        if len(found.value) <= self._items_left:
+            self._items_left -= len(found.value)
+            self._contents.append((self._place(found, False), _items(found.value), found.where))
+
+    def _place(self, found: Found, is_sure: bool) -> int:
+        """Returns the place of what is found, among all that is looked up on the way."""
         place = 0
         for get, key in found.path:
             at = (place, get, key)
             if at not in self._places:
-                self._looks.append((*at, _WAY, found.where))
+                self._looks.append((*at, _WAY, found.where, is_sure))
                 self._places[at] = len(self._looks)
             place = self._places[at]
-        self._looks[place - 1] = (*self._looks[place - 1][:3], wanted, found.where)
+        return place
 
-    def changed(self, get_fn: Callable[[], object], objects: Sequence[tuple[int, Leaf]]) -> str | None:
-        """Returns what is another one now than then, such as `"self.w"`; None if nothing is."""
-        looks = self._looks
-        if not looks:
-            return None
+    def _watch_memory(self, array: np.ndarray, where: str, is_sure: bool) -> None:
+        if array.dtype.hasobject or array.ctypes.data in self._addresses or len(self._memory) == _MAX_ARRAYS:
+            return
+        self._addresses.add(array.ctypes.data)
+        if array.ndim and array.nbytes > self._bytes_left:
+            most = max(1, round(_SAMPLE ** (1 / array.ndim)))
+            array = array[tuple(slice(None, None, -(-size // most) or None) for size in array.shape)]
+        else:
+            self._bytes_left -= array.nbytes
+        self._memory.append((array, array.tobytes(), where, is_sure))
+
+    def changed(self, get_fn: Callable[[], object], objects: Sequence[tuple[int, Leaf]]) -> Change | None:
+        """Returns what is another one now than then; None if nothing is on which the program may depend."""
+        looks, doubts = self._looks, list[_Doubt]()
         found: list[Any] = [(get_fn(), *[leaf for _, leaf in objects]) if objects else (get_fn(),)]
-        where = ""
-        try:
-            for place, get, key, wanted, where in looks:
+        for i, (place, get, key, wanted, where, is_sure) in enumerate(looks):
+            try:
                 now = get(found[place], key)
-                found.append(now)
-                if now is not wanted and wanted is not _WAY and not _is_same(wanted, now):
-                    return where
-        except (AttributeError, LookupError, TypeError, ValueError):  # It is not there any more, or cannot have it.
-            return where
-        return None
+            except (AttributeError, LookupError, TypeError, ValueError):  # It is not there any more, or cannot have it.
+                if is_sure:
+                    return Change(where)
+                now = _GONE
+            found.append(now)
+            if now is not wanted and wanted is not _WAY and not _is_same(wanted, now):
+                if is_sure:
+                    return Change(where)
+                doubts.append((looks, i, (place, get, key, _wanted(now), where, False), where))
+        for i, (array, content, where, is_sure) in enumerate(self._memory):
+            if (now := array.tobytes()) != content:
+                if is_sure:
+                    return Change(where)
+                doubts.append((self._memory, i, (array, now, where, False), where))
+        for i, (place, items, where) in enumerate(self._contents):
+            if not _is_equal(items, found[place]):
+                doubts.append((self._contents, i, (place, _items(found[place]), where), where))
+        return self._doubted(doubts) if doubts else None
+
+    def _doubted(self, doubts: Sequence[_Doubt]) -> Change | None:
+        """Returns what is to be looked at by tracing, of what has changed; notes the rest as it is now."""
+        due = []
+        for watched, i, entry, where in doubts:
+            times = self._harmless.get(where, 0) + 1
+            if times & (times - 1) == 0:
+                due.append(where)
+            else:
+                self._harmless[where] = times
+                watched[i] = entry
+        return Change(due[0], tuple(due)) if due else None
+
+    def goes_on(self, before: Watched, change: Change) -> None:
+        """Notes that the program is still the one of what was watched before, in spite of a change."""
+        self._harmless.update(before._harmless)
+        for where in change.perhaps:
+            self._harmless[where] = self._harmless.get(where, 0) + 1
+
+    def depends_on(self, change: Change) -> None:
+        """Notes that the program is another one after a change."""
+        for where in change.perhaps:
+            self._harmless.pop(where, None)
+
+
+def _items(container: object) -> object:
+    """Returns a plain copy of a list, tuple or dict of numbers; what is no such thing as it is."""
+    for kind in (dict, list, tuple):
+        if isinstance(container, kind):
+            return kind(container)
+    return container
+
+
+def _is_equal(items: object, container: object) -> bool:
+    try:
+        return bool(items == container)
+    except Exception:  # Arrays compare each for itself; they are no numbers in any case.
+        return False
 
 
 class _Used:
     """Tells whether a program has captured an array, or one in a pytree of a library."""
 
     def __init__(self, constants: Iterable[Leaf]):
-        self._arrays, self._memory = set(), set()
+        self._arrays: set[int] = set()
+        self._memory: dict[int, np.ndarray] = {}
         for each in constants:
             if isinstance(each, jax.Array):
                 self._arrays.add(id(each))
-            elif np.ndim(each):  # what JAX makes of NumPy's
-                self._memory.add(np.asarray(each).ctypes.data)
+            elif not isinstance(each, SETTINGS):  # what JAX makes of NumPy's
+                memory = np.asarray(each)
+                self._memory[memory.ctypes.data] = memory
+
+    def memory(self) -> list[np.ndarray]:
+        """Returns NumPy's arrays among what the program has captured, but for numbers that may be the program's own."""
+        return [array for array in self._memory.values() if array.ndim]
 
     def __call__(self, value: Leaf) -> bool:
         return any(map(self._has, [value] if is_value(value) else jax.tree_util.tree_leaves(value)))
@@ -102,25 +220,14 @@ def _array_of(value: Leaf) -> Leaf:
     return value.stacked if isinstance(value, PerReplica) else value
 
 
-def _wanted(value: Leaf, used: bool) -> object:
+def _wanted(value: Leaf) -> object:
     """Returns how to remember what was found; a program must not keep objects alive that may lead to its function."""
-    # A NumPy array that no program uses may be a buffer that callbacks fill; one number is used as a literal.
-    if isinstance(value, np.ndarray) and (used or not value.ndim) and value.nbytes <= _COMPARED:
-        return _Contents(value, value.tobytes())
     if is_value(value) or isinstance(value, SETTINGS) or _is_pytree(value):
         return value
     try:
         return weakref.ref(value)
     except TypeError:
         return _WAY
-
-
-@dataclasses.dataclass(frozen=True)
-class _Contents:
-    """A NumPy array and what is in it."""
-
-    array: np.ndarray
-    contents: bytes
 
 
 def _is_pytree(value: Leaf) -> bool:
@@ -131,8 +238,6 @@ def _is_same(wanted: Leaf, now: Leaf) -> bool:
     """Returns whether something that was found counts as what was found before."""
     if isinstance(wanted, weakref.ref):
         return wanted() is now
-    if isinstance(wanted, _Contents):
-        return wanted.array is now and wanted.array.tobytes() == wanted.contents
     if is_value(wanted) or isinstance(wanted, SETTINGS):
         return _is_same_leaf(wanted, now)
     before, structure = jax.tree_util.tree_flatten(wanted)

@@ -19,8 +19,9 @@ from replicax.parameter_server.variables.remote import Home
 from replicax.program.jaxprs import constants_of, inlined
 from replicax.program.lifting import Program
 from replicax.program.pytrees import Structure
+from replicax.program.same_programs import are_identical, are_same_programs, are_same_structures
 from replicax.program.split import Assigned, Split
-from replicax.program.watching import Watched
+from replicax.program.watching import Change, Watched
 from replicax.typing import PyTree, PyTreeFunction
 from replicax.variable_access import VariableLike, array_of, name_of
 
@@ -89,9 +90,23 @@ class TracedStep:
         self._watched = Watched(fn, [leaf for _, leaf in structure.static], constants_of(traced))
         self.split = Split(inlined(traced, inputs), range(len(self.variables)), assigned)
 
-    def changed(self, fn: PyTreeFunction, structure: Structure) -> str | None:
+    def changed(self, fn: PyTreeFunction, structure: Structure) -> Change | None:
         """Returns what the function would find outside of its arrays that is not what it was; None if all is."""
         return self._watched.changed(lambda: fn, structure.static)
+
+    def is_made_again(self, later: TracedStep, change: Change) -> bool:
+        """Returns whether a later trace, after a change, has made this step again; notes that it has."""
+        same = (
+            are_identical([*self.variables, *self.written], [*later.variables, *later.written])
+            and len(self.variables) == len(later.variables)
+            and (self.sources, self.keeps) == (later.sources, later.keeps)
+            and are_same_structures(self.result.structure, later.result.structure)
+            and are_same_programs(self.split.program, later.split.program)
+        )
+        if same:
+            later._watched.goes_on(self._watched, change)
+            self._watched = later._watched
+        return same
 
 
 @dataclasses.dataclass(frozen=True)

@@ -168,14 +168,19 @@ class StepPrograms:
         cache = self._caches.get(closure.fn, None, lambda get_fn: {})
         kinds = tuple(sorted((id, described.specs) for id, described in batches.items()))
         made = cache.get((key, kinds))
-        if made is not None and (where := made.traced.changed(closure.fn, closure.structure)) is not None:
-            advise_of_changed_object(self._strategy, closure.name, where)
-            made = None
-        if made is None:
-            made = cache[key, kinds] = self._make(closure, batches)
+        change = made.traced.changed(closure.fn, closure.structure) if made is not None else None
+        if made is not None and change is None:
+            return made
+        traced, used = self._traced(closure, batches)
+        if made is not None and change is not None:
+            if change.perhaps and made.traced.is_made_again(traced, change):
+                return made
+            advise_of_changed_object(self._strategy, closure.name, change.where)
+        made = cache[key, kinds] = self._make(traced, used)
         return made
 
-    def _make(self, closure: Closure, batches: Mapping[int, PytreeSpec]) -> LoadedStep:
+    def _traced(self, closure: Closure, batches: Mapping[int, PytreeSpec]) -> tuple[TracedStep, dict[int, PytreeSpec]]:
+        """Returns a closure's traced step, and what the iterators that it uses yield."""
         used: dict[int, PytreeSpec] = {}
 
         def describe(kind: str, id: int) -> PytreeSpec:
@@ -188,7 +193,9 @@ class StepPrograms:
                 used[id] = self._described[kind, id]
             return self._described[kind, id]
 
-        traced = TracedStep(closure.fn, closure.structure, closure.arrays, self._strategy, Recorder(describe))
+        return TracedStep(closure.fn, closure.structure, closure.arrays, self._strategy, Recorder(describe)), used
+
+    def _make(self, traced: TracedStep, used: Mapping[int, PytreeSpec]) -> LoadedStep:
         if to_copy := self._strategy.placer.to_copy(traced):
             raise _NeedsCopyError(to_copy)
         self._strategy.placer.place_for(traced)
