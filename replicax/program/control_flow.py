@@ -26,6 +26,7 @@ from replicax.compat.jax_solves import constants_keep_their_types, let_constants
 from replicax.equality import OWN_DATA
 from replicax.program.divergence import find_divergence
 from replicax.program.eager_frame import may_differ
+from replicax.program.jaxprs import evaluate, read, variables_of
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.runtime.once import once
 from replicax.typing import PyTree, PyTreeFunction
@@ -221,11 +222,43 @@ def _converted(original: PyTreeFunction) -> PyTreeFunction:
         if context.current().manual_replicas is None or not _differs(fun, *examples):
             converted, captured = original(fun, *examples)
             return converted, captured
-        converted, captured = original(fun, *_varying(examples))
-        number = len(examples)
-        return lambda *args: converted(*_varying(args[:number]), *args[number:]), captured
+        return _without_what_is_captured(fun, _varying(examples))
 
     return closure_convert
+
+
+def _without_what_is_captured(fun: PyTreeFunction, examples: PyTree) -> tuple[PyTreeFunction, list[jax.Array]]:
+    """Returns a function that takes what `fun` captures as further arguments, typed as varying already, and these.
+
+    What is computed from captured values alone is computed here, and so is a value typed as varying that all replicas
+    have alike: its derivative is summed outside of the function, not in each step of a solver.
+    """
+    program, shape = jax.make_jaxpr(fun, return_shape=True)(*examples)
+    jaxpr, known = program.jaxpr, dict(zip(program.jaxpr.constvars, program.consts, strict=True))
+    own, rest = set(jaxpr.invars), []
+    for equation in jaxpr.eqns:
+        if equation.effects or own & set(variables_of(equation.invars)):
+            own.update(equation.outvars)
+            rest.append(equation)
+        else:
+            evaluate([equation], known)
+    used = {atom for equation in rest for atom in variables_of(equation.invars)} | set(variables_of(jaxpr.outvars))
+    # Others have no derivative: the function keeps them.
+    captured = {v: value for v, value in known.items() if v in used and _is_differentiable(value)}
+
+    def converted(*args: PyTree) -> PyTree:
+        operands = jax.tree_util.tree_leaves(_varying(args[: len(examples)]))
+        values = {**known, **dict(zip([*jaxpr.invars, *captured], [*operands, *args[len(examples) :]], strict=True))}
+        evaluate(rest, values)
+        return jax.tree_util.tree_unflatten(
+            jax.tree_util.tree_structure(shape), [read(atom, values) for atom in jaxpr.outvars]
+        )
+
+    return converted, list(captured.values())
+
+
+def _is_differentiable(value: jax.typing.ArrayLike) -> bool:
+    return isinstance(value, jax.core.Tracer) and jnp.issubdtype(value.dtype, jnp.inexact)
 
 
 def _differs(function: PyTreeFunction, *operands: PyTree) -> bool:

@@ -43,9 +43,9 @@ product = ruled(lambda x, w: (x @ w, (x, w)), lambda s, g: (g @ s[1].T, s[0].T @
 constant = ruled(lambda x, w: (x @ w, x.shape), lambda shape, g: (jnp.ones(shape), jnp.ones((8, 8))))
 
 
-def walked(p, x):
+def walked(slope, x):
     """One step of what `odeint` does."""
-    f, captured = jax.closure_convert(lambda h, t: jnp.tanh(h @ p["w"]) * t, x, 1.0)
+    f, captured = jax.closure_convert(slope, x, 1.0)
 
     def forward(x, *captured):
         return x + f(x, 0.5, *captured), (x, *captured)
@@ -69,7 +69,10 @@ FORMS = {
     "odeint": path,
     "odeint to a weight": lambda p, x: path(p, x, p["t"]),
     "odeint in rows": lambda p, x: jax.vmap(lambda r: path(p, r))(x),
-    "closure_convert": walked,
+    "closure_convert": lambda p, x: walked(lambda h, t: jnp.tanh(h @ p["w"]) * t, x),
+    "closure_convert of a loop": lambda p, x: walked(
+        lambda h, t: jax.lax.scan(lambda h, _: (jnp.tanh(h @ p["w"]) * t, None), h, None, length=2)[0], x
+    ),
     "cg": lambda p, x: jax.scipy.sparse.linalg.cg(lambda v: v @ regular(p), x, tol=1e-8)[0],
     "cg in rows": lambda p, x: jax.vmap(lambda r: jax.scipy.sparse.linalg.cg(lambda v: regular(p) @ v, r, tol=1e-7)[0])(
         x
@@ -152,7 +155,9 @@ def test_a_gradient_is_that_of_plain_jax(two, form, weights):
 
 
 # One replica has all rows of a batch that cannot be cut evenly. What JAX says of types is the same there.
-@pytest.mark.parametrize("form", ["closure_convert", "cg in rows", "custom_root", "custom_vjp with constants"])
+@pytest.mark.parametrize(
+    "form", ["closure_convert of a loop", "cg in rows", "custom_root", "custom_vjp with constants"]
+)
 def test_a_gradient_on_one_replica_is_that_of_plain_jax(two, form):
     def step(p, batch):
         def of(p):
@@ -166,6 +171,17 @@ def test_a_gradient_on_one_replica_is_that_of_plain_jax(two, form):
     assert isinstance(aux["rows"], rx.PerReplica)
     np.testing.assert_allclose(aux["norm"], np.sum(np.square(W["w"])), rtol=1e-5)
     equal((two.reduce("sum", value, axis=None), gradients), expected(form, 1))
+
+
+@pytest.mark.parametrize("form", ["closure_convert", "cg in rows", "custom_root"])
+def test_a_derivative_that_is_not_jax_grads_is_that_of_plain_jax(two, form):
+    def step(p, x, y):
+        value, back = jax.vjp(lambda p: loss(p, x, y, form), p)
+        return back(jnp.ones_like(value))[0], jax.grad(lambda x: loss(p, x, y, form))(x)
+
+    [batch] = two.distribute_dataset([(X, Y)])
+    of_weights, of_rows = two.run(step, args=(two.replicate(W), *batch))
+    equal((of_weights, two.gather(of_rows, axis=0)), jax.grad(lambda p, x: loss(p, x, Y, form), argnums=(0, 1))(W, X))
 
 
 # A constant for a weight would be counted once per replica there.
