@@ -230,8 +230,8 @@ def _converted(original: PyTreeFunction) -> PyTreeFunction:
 def _without_what_is_captured(fun: PyTreeFunction, examples: PyTree) -> tuple[PyTreeFunction, list[jax.Array]]:
     """Returns a function that takes what `fun` captures as further arguments, typed as varying already, and these.
 
-    What is computed from captured values alone is computed here, and so is a value typed as varying that all replicas
-    have alike: its derivative is summed outside of the function, not in each step of a solver.
+    All that follows from captured values alone is computed here, their change of type included: so a derivative by them
+    is summed outside of the function, not in each step of a solver.
     """
     program, shape = jax.make_jaxpr(fun, return_shape=True)(*examples)
     jaxpr, known = program.jaxpr, dict(zip(program.jaxpr.constvars, program.consts, strict=True))
