@@ -190,7 +190,7 @@ NOT_AT_FIRST = (
     "orbax",
     "ray",
 )
-MODULES_OF_A_FIRST_STEP = 271
+MODULES_OF_A_FIRST_STEP = 272
 FIRST_STEP = """
 import sys
 import jax

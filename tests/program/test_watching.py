@@ -240,7 +240,7 @@ class Odd(Parent):
         return x
 
     def computed(self, x):
-        name = "ra" + "te"
+        name = "_rate"[1:]
         return x + getattr(self, name)
 
 
