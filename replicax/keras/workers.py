@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import os
 import random
+import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from replicax.compat.keras import stop_writing
-from replicax.errors import ArgumentError
+from replicax.data.input_steps import digest
+from replicax.errors import ArgumentError, BatchError
 from replicax.host import Host
 from replicax.keras.alike import decides_alike
 from replicax.keras.elastic_loops import elastic_callbacks
@@ -49,14 +53,57 @@ def loop_of_workers(given: inspect.BoundArguments, strategy: KerasHost, loop: st
         given.arguments["verbose"] = 0
     if "callbacks" in given.signature.parameters:
         given.arguments["callbacks"] = _callbacks(given.arguments.get("callbacks"), strategy, trains)
-    _go_on_as_the_chief(strategy, loop)
+    _begin_alike(given, strategy, loop)
     yield
 
 
-def _go_on_as_the_chief(strategy: KerasHost, loop: str) -> None:
-    """Gives the generators of all workers the chief's state."""
+def _begin_alike(given: inspect.BoundArguments, strategy: KerasHost, loop: str) -> None:
+    """Gives the generators of all workers the chief's state, and checks that all have the same data.
+
+    Compared are arrays (by some of their rows), the first batch of a generator, and numbers among the arguments.
+
+    Raises:
+        BatchError: They have not.
+    """
     own = told_generators() if strategy.placement.is_chief else None
-    set_told_generators(told_by_all(loop, own)[0])
+    told = told_by_all(loop, [own, _described(given)])
+    for name in sorted({name for _, each in told for name in each}):
+        found = [each.get(name, "nothing") for _, each in told]
+        if any(each != found[0] for each in found):
+            shown = "; ".join(f"{w}: {each}" for w, each in zip(strategy.placement.workers, found, strict=True))
+            raise BatchError(
+                f"The workers call {loop} with different data. `{name}`: {shown}. All must give it the same global "
+                "batches in the same order, and each computes its own rows of them: give shuffles the same seed on "
+                "every worker. For data of a worker's own use distribute_dataset with auto_shard_policy='off'."
+            )
+    set_told_generators(told[0][0])
+
+
+def _described(given: inspect.BoundArguments) -> dict[str, str]:
+    """Returns words for the arguments of a loop, the same where the data are; nothing for what cannot be compared."""
+    if isinstance(given.arguments.get("x"), types.GeneratorType):
+        first = list(itertools.islice(given.arguments["x"], 1))
+        given.arguments["x"] = _again(first, given.arguments["x"])
+        return {"x": _words(first)}
+    return {name: words for name, value in given.arguments.items() if (words := _words(value)) and name != "verbose"}
+
+
+def _again(first: Sequence[Any], rest: Iterator[Any]) -> Iterator[Any]:
+    """Yields what was looked at, and then the rest; Keras wants a generator."""
+    yield from first
+    yield from rest
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, (bool, int, float)):
+        return repr(value)
+    arrays = [leaf for leaf in jax.tree_util.tree_leaves(value) if isinstance(leaf, (np.ndarray, jax.Array))]
+    here = [
+        leaf
+        for leaf in arrays
+        if leaf.ndim and not leaf.dtype.hasobject and getattr(leaf, "is_fully_addressable", True)
+    ]
+    return ", ".join(f"{leaf.dtype}{list(leaf.shape)} of digest {digest(leaf, rows=16)}" for leaf in here if len(leaf))
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.errors import WorkersDisagreeError
+from replicax.errors import BatchError, WorkersDisagreeError
 from tests.multiprocess.workers import run_workers
 
 pytestmark = pytest.mark.multiprocess
@@ -120,8 +121,27 @@ def worker(folder: str) -> dict[str, Any]:
         "trained": trained,
         "prepared": prepared,
     }
+    result["errors of data"] = _errors_of_data(model, strategy, x, y)
     result["error"] = _error_of_logs(model, strategy, x, y)
     return result
+
+
+def _errors_of_data(model: keras.Model, strategy: Any, x: Any, y: Any) -> list[str]:
+    """Gives each worker other data; returns what is said."""
+    order = np.random.default_rng(strategy.worker_index).permutation(ROWS)
+    calls = [
+        lambda: model.fit(x[order], y, batch_size=8, verbose=0),
+        lambda: model.fit(((x[order[i : i + 8]], y[:8]) for i in (0, 8)), verbose=0),
+        lambda: model.evaluate(x, y[order], verbose=0),
+        lambda: model.predict(x[: ROWS - strategy.worker_index], verbose=0),
+        lambda: model.fit(x, y, batch_size=8 + strategy.worker_index, verbose=0),
+    ]
+    said = []
+    for call in calls:
+        with pytest.raises(BatchError) as error:
+            call()
+        said.append(str(error.value))
+    return said
 
 
 def _error_of_logs(model: keras.Model, strategy: Any, x: Any, y: Any) -> str:
@@ -147,6 +167,10 @@ def test_two_workers_write_once_and_decide_alike(tmp_path: Path):
     assert len(first["predicted"]) == ROWS
     assert first.pop("loaded") == first["weights"]
     assert "worker:0 alone or with some others: only here" in first["error"]
+    named = [
+        re.findall(r"call (\w+) with different data. `(\w+)`: worker:0: ", said) for said in first["errors of data"]
+    ]
+    assert named == [[("fit", "x")], [("fit", "x")], [("evaluate", "y")], [("predict", "x")], [("fit", "batch_size")]]
     assert sorted(path.name for path in tmp_path.glob("*.keras")) == sorted(
         ["final.keras", *(f"epoch-{i + 1}.keras" for i in range(EPOCHS))]
     )
