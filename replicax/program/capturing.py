@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import dis
+import enum
 import functools
 import itertools
 import operator
@@ -22,7 +23,7 @@ from replicax.typing import Leaf
 _MAX_VISITED = 1_000
 _LIBRARIES = ("keras", "jax", "jaxlib", "numpy", "optax", "flax", "replicax", "equinox", "builtins")
 #: A step's Python may decide by these; the program is right for the value, as for such arguments.
-SETTINGS = (bool, int, float, complex, str, type(None), np.generic)
+SETTINGS = (bool, int, float, complex, str, bytes, range, type(None), np.generic, enum.Enum)
 #: One step on the way to something: what to call, with what was found until now, and with what.
 Step: TypeAlias = tuple[Callable[[Any, Any], Any], Any]
 
@@ -87,10 +88,12 @@ def found_outside(fn: object, objects: Sequence[object], stops: Callable[[object
 
 
 def is_of_settings(value: object) -> bool:
-    """Returns whether something is a list, tuple or dict of nothing but numbers, flags and strings."""
+    """Returns whether something is a list, tuple, set or dict of nothing but numbers, flags and strings."""
     if isinstance(value, dict):
         return all(isinstance(item, SETTINGS) for item in value.values())
-    return (isinstance(value, list) or type(value) is tuple) and all(isinstance(item, SETTINGS) for item in value)
+    return (isinstance(value, (list, set, frozenset)) or type(value) is tuple) and all(
+        isinstance(item, SETTINGS) for item in value
+    )
 
 
 class _Reads:
@@ -129,8 +132,8 @@ class _Reads:
         return list(self._attributes)
 
     def fills(self, at: Found) -> bool:
-        """Returns whether code adds to a list of this name, and so does not depend on what is in it."""
-        return any(at.called in self._attributes.get(name, ()) for name in ("append", "extend"))
+        """Returns whether code adds to a list or set of this name, and so does not depend on what is in it."""
+        return any(at.called in self._attributes.get(name, ()) for name in ("append", "extend", "add"))
 
 
 @functools.lru_cache(4_000)
@@ -212,14 +215,16 @@ class _Search:
             for key, item in list(value.items()):
                 yield at.item(item, f"[{key!r}]", get, key, not isinstance(key, str) or key in self._reads.strings)
             yield from self._attributes(at, getattr(value, "__dict__", {}))
-        elif hasattr(value, "__wrapped__"):  # what jax.jit, nnx.jit and functools.wraps return
+        elif _wraps(value):  # what jax.jit, nnx.jit and functools.wraps return
             yield at.part(value.__wrapped__, "", (getattr, "__wrapped__"))
         elif isinstance(value, types.ModuleType):
             if not _is_library(value.__name__):
                 yield from self._attributes(at, vars(value), named_only=True)
         elif isinstance(value, type):
             if not _is_of_library(value):
-                yield from self._attributes(at, vars(value), named_only=True)
+                inherited = (vars(base) for base in reversed(value.__mro__) if not _is_library(base.__module__))
+                held = {name: each for attributes in inherited for name, each in attributes.items()}
+                yield from self._attributes(at, held, named_only=True)
         else:
             yield from self._parts_of_object(at)
 
@@ -235,6 +240,8 @@ class _Search:
             yield at.part(default, name, (getattr, "__kwdefaults__"), (operator.getitem, name), named=is_own)
         if hasattr(fn, "__wrapped__"):
             yield at.part(fn.__wrapped__, "", (getattr, "__wrapped__"))
+        elif is_own:
+            yield from self._attributes(at, fn.__dict__, named_only=True)
         for name in names:
             if name in fn.__globals__:
                 steps = (getattr, "__globals__"), (operator.getitem, name)
@@ -264,7 +271,7 @@ class _Search:
         here = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), _EMPTY)
         if here is _EMPTY:
             return
-        if isinstance(here, (types.FunctionType, property)) or hasattr(here, "__wrapped__"):
+        if isinstance(here, (types.FunctionType, property)) or _wraps(here):
             for i, base in enumerate(kind.__mro__):  # A method may call that of the class before it.
                 if name in vars(base) and not _is_library(base.__module__):
                     yield from _method(at, base, name, (getattr, "__class__"), (getattr, "__mro__"), (_item, i))
@@ -289,7 +296,7 @@ def _method(at: Found, base: type, name: str, *steps: Step) -> Iterator[Found]:
     if isinstance(here, property):
         if here.fget is not None:
             yield at.part(here.fget, "", *steps, (getattr, name), (getattr, "fget"))
-    elif isinstance(here, types.FunctionType) or hasattr(here, "__wrapped__"):
+    elif isinstance(here, types.FunctionType) or _wraps(here):
         yield at.part(getattr(base, name), "", *steps, (getattr, name))
 
 
@@ -343,7 +350,14 @@ def _is_opaque(value: Leaf) -> bool:
     kind: type = type(value)
     if isinstance(value, _LOOKED_INTO):
         return _root(kind.__module__) in _LIBRARIES[:-1]  # such as the states of optax, which are tuples
-    return not hasattr(value, "__wrapped__") and _is_of_library(kind)
+    return not _wraps(value) and _is_of_library(kind)
+
+
+def _wraps(value: object) -> bool:
+    try:
+        return hasattr(value, "__wrapped__")
+    except Exception:  # A user's `__getattr__` may raise what it likes.
+        return False
 
 
 def _is_of_user(kind: type) -> bool:

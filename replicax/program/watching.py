@@ -175,8 +175,8 @@ class Watched:
 
 
 def _items(container: object) -> object:
-    """Returns a plain copy of a list, tuple or dict of numbers; what is no such thing as it is."""
-    for kind in (dict, list, tuple):
+    """Returns a plain copy of a list, tuple, set or dict of numbers; what is no such thing as it is."""
+    for kind in (dict, list, tuple, set, frozenset):
         if isinstance(container, kind):
             return kind(container)
     return container

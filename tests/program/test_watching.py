@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import gc
 import random
@@ -215,7 +216,13 @@ def test_a_step_may_return_what_it_captures_the_next_time(mirrored):
 # A number, by each way on which no name leads to it.
 
 
+class Phase(enum.Enum):
+    START, ONE, FIVE, SEVEN = 0, 1, 5, 7
+
+
 class Parent:
+    inherited = 0.0
+
     def factor(self):
         return self.config.rate
 
@@ -226,6 +233,7 @@ class Odd(Parent):
     def __init__(self):
         self.sizes, self.state, self.config, self.rate = [0.0], {"w": 0.0}, Settings(0.0), 0.0
         self.nested, self.key = {"a": {"b": (1.0, [0.0])}}, "w"
+        self.phase, self.members, self.steps = Phase.START, {0.0}, range(0)
 
     def factor(self):
         return super().factor()
@@ -264,6 +272,11 @@ BY_NO_NAME = {
     "loop": (lambda o, x: o.loop(x), lambda o, value: o.sizes.__setitem__(0, value)),
     "super": (lambda o, x: x + o.factor(), lambda o, value: setattr(o.config, "rate", value)),
     "class": (lambda o, x: x + type(o).shared, lambda o, value: setattr(Odd, "shared", value)),
+    "inherited": (lambda o, x: x + Odd.inherited, lambda o, value: setattr(Parent, "inherited", value)),
+    "of a function": (lambda o, x: x + one.rate, lambda o, value: setattr(one, "rate", value)),
+    "enum": (lambda o, x: x + o.phase.value, lambda o, value: setattr(o, "phase", Phase(value))),
+    "set": (lambda o, x: x + max(o.members), lambda o, value: (o.members.clear(), o.members.add(value))),
+    "range": (lambda o, x: x + len(o.steps), lambda o, value: setattr(o, "steps", range(int(value)))),
     "vars": (lambda o, x: x + vars(o)["rate"], lambda o, value: setattr(o, "rate", value)),
     "nested": (lambda o, x: x + o.nested["a"]["b"][1][0], lambda o, value: o.nested["a"]["b"][1].__setitem__(0, value)),
     "default": (lambda o, x: with_default(x), lambda o, value: with_default.__defaults__[0].update(rate=value)),
@@ -281,6 +294,9 @@ def five():
 
 def seven():
     return 7.0
+
+
+one.rate = 0.0
 
 
 @pytest.mark.parametrize("where", BY_NO_NAME)
