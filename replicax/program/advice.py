@@ -125,6 +125,17 @@ def advise_of_changed_object(strategy: _Advised | None, name: str, where: str) -
     )
 
 
+def advise_of_lost_state(strategy: _Advised | None, name: str, where: str) -> None:
+    """Says that what a function leaves outside of itself is lost: its Python runs when it is traced, and not later."""
+    advise(
+        strategy,
+        f"what {name} leaves at {where}",
+        f"{name} sets {where}, an array that it also reads: that happens while it is traced, and the next call begins "
+        f"with the array of that time again. Return the new value and assign it outside, or keep {where} in an "
+        "rx.Variable.",
+    )
+
+
 def advise_of_whole_state(strategy: Host | None, name: str, elements: int) -> None:
     """Says that a strategy that shards has nothing to shard: a state in plain JAX that every device holds whole."""
     advise(

@@ -24,10 +24,10 @@ import jax
 
 import replicax.context as context
 import replicax.health as health
-from replicax.compat.jax_tracing import Trace
+from replicax.compat.jax_tracing import Trace, is_tracing
 from replicax.errors import ProgramError
 from replicax.host import CompiledStep, Host, host_of
-from replicax.program.advice import advise_of_zeros
+from replicax.program.advice import advise_of_lost_state, advise_of_zeros
 from replicax.program.compiled_pass import Arrays, CompiledPass, Returned
 from replicax.program.flax_modules import PassedModules, UsedModules
 from replicax.program.flax_variables import changes_taken_back, flax_state, settled_changes
@@ -39,7 +39,7 @@ from replicax.program.kept_layouts import KnownLayouts, layout_in
 from replicax.program.pytrees import Structure, flatten_outputs
 from replicax.program.results import Counts, marked_with
 from replicax.program.tracing import Pass, trace_function
-from replicax.program.watching import Change, Watched
+from replicax.program.watching import Change, Watched, arrays_outside
 from replicax.runtime.garbage import collected_later
 from replicax.typing import PyTree, PyTreeFunction
 from replicax.variable_access import VariableLike
@@ -79,7 +79,9 @@ class Program:
         self._get_fn, self._structure, self._view = get_fn, structure, view
         self._get_users = get_users or get_fn
         name = self._name()
+        objects = [leaf for _, leaf in structure.static]
         self._modules = UsedModules(self._get_users(), structure)
+        before = set() if is_tracing() else arrays_outside(self._get_users(), objects)
         with health.phase(health.COMPILE), collected_later():
             passes = self._trace(name, arrays, replicas)
             same = next(((each, change) for each, change in earlier if each._is_made_by(passes)), None)
@@ -94,7 +96,8 @@ class Program:
         shards = host_of(last.strategy).placement.shards_variables
         self.layouts = list(map(layout_in, arrays)) if shards and view is None else None
         assert last.traced.function is not None
-        objects = [leaf for _, leaf in structure.static]
+        for where in before and before & arrays_outside(self._get_users(), objects, are_traced=True):
+            advise_of_lost_state(last.strategy, name, where)
         self._watched = Watched(self._get_users(), objects, constants_of(last.traced.function.program))
         if same is not None:
             self._watched.goes_on(same[0]._watched, same[1])

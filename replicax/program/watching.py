@@ -43,6 +43,18 @@ class Change:
     perhaps: tuple[str, ...] = ()
 
 
+def arrays_outside(fn: object, objects: Sequence[Leaf], are_traced: bool = False) -> set[str]:
+    """Returns how the code of a function calls the arrays that it finds outside of its arguments.
+
+    Args:
+        fn: The function.
+        objects: The arguments that are no arrays.
+        are_traced: Whether those are returned that a trace has left there, and not the others.
+    """
+    found = (each for each in found_outside(fn, objects, is_of_flax) if each.named and is_value(each.value))
+    return {each.where for each in found if isinstance(each.value, jax.core.Tracer) is are_traced}
+
+
 class Watched:
     """The things that a function found outside of its arguments, or in objects among them, for a program.
 

@@ -213,6 +213,31 @@ def test_a_step_may_return_what_it_captures_the_next_time(mirrored):
     assert float(np.max(np.asarray(total.w))) == 8.0
 
 
+class Kept:
+    def __init__(self):
+        self.w, self.scratch = jnp.float32(0.0), None
+
+    def lost(self, x):
+        self.w = self.w + x
+        return self.w
+
+    def within(self, x):
+        self.scratch = x + 1.0
+        return self.scratch * 2.0
+
+
+def test_what_a_step_leaves_in_the_place_of_an_array_is_told_of(call, caplog):
+    kept = Kept()
+    within, lost = call(kept.within), call(kept.lost)
+    for x in (jnp.float32(1.0), jnp.ones(3, jnp.float32)):  # two programs
+        within(x)
+    assert not caplog.records
+    for _ in range(2):
+        lost(jnp.float32(1.0))
+    assert ["self.w" in record.message for record in caplog.records] == [True]
+    assert "Return the new value" in caplog.text
+
+
 # A number, by each way on which no name leads to it.
 
 
