@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -56,6 +57,7 @@ from replicax.variables import Variable
 if TYPE_CHECKING:
     from replicax.checkpoint.tensorflow.user_mapping import TensorMapping
 
+_log = logging.getLogger(__name__)
 _SAVES = "save_counter"
 _OVERWRITES = (
     "{path} is there already, and this Checkpoint has neither saved to its folder nor restored from it: it is "
@@ -98,6 +100,7 @@ class Checkpoint(Advised):
         if clashes:
             raise CheckpointError(f"{clashes} are attributes of `root` as well as keywords: rename the keywords.")
         self._notes: dict[str, Callable[[], object]] = {}
+        self._last_arrays: dict[str, jax.Array] = {}  # the arrays of the last save, where there are no variables
         self._saves: Variable | None = None
         self.keepers = Keepers()
         self._folders: set[Path] = set()  # the folders that it was restored from, or saved to
@@ -230,10 +233,27 @@ class Checkpoint(Advised):
 
     def _contents(self, prepared: Prepared) -> Contents:
         parts = prepared.parts
+        self._warn_of_old_arrays(parts)
         arrays = values_of(parts.variables, parts.states.values()) | prepared.waiting
         arrays |= {name: saved_array(array) for name, array in parts.arrays.items()}
         notes = {name: note() for name, note in self._notes.items()}
         return Contents(arrays, prepared.state, prepared.step, notes)
+
+    def _warn_of_old_arrays(self, parts: ObjectParts) -> None:
+        """Says that a save has nothing but the arrays of the last one: they are values, and do not follow training."""
+        arrays = {name: array for name, array in parts.arrays.items() if isinstance(array, jax.Array)}
+        if parts.variables or not arrays:
+            return
+        last = self._last_arrays
+        if last.keys() == arrays.keys() and all(last[name] is arrays[name] for name in arrays):
+            names = sorted({name.partition("/")[0] for name in arrays})
+            _log.warning(
+                "The checkpoint is saved again with the same arrays, %s. If they have changed, give it the new ones: "
+                "save(step, %s=...).",
+                ", ".join(map(repr, names)),
+                "=..., ".join(names),
+            )
+        self._last_arrays = arrays
 
     @called_as("tf.train.Checkpoint.restore")
     def restore(

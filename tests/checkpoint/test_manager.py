@@ -423,3 +423,13 @@ def test_what_was_cut_short_is_said_at_the_next_save(tmp_path: Path, caplog: pyt
     (tmp_path / ".00000003.0123abcd.unfinished").mkdir()
     rx.CheckpointManager(tmp_path, async_=False, objects={"w": rx.Variable(1.0)}).save(4)
     assert f"while it wrote or deleted {tmp_path / '00000003'}" in caplog.text
+
+
+def test_a_save_of_the_arrays_of_the_last_one_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    weights = jnp.zeros(3)
+    with rx.CheckpointManager(tmp_path, objects={"weights": weights}) as manager:
+        manager.save(1)
+        manager.save(2, weights=weights + 1)
+        assert not caplog.records
+        manager.save(3)  # Those of step 2, whatever the training has made of them.
+    assert "save(step, weights=...)" in caplog.text
