@@ -96,9 +96,9 @@ class Program:
         shards = host_of(last.strategy).placement.shards_variables
         self.layouts = list(map(layout_in, arrays)) if shards and view is None else None
         assert last.traced.function is not None
-        for where in before and before & arrays_outside(self._get_users(), objects, are_traced=True):
-            advise_of_lost_state(last.strategy, name, where)
         self._watched = Watched(self._get_users(), objects, constants_of(last.traced.function.program))
+        for where in before & self._watched.traced:
+            advise_of_lost_state(last.strategy, name, where)
         if same is not None:
             self._watched.goes_on(same[0]._watched, same[1])
         for each, change in earlier if same is None else ():

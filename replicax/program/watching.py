@@ -43,16 +43,10 @@ class Change:
     perhaps: tuple[str, ...] = ()
 
 
-def arrays_outside(fn: object, objects: Sequence[Leaf], are_traced: bool = False) -> set[str]:
-    """Returns how the code of a function calls the arrays that it finds outside of its arguments.
-
-    Args:
-        fn: The function.
-        objects: The arguments that are no arrays.
-        are_traced: Whether those are returned that a trace has left there, and not the others.
-    """
+def arrays_outside(fn: object, objects: Sequence[Leaf]) -> set[str]:
+    """Returns how the code of a function calls the arrays that it finds outside of its arguments."""
     found = (each for each in found_outside(fn, objects, is_of_flax) if each.named and is_value(each.value))
-    return {each.where for each in found if isinstance(each.value, jax.core.Tracer) is are_traced}
+    return {each.where for each in found if not isinstance(each.value, jax.core.Tracer)}
 
 
 class Watched:
@@ -67,10 +61,14 @@ class Watched:
         fn: The function.
         objects: The arguments that are no arrays.
         constants: The arrays that the program has captured.
+
+    Attributes:
+        traced: How the code calls what a trace has left outside of the function.
     """
 
     def __init__(self, fn: object, objects: Sequence[Leaf], constants: Iterable[Leaf]):
         found = found_outside(fn, objects, is_of_flax)
+        self.traced = {each.where for each in found if each.named and isinstance(each.value, jax.core.Tracer)}
         uses = _Used(constants)
         named = {id(_array_of(each.value)) for each in found if each.named}
         #: From which of the things found before, how, what must be found (or `_WAY` to something), its name, whether
