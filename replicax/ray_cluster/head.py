@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from replicax.errors import ParameterServerLost
-from replicax.ray_cluster.nodes import answers, refuses
+from replicax.ray_cluster.nodes import HEAD_LIMIT_NAME, answers, refuses
 from replicax.ray_cluster.ray_environment import import_ray
 from replicax.runtime.threads import StoppedAtEnd
 
 # Ray ends a process, without an error that Python could see, when the head has been gone for so many seconds.
-_LIMIT = "RAY_gcs_rpc_server_reconnect_timeout_s"
 _RAYS_OWN_LIMIT = "60"
 _LONGER_THAN_OTHERS_S = 300  # So long a coordinator or client can say what is wrong, and save.
 _PART_OF_LIMIT = 0.8  # Before Ray's nodes end, since what they end looks like other faults.
@@ -25,13 +24,13 @@ _LOOKS = 2
 
 def limit(environ: Mapping[str, str] = os.environ, default: str = _RAYS_OWN_LIMIT) -> float:
     """Returns for how many seconds Ray's processes go on without the head, as the user has set it or by default."""
-    value = environ.get(_LIMIT, default)
+    value = environ.get(HEAD_LIMIT_NAME, default)
     return float(value) if value.isdecimal() else float(default)
 
 
 def outliving(seconds: float) -> dict[str, str]:
     """Returns Ray's variables for a process that outlives nodes which go on for so many seconds without the head."""
-    return {_LIMIT: str(int(seconds) + _LONGER_THAN_OTHERS_S)}
+    return {HEAD_LIMIT_NAME: str(int(seconds) + _LONGER_THAN_OTHERS_S)}
 
 
 class Head(NamedTuple):

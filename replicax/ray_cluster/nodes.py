@@ -28,14 +28,15 @@ _STARTED = "Ray runtime started."
 _SECONDS_BETWEEN_LOOKS = 0.1
 _SECONDS_TO_STOP = 5.0
 _LINES_TO_SHOW = 15
-HEAD_LIMIT = "10"
+#: Ray's variable: for how many seconds a process goes on without the head; and what it is for our nodes.
+HEAD_LIMIT_NAME, HEAD_LIMIT = "RAY_gcs_rpc_server_reconnect_timeout_s", "10"
 SETTINGS = {
     **QUIET,
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # A parameter server must not see the workers' GPUs.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",  # A machine that is switched off is missed after some five of these.
-    "RAY_gcs_rpc_server_reconnect_timeout_s": HEAD_LIMIT,  # A node whose head has gone ends after so long.
+    HEAD_LIMIT_NAME: HEAD_LIMIT,  # A node whose head has gone ends after so long.
     "RAY_enable_metrics_collection": "0",  # Ray's pages of metrics answer anybody, without a token.
 }
 
