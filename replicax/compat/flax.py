@@ -9,6 +9,7 @@ import contextlib
 import functools
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MemberDescriptorType, ModuleType
 from typing import Any, Protocol
@@ -143,10 +144,11 @@ def is_variable_or_module(thing: object) -> bool:
 
 
 class _Switch:
-    """The hooks in the places of flax's own names, and how many ask for them."""
+    """The hooks in the places of flax's own names, and who asks for them."""
 
     def __init__(self) -> None:
-        self.lock, self.count = threading.Lock(), 0
+        self.lock = threading.RLock()
+        self.askers: weakref.WeakSet[Redirection] = weakref.WeakSet()  # Weak: an interrupt may keep one from leaving.
         nnx = sys.modules["flax.nnx"]
         self._hooked: list[tuple[Any, str, Callable[[Any, Redirection], object]]] = [
             (nnx.Variable, _VALUE, _Value),
@@ -179,16 +181,15 @@ def redirected(to: Redirection) -> Iterator[None]:
     """
     prepare()
     switch = _switch()
-    with switch.lock:
-        switch.count += 1
-        if switch.count == 1:
-            switch.on(to)
     try:
+        with switch.lock:
+            switch.askers.add(to)
+            switch.on(to)  # Also where they are on: an interrupt may have left them half on.
         yield
     finally:
         with switch.lock:
-            switch.count -= 1
-            if switch.count == 0:
+            switch.askers.discard(to)
+            if not switch.askers:
                 switch.off()
 
 

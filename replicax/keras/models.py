@@ -342,9 +342,9 @@ def _without_our_keras_distribution() -> Iterator[None]:
     import keras
 
     previous = keras.distribution.distribution()
-    if context.current().strategy is not None:
-        keras.distribution.set_distribution(None)
     try:
+        if context.current().strategy is not None:
+            keras.distribution.set_distribution(None)
         yield
     finally:
         keras.distribution.set_distribution(previous)

@@ -203,8 +203,8 @@ def gradients_marked(optimizer: keras.optimizers.Optimizer | None) -> Iterator[N
         return results
 
     own = vars(optimizer)  # An entry here goes before the method of the class, and Keras does not track it.
-    own["stateless_apply"] = stateless_apply
     try:
+        own["stateless_apply"] = stateless_apply
         yield
     finally:
-        del own["stateless_apply"]
+        own.pop("stateless_apply", None)

@@ -216,8 +216,8 @@ def keras_ownership(strategy: Host) -> Iterator[None]:
 
     install_keras_hooks()  # They note which layer makes a variable; a strategy may see to first values itself.
     previous = keras.distribution.distribution()
-    keras.distribution.set_distribution(_listener_class()(strategy))
     try:
+        keras.distribution.set_distribution(_listener_class()(strategy))
         yield
     finally:
         keras.distribution.set_distribution(previous)

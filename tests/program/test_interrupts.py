@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from replicax.program.flax_variables import flax_state
 from replicax.runtime import turns
 
 PACKAGE = str(pathlib.Path(rx.__file__).parent)
@@ -160,6 +161,28 @@ def test_an_interrupt_at_some_line_of_the_first_step(seed):
     if int(training.counter.numpy()) == 0:
         training.run()
     assert same(training.values(), twin.values())
+
+
+def test_an_interrupt_at_any_line_that_redirects_variables_of_flax(mirrored):
+    nnx = pytest.importorskip("flax.nnx")
+    strategy = mirrored(2)
+
+    def redirected():
+        with flax_state():
+            pass
+
+    def gradient():
+        model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+        (found, *_) = strategy.local_results(strategy.run(lambda: nnx.grad(lambda m: jnp.sum(m.kernel[...]))(model)))
+        return found
+
+    redirected()
+    with Lines() as lines:
+        redirected()
+    for at in range(1, lines.count + 1):
+        with pytest.raises(KeyboardInterrupt) as caught, Lines(at):
+            redirected()
+        np.testing.assert_array_equal(gradient().kernel[...], np.ones((2, 1)), str(caught.value))
 
 
 def test_an_interrupt_at_some_line_of_an_eager_step(mirrored, eagerly):
