@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax._src import source_info_util as jax_source_info
 from jax._src.source_info_util import SourceInfo as SourceInfo  # for who types equations
-from jax.extend import core as jex_core
+from jax.extend import core as jex_core, linear_util
 
 
 def bind(
@@ -26,6 +26,28 @@ def bind(
     with jax_source_info.user_context(source.traceback, name_stack=scopes_here):
         results = equation.primitive.bind(*functions, *inputs, **params)
     return results if equation.primitive.multiple_results else [results]
+
+
+def rules_replaced(
+    params: dict[str, Any], other: Callable[[jex_core.ClosedJaxpr], jex_core.ClosedJaxpr]
+) -> dict[str, Any]:
+    """Returns the parameters of a call with rules of its own for derivatives, with another program for each rule.
+
+    Without the names: JAX's errors about types where somebody differentiates what `compat/jax_branches.py` retypes.
+    """
+    return {
+        name: _replaced_rule(value, other) if name in ("jvp_jaxpr_fun", "fwd_jaxpr_thunk") else value
+        for name, value in params.items()
+    }
+
+
+def _replaced_rule(rule: Any, other: Callable[[jex_core.ClosedJaxpr], jex_core.ClosedJaxpr]) -> object:
+    def replaced(*zeros: bool) -> tuple[object, ...]:
+        jaxpr, consts, *rest = rule.call_wrapped(*zeros)
+        program = other(jex_core.ClosedJaxpr(jaxpr, consts))
+        return (program.jaxpr, program.consts, *rest)
+
+    return linear_util.wrap_init(replaced, debug_info=rule.debug_info)
 
 
 def run_as_one(name: str, program: jex_core.ClosedJaxpr, inputs: Sequence[jax.Array]) -> list[jax.Array]:

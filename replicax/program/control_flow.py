@@ -16,17 +16,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend import source_info_util
+from jax.extend import core as jex_core, source_info_util
 
 import replicax.context as context
 from replicax.compat.jax import axes_of_type, lax_modules, vary, varying_axes
+from replicax.compat.jax_branches import retype_branches
+from replicax.compat.jax_equations import rules_replaced
 from replicax.compat.jax_errors import differ_in_axis_only
 from replicax.compat.jax_polynomial import retype_polynomials
 from replicax.compat.jax_solves import constants_keep_their_types, let_constants_keep_their_types
 from replicax.equality import OWN_DATA
 from replicax.program.divergence import find_divergence
 from replicax.program.eager_frame import may_differ
-from replicax.program.jaxprs import evaluate, read, variables_of
+from replicax.program.jaxprs import bind, evaluate, read, replaced_programs, variables_of
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.runtime.once import once
 from replicax.typing import PyTree, PyTreeFunction
@@ -38,9 +40,10 @@ def install_control_flow() -> None:
 
     So do `custom_root` and `custom_linear_solve`, which want the type of a solution for what they begin with, and
     `jax.closure_convert`, by which `odeint` calls a function with a time that begins equal and comes to differ.
-    Polynomials, which JAX may compute by a loop, are retyped too.
+    Polynomials, which JAX may compute by a loop, are retyped too, and branches of which each row takes one.
     """
     retype_polynomials()
+    retype_branches(REPLICA_AXIS, _all_varying)
     let_constants_keep_their_types()
     source_info_util.register_exclusion(__file__)  # A loop stands where the user has written it.
     lax: Any = jax.lax
@@ -270,6 +273,26 @@ def _differs(function: PyTreeFunction, *operands: PyTree) -> bool:
 
 def _varying(tree: PyTree) -> PyTree:
     return jax.tree_util.tree_map(lambda leaf: vary(jnp.asarray(leaf), REPLICA_AXIS), tree)
+
+
+def _all_varying(program: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
+    """Returns a program that does the same, in which all values vary, also those in its loops and branches."""
+    own = [_varying(jnp.zeros(aval.shape, aval.dtype)) for aval in program.in_avals]
+    return jax.make_jaxpr(lambda *args: _evaluated_as_own(program, args))(*own)
+
+
+def _evaluated_as_own(program: jex_core.ClosedJaxpr, args: Sequence[jax.Array]) -> list[jax.Array]:
+    variables = [*program.jaxpr.constvars, *program.jaxpr.invars]
+    values = dict(zip(variables, _varying([*program.consts, *args]), strict=True))
+    for equation in program.jaxpr.eqns:
+        operands = _varying([read(atom, values) for atom in equation.invars])
+        found: Sequence[jax.Array] = operands  # of what changes the type only
+        if equation.primitive.name != "pvary":
+            params = {name: replaced_programs(value, _all_varying) for name, value in equation.params.items()}
+            found = bind(equation, operands, **rules_replaced(params, _all_varying))
+        values.update(zip(equation.outvars, _varying(list(found)), strict=True))
+    results: list[jax.Array] = _varying([read(atom, values) for atom in program.jaxpr.outvars])
+    return results
 
 
 def _or_again(original: PyTreeFunction, args: PyTree, kwargs: PyTree, again: Callable[[], PyTree]) -> PyTree:

@@ -154,11 +154,20 @@ def traced_anew(parameter: object, function_of: Callable[[jex_core.ClosedJaxpr],
         parameter: The parameter.
         function_of: Returns a function that does what a program does; it is traced in the program's place.
     """
+
+    def anew(program: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
+        shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in program.in_avals]
+        return jax.make_jaxpr(function_of(program))(*shapes)
+
+    return replaced_programs(parameter, anew)
+
+
+def replaced_programs(parameter: object, other: Callable[[jex_core.ClosedJaxpr], jex_core.ClosedJaxpr]) -> object:
+    """Returns a parameter of an equation with another program in the place of each in it."""
     if isinstance(parameter, jex_core.ClosedJaxpr):
-        shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in parameter.in_avals]
-        return jax.make_jaxpr(function_of(parameter))(*shapes)
+        return other(parameter)
     if isinstance(parameter, tuple) and any(isinstance(part, jex_core.ClosedJaxpr) for part in parameter):
-        return tuple(traced_anew(part, function_of) for part in parameter)
+        return tuple(replaced_programs(part, other) for part in parameter)
     return parameter
 
 

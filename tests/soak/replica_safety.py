@@ -35,7 +35,7 @@ from replicax.errors import ProgramError, ReduceError, ReplicaDivergenceError, V
 from tests.soak.replica_programs import AXIS, SHAPE, VARIABLES, Program, World, all_steps, generated
 
 _AT_ONCE = 10  # programs in one compiled function
-_TRIES = 8  # inputs by which a refusal is judged
+_TRIES = 64  # inputs by which a refusal is judged
 _REFUSALS = (ReplicaDivergenceError, ReduceError, VariableError, ProgramError)
 
 
@@ -155,18 +155,14 @@ class Judge:
         try:
             outcome = self._really(programs)
         except _REFUSALS:  # Something of one of them that is known at the end of the trace only.
-            outcome = [self._refusal(program) for program in programs]
-            rest = iter(self._really([p for p, error in zip(programs, outcome, strict=True) if error is None]))
-            outcome = [next(rest) if error is None else error for error in outcome]
+            outcome = [self._alone(program) for program in programs]
         return [self._said(*each) for each in zip(programs, outcome, expected, strict=True)]
 
-    def _refusal(self, program: Program) -> Exception | None:
-        """Returns the error of a program that cannot be traced."""
+    def _alone(self, program: Program) -> Any:
         try:
-            self._function([program], [self._variables()], {}).lower(*self._arguments())
+            return self._really([program])[0]
         except _REFUSALS as error:
             return error
-        return None
 
     def _really(self, programs: Sequence[Program]) -> list[Any]:
         variables = [self._variables() for _ in programs]
