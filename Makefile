@@ -18,9 +18,9 @@ demo: $(DEMO)    ## train a small network on eight virtual devices (or all GPUs)
 	$(BIN)/replicax demo $(ARGS)
 
 test: $(STAMP)   ## run the tests; ARGS="-k name" selects
-	$(BIN)/pytest -n 3 --dist worksteal --durations=30 -m "not outside and not exhaustive" $(ARGS)
+	$(BIN)/pytest -n 3 --dist worksteal --durations=30 -m "not nightly" $(ARGS)
 
-test-all: $(STAMP)   ## the same with XLA's optimizations, all combinations, and the public programs under tests/outside
+test-all: $(STAMP)   ## the same with XLA's optimizations, and the tests of the night: all combinations, machines, public programs
 	XLA_FLAGS= $(BIN)/pytest -n 2 --dist worksteal --durations=30 $(ARGS)
 
 test-versions: $(STAMP) ## the suites that depend on JAX and Keras, on the oldest and newest; ARGS="-s nightly"

@@ -63,4 +63,4 @@ def run(session: nox.Session) -> None:
     session.env["KERAS_BACKEND"] = "jax"
     session.run("python", "-c", "import jax, keras, sys; print(sys.version, jax.__version__, keras.__version__)")
     what = session.posargs or [f"tests/{suite}" for suite in SUITES]
-    session.run("pytest", "-n", "2", "--dist", "worksteal", "-m", "not exhaustive and not outside", *what)
+    session.run("pytest", "-n", "2", "--dist", "worksteal", "-m", "not nightly", *what)

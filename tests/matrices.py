@@ -17,13 +17,12 @@ def matrix(*axes: Iterable[str]) -> list[Any]:
     """Returns all combinations of names as parameters of a test.
 
     So many of them as show each value of an axis with each value of every other one are run always. The others are
-    marked as exhaustive.
+    for the night.
     """
     cases = list(itertools.product(*map(tuple, axes)))
     telling = covering(cases)
     return [
-        pytest.param(*case, id="-".join(case), marks=() if case in telling else pytest.mark.exhaustive)
-        for case in cases
+        pytest.param(*case, id="-".join(case), marks=() if case in telling else pytest.mark.nightly) for case in cases
     ]
 
 

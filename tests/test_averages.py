@@ -81,7 +81,7 @@ def test_averages_in_a_step_equal_those_of_one_device(name: str, kind: str, size
         np.testing.assert_allclose(many, one, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sizes", [EVEN[:8], UNEVEN[:8]], ids=["even", "uneven"])
 @pytest.mark.parametrize("name", [name for name in ALL if not name.startswith("island")])

@@ -83,7 +83,7 @@ def test_weights_cut_by_a_second_dimension(tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive  # The digits show the same in a tenth of the time.
+@pytest.mark.nightly  # The digits show the same in a tenth of the time.
 @pytest.mark.skipif(not MNIST.is_dir(), reason=f"there is no MNIST in {MNIST}")
 @pytest.mark.parametrize(("sizes", "accuracy"), [("text", 0.920), ("seed", 0.869)])
 def test_mnist(tmp_path: Path, sizes: str, accuracy: float):

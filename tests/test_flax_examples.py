@@ -40,7 +40,7 @@ def on_one_device(request):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "replicas",
-    [pytest.param(1, marks=pytest.mark.exhaustive), 2, pytest.param(3, marks=pytest.mark.exhaustive), 8],
+    [pytest.param(1, marks=pytest.mark.nightly), 2, pytest.param(3, marks=pytest.mark.nightly), 8],
 )
 def test_training_is_that_of_nnx_jit(on_one_device, replicas):
     """Fifteen steps, the last on five rows: within 1e-6 of the largest weight."""

@@ -234,7 +234,7 @@ def above_of(tree: ast.AST, line: int) -> int:
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=[pytest.mark.exhaustive] if seed > 5 else []) for seed in range(60)]
+    "seed", [pytest.param(seed, marks=[pytest.mark.nightly] if seed > 5 else []) for seed in range(60)]
 )
 def test_no_name_is_left_half_converted(seed):
     rng = random.Random(seed)

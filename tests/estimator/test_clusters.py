@@ -67,8 +67,8 @@ def results(*options: str) -> dict[str, float]:
     "roles",
     [
         "--workers 2 --evaluator",
-        pytest.param("", marks=pytest.mark.exhaustive),
-        pytest.param("--ps 1 --workers 2", marks=pytest.mark.exhaustive),
+        pytest.param("", marks=pytest.mark.nightly),
+        pytest.param("--ps 1 --workers 2", marks=pytest.mark.nightly),
     ],
 )
 def test_the_example_learns_in_every_role(roles, tmp_path, monkeypatch):

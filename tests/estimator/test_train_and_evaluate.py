@@ -170,7 +170,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Estimator:
         (rx.CentralStorageStrategy, 2),
         (rx.MirroredStrategy, 8),
         *(
-            pytest.param(strategy, replicas, marks=pytest.mark.exhaustive)
+            pytest.param(strategy, replicas, marks=pytest.mark.nightly)
             for strategy in (rx.MirroredStrategy, rx.FullyShardedStrategy, rx.CentralStorageStrategy)
             for replicas in (1, 3, 8)
         ),

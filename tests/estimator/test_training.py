@@ -16,7 +16,7 @@ REST = [(model, name) for model in MODELS for name in ALL if (model, name) not i
 
 
 @pytest.mark.parametrize(
-    ("model", "name"), [*QUICK, *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in REST)]
+    ("model", "name"), [*QUICK, *(pytest.param(*each, marks=pytest.mark.nightly) for each in REST)]
 )
 def test_training_evaluation_and_prediction_are_those_of_one_device(alone, tmp_path, model, name):
     estimator = estimator_of(model, tmp_path, ALL[name]())

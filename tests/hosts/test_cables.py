@@ -38,7 +38,7 @@ def check_noticed(worker: Process, since: float, *names: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "fault", ["cut", "nothing arrives", pytest.param("nothing leaves", marks=pytest.mark.exhaustive), "off"]
+    "fault", ["cut", "nothing arrives", pytest.param("nothing leaves", marks=pytest.mark.nightly), "off"]
 )
 def test_a_host_that_is_lost_is_noticed_and_named(make_lan: MakeLan, fault: str):
     lan = make_lan("alpha", "beta")
@@ -51,7 +51,7 @@ def test_a_host_that_is_lost_is_noticed_and_named(make_lan: MakeLan, fault: str)
         check_noticed(workers[1], since, "worker:0")
 
 
-@pytest.mark.parametrize("lost", [0, pytest.param(2, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("lost", [0, pytest.param(2, marks=pytest.mark.nightly)])
 def test_one_of_three(make_lan: MakeLan, lost: int):
     lan = make_lan("alpha", "beta", "gamma")
     workers = start_workers(lan, by_name(lan), steps=FOREVER, pause=0.05, stall_timeout=STALL_S)
@@ -66,7 +66,7 @@ def test_one_of_three(make_lan: MakeLan, lost: int):
     ("fault", "seconds"),
     [
         ("cut", 3.0),
-        pytest.param("nothing arrives", 3.0, marks=pytest.mark.exhaustive),
+        pytest.param("nothing arrives", 3.0, marks=pytest.mark.nightly),
         pytest.param("silent", 24.0, id="gRPC gives up"),
     ],
 )

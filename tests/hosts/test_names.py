@@ -28,13 +28,11 @@ STEPS = 3
 @pytest.mark.parametrize(
     ("line", "ipv6", "written", "told"),
     [
-        pytest.param(
-            DEBIAN, False, by_ip, tf_config, id="Debian's hosts file, addresses", marks=pytest.mark.exhaustive
-        ),
+        pytest.param(DEBIAN, False, by_ip, tf_config, id="Debian's hosts file, addresses", marks=pytest.mark.nightly),
         pytest.param(DEBIAN, False, by_name, tf_config, id="Debian's hosts file, names"),
         pytest.param(DEBIAN, False, by_name, jax_variables, id="Debian's hosts file, the first one's name only"),
         pytest.param(DEBIAN, True, by_ip, tf_config, id="Debian's hosts file, IPv6"),
-        pytest.param(RIGHT, False, by_name, tf_config, id="right hosts file, names", marks=pytest.mark.exhaustive),
+        pytest.param(RIGHT, False, by_name, tf_config, id="right hosts file, names", marks=pytest.mark.nightly),
         pytest.param("", False, by_ip, tf_config, id="names that nobody knows, addresses"),
     ],
 )

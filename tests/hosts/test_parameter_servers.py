@@ -38,7 +38,7 @@ def coordinate(host: Host, cluster: dict[str, list[str]], steps: int = STEPS, pa
     return start_job(host, "coordinator", {"TF_CONFIG": json.dumps(document), **TOKEN}, steps=steps, pause=pause)
 
 
-@pytest.mark.parametrize("written", [by_name, pytest.param(by_ip, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("written", [by_name, pytest.param(by_ip, marks=pytest.mark.nightly)])
 def test_a_coordinator_on_a_machine_of_its_own(make_lan: MakeLan, written: Callable[[Lan], Sequence[str]]):
     lan = make_lan("alpha", "beta", "gamma")
     addresses = written(lan)

@@ -8,7 +8,7 @@ from tests.hub import report
 from tests.hub.backbones import BACKBONES, BY_NAME
 
 EVERY_TIME = {"gpt2": "layouts", "resnet": "layouts", "t5": "fully sharded"}
-SLOW = [pytest.mark.exhaustive]
+SLOW = [pytest.mark.nightly]
 
 
 @pytest.mark.parametrize(

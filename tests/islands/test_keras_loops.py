@@ -122,7 +122,7 @@ def test_statistics_are_averaged_and_dropout_differs():
     assert steps == 7
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_step_that_runs_eagerly_is_one():
     def body(strategy):

@@ -40,8 +40,8 @@ def counting(strategy, **declared):
     [
         (rx.LocalSGDStrategy, 2, {}),
         (rx.DiLoCoStrategy, 3, {}),
-        pytest.param(rx.LocalSGDStrategy, 1, {}, marks=pytest.mark.exhaustive),
-        pytest.param(rx.LocalSGDStrategy, 2, {"trainable": False}, marks=pytest.mark.exhaustive),
+        pytest.param(rx.LocalSGDStrategy, 1, {}, marks=pytest.mark.nightly),
+        pytest.param(rx.LocalSGDStrategy, 2, {"trainable": False}, marks=pytest.mark.nightly),
     ],
 )
 def test_an_integer_counts_this_islands_steps(make, islands, declared):
@@ -100,7 +100,7 @@ def test_what_is_declared_a_mean_is_one(dtype, devices):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "relative"), [("bfloat16", 0), pytest.param("float32", 1.2e-7, marks=pytest.mark.exhaustive)]
+    ("dtype", "relative"), [("bfloat16", 0), pytest.param("float32", 1.2e-7, marks=pytest.mark.nightly)]
 )
 def test_a_value_that_all_islands_have_alike_stays_as_it_is(dtype, relative):
     """A third is no binary number: three thirds of a value in bfloat16 are 0.2 % too much, in each exchange."""

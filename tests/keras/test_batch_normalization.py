@@ -56,13 +56,13 @@ def test_training_is_that_of_one_device(name, plain):
     assert_same(trained(HOSTS[name]()), plain)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", HOSTS)
 def test_training_is_that_of_one_device_on_any_number_of_devices(name, plain):
     assert_same(trained(HOSTS[name]()), plain)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", HOSTS)
 def test_renormalization_is_that_of_one_device(name):
     reference = trained(rx.OneDeviceStrategy("cpu:0"), keras.layers.BatchNormalization, renorm=True, sizes=(24, 23))

@@ -95,7 +95,7 @@ def test_a_model_with_steps_of_its_own_trains_as_keras_does(name, expected):
     assert_same(worked(made(HOSTS[name](), lambda: model_of(Own)), X, LABELS), expected, TOLERANCE)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", HOSTS)
 @pytest.mark.parametrize("settings", [{}, {"run_eagerly": True}, {"steps_per_execution": 2}], ids=str)
 def test_under_every_strategy(name, settings, expected):

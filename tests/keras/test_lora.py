@@ -73,7 +73,7 @@ ONE = rx.OneDeviceStrategy("cpu:0")
 
 
 @pytest.mark.parametrize(
-    "hosts", [["three"], ["sharded"], pytest.param(list(HOSTS), marks=pytest.mark.exhaustive)], ids=str
+    "hosts", [["three"], ["sharded"], pytest.param(list(HOSTS), marks=pytest.mark.nightly)], ids=str
 )
 @pytest.mark.parametrize("work", [looped, fitted])
 @pytest.mark.parametrize("quantized", [False, True])

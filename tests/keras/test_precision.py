@@ -86,7 +86,7 @@ def test_optimizers_do_the_same_on_shards(name, work):
     assert_same(work(HOSTS["sharded"](), OPTIMIZERS[name]), work(ONE, OPTIMIZERS[name]))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("work", [looped, fitted])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_do_the_same_everywhere(name, work):
@@ -95,7 +95,7 @@ def test_optimizers_do_the_same_everywhere(name, work):
         assert_same(work(host(), OPTIMIZERS[name]), expected)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_do_the_same_with_micro_batches(name):
     expected = looped(ONE, OPTIMIZERS[name])
@@ -108,8 +108,8 @@ def test_optimizers_do_the_same_with_micro_batches(name):
     [
         ("mixed_bfloat16", ["three"]),
         ("mixed_float16", ["sharded"]),
-        pytest.param("mixed_bfloat16", list(HOSTS), marks=pytest.mark.exhaustive),
-        pytest.param("mixed_float16", list(HOSTS), marks=pytest.mark.exhaustive),
+        pytest.param("mixed_bfloat16", list(HOSTS), marks=pytest.mark.nightly),
+        pytest.param("mixed_float16", list(HOSTS), marks=pytest.mark.nightly),
     ],
 )
 @pytest.mark.parametrize("work", [looped, fitted])
@@ -142,7 +142,7 @@ def test_gradients_travel_in_the_dtype_of_their_variables(mirrored, steps):
 
 
 @pytest.mark.parametrize("work", [looped, fitted])
-@pytest.mark.parametrize("name", ["three", pytest.param("sharded", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", ["three", pytest.param("sharded", marks=pytest.mark.nightly)])
 def test_a_gradient_that_is_not_finite_on_one_replica_skips_the_step_on_all(name, work):
     def overflow(strategy, steps=None):
         def scaled():

@@ -15,7 +15,7 @@ ALWAYS = [("auto", (2, 4)), ("fsdp", (8,)), ("tensor", (4, 2))]
 
 def case(layout, mesh):
     name = f"{layout if isinstance(layout, str) else 'patterns'}-{'x'.join(map(str, mesh))}"
-    return pytest.param(layout, mesh, id=name, marks=[] if (layout, mesh) in ALWAYS else [pytest.mark.exhaustive])
+    return pytest.param(layout, mesh, id=name, marks=[] if (layout, mesh) in ALWAYS else [pytest.mark.nightly])
 
 
 CASES = [case(layout, mesh) for layout in LAYOUTS for mesh in MESHES]

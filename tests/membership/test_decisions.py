@@ -191,7 +191,7 @@ class History:
         return self
 
 
-@pytest.mark.parametrize("seeds", [range(100), pytest.param(range(100, 1500), marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("seeds", [range(100), pytest.param(range(100, 1500), marks=pytest.mark.nightly)])
 def test_random_histories(seeds):
     kills = 0
     for seed in seeds:

@@ -33,13 +33,13 @@ def test_a_model_is_restored(name):
     assert restored.output_difference(name, restored.restored(name)["model"]) < 1e-5
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ALL)
 def test_each_model_is_restored(name):
     assert restored.output_difference(name, restored.restored(name)["model"]) < 1e-5
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["mirrored-8", "fully-sharded-3", "central", "one"])
 @pytest.mark.parametrize("name", RESUMED)
 def test_each_training_goes_on(name, kind):

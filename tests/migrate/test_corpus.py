@@ -49,7 +49,7 @@ def test_a_converted_script_computes_what_it_computed(name):
     assert found.difference <= 1e-4
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_no_script_is_changed_silently(name):

@@ -59,14 +59,14 @@ def test_the_commands_that_need_no_tensorflow_run(folder):
     assert ran.startswith("replicax run --workers 2")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 def test_the_converted_script_runs_on_two_workers(folder):
     (folder / "train.py").write_text(AFTER)
     found = replicax(COMMANDS[-1], folder)
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.skipif(not TENSORFLOW, reason="REPLICAX_TENSORFLOW_PYTHON names no interpreter with TensorFlow")
 def test_the_proof_runs(folder):
     (folder / "train_tf.py").write_text(BEFORE)

@@ -14,7 +14,7 @@ CHAOS = Path(__file__).resolve().parent.parent / "soak" / "chaos.py"
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
-@pytest.mark.exhaustive  # Faults at random; other tests show each kind of them.
+@pytest.mark.nightly  # Faults at random; other tests show each kind of them.
 def test_a_job_survives_faults_and_ends_as_if_nothing_had_been():
     command = [sys.executable, str(CHAOS), "--faults", "3", "--seed", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)

@@ -244,7 +244,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Any
         pytest.param(loop, 0, 0, id="the chief in its first compilation"),
         pytest.param(loop, 1, 4, id="another one in a step"),
         pytest.param(fit, 1, 4, id="in a callback of fit"),
-        pytest.param(sharded_fit, 1, 4, id="in a sharded fit", marks=pytest.mark.exhaustive),
+        pytest.param(sharded_fit, 1, 4, id="in a sharded fit", marks=pytest.mark.nightly),
     ],
 )
 def test_sigterm_to_one_worker(

@@ -92,7 +92,7 @@ def test_survivors_go_on_and_others_take_the_places_of_the_lost(tmp_path: Path):
         job.check()
 
 
-@pytest.mark.exhaustive  # It waits for the stall time-out.
+@pytest.mark.nightly  # It waits for the stall time-out.
 @pytest.mark.parametrize("kind", ["stop", "cut"])
 def test_one_that_gives_no_sign_of_life_is_left_out(kind: str, tmp_path: Path):
     if kind == "cut" and why_no_cables():
@@ -102,7 +102,7 @@ def test_one_that_gives_no_sign_of_life_is_left_out(kind: str, tmp_path: Path):
         job.check()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 def test_fit_goes_on(tmp_path: Path):
     with Struck(tmp_path, JOB.with_name("elastic_fit_job.py")) as job:
         job.strike("kill", 0)

@@ -42,7 +42,7 @@ def test_kills_of_the_chief_and_another_change_nothing(tmp_path: Path):
     survived(tmp_path, "arrays", "0:batch:13", "2:validation:5")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", [way for way in job.WAYS if way != "arrays"])
 def test_so_it_is_with_any_data(tmp_path: Path, way: str):
     survived(tmp_path, way, "0:batch:8", "1:epoch:2")

@@ -138,15 +138,15 @@ def worker(kind: str, rows: int, optimizers: list[str]) -> dict[str, Any]:
     [
         "fully_sharded",
         "model_across",
-        pytest.param("model_inside", marks=pytest.mark.exhaustive),
-        pytest.param("one_replica", marks=pytest.mark.exhaustive),
+        pytest.param("model_inside", marks=pytest.mark.nightly),
+        pytest.param("one_replica", marks=pytest.mark.nightly),
     ],
 )
 @pytest.mark.parametrize(
     ("rows", "optimizers"),
     [
         pytest.param(43, ["adam"], id="uneven"),
-        pytest.param(48, ["sgd", "adagrad"], id="even", marks=pytest.mark.exhaustive),
+        pytest.param(48, ["sgd", "adagrad"], id="even", marks=pytest.mark.nightly),
     ],
 )
 def test_workers_train_as_one_device(kind: str, rows: int, optimizers: list[str]):

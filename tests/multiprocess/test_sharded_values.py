@@ -108,8 +108,8 @@ def worker(kind: str, reads: bool) -> dict[str, Any]:
     [
         ("fully_sharded", 8, 4),
         ("model_across", 2, 2),
-        pytest.param("model_inside", 2, 1, marks=pytest.mark.exhaustive),
-        pytest.param("one_replica", 1, 1, marks=pytest.mark.exhaustive),
+        pytest.param("model_inside", 2, 1, marks=pytest.mark.nightly),
+        pytest.param("one_replica", 1, 1, marks=pytest.mark.nightly),
     ],
 )
 def test_values_are_alike_on_all_workers(kind: str, replicas: int, local: int):

@@ -8,7 +8,7 @@ from tests.outside.cases import CASES, TOLERANCE, Case
 from tests.outside.comparing import PROGRAMS, compare
 
 ALWAYS = ("collaborative_filtering", "deep_q", "reinforce")  # quick ones: Model.fit, a loop of tf.distribute, plain JAX
-EACH = [pytest.param(case, id=case.name, marks=[] if case.name in ALWAYS else pytest.mark.outside) for case in CASES]
+EACH = [pytest.param(case, id=case.name, marks=[] if case.name in ALWAYS else pytest.mark.nightly) for case in CASES]
 
 
 @pytest.mark.parametrize("case", EACH)

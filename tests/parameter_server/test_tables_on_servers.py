@@ -23,7 +23,7 @@ OPTIMIZERS = {
 }
 EVERY_PAIR = list(itertools.product(COMBINERS, OPTIMIZERS))
 SHORT = [("sum", "adam"), ("mean", "adagrad"), ("sqrtn", "ftrl"), ("mean", "sgd")]
-PAIRS = [pair if pair in SHORT else pytest.param(*pair, marks=pytest.mark.exhaustive) for pair in EVERY_PAIR]
+PAIRS = [pair if pair in SHORT else pytest.param(*pair, marks=pytest.mark.nightly) for pair in EVERY_PAIR]
 
 
 def features(optimizer, combiner="mean", rows=ROWS):

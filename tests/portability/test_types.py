@@ -16,7 +16,7 @@ OF_JOBS = ("remote", "launch", "ray_cluster", "testing", "membership", "notebook
 GUARDED = {"cluster/outages.py"}
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(("system", "lacks"), [("win32", OF_JOBS), ("darwin", ())])
 def test_names_of_linux_are_used_for_jobs_only(system: str, lacks: tuple[str, ...], tmp_path: Path):

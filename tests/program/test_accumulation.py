@@ -68,7 +68,7 @@ def test_the_result_is_that_of_the_whole_batch(name, whole):
     assert_same(trained(HOSTS[name](), 3), whole)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("aggregation", ["sum", "mean"])
 @pytest.mark.parametrize("steps", [1, 2, 5, 8])
 @pytest.mark.parametrize("name", HOSTS)

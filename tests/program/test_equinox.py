@@ -46,7 +46,7 @@ def on_one_device():
 
 
 @pytest.mark.parametrize("jitted", [False, True])
-@pytest.mark.parametrize("replicas", [2, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (3, 8))])
+@pytest.mark.parametrize("replicas", [2, *(pytest.param(n, marks=pytest.mark.nightly) for n in (3, 8))])
 def test_training_is_that_of_one_device(mirrored, on_one_device, replicas, jitted):
     losses, weights = trained(mirrored(replicas), eqx.filter_jit(step) if jitted else step)
     np.testing.assert_allclose(losses, on_one_device[0], rtol=1e-5)

@@ -139,7 +139,7 @@ _QUICK = {"Scaled", "MultiheadAttention", "Dropout", "MLP"}
 def cases():
     for name in LAYERS:
         for replicas in (1, 2, 3, 8):
-            marks = () if name in _QUICK and replicas == 2 else pytest.mark.exhaustive
+            marks = () if name in _QUICK and replicas == 2 else pytest.mark.nightly
             yield pytest.param(name, replicas, marks=marks, id=f"{name}-{replicas}")
 
 

@@ -76,7 +76,7 @@ def on_one_device():
 
 @pytest.mark.parametrize("how", ["arguments", "captured", "nested"])
 @pytest.mark.parametrize(
-    "replicas", [pytest.param(1, marks=pytest.mark.exhaustive), 2, 3, pytest.param(8, marks=pytest.mark.exhaustive)]
+    "replicas", [pytest.param(1, marks=pytest.mark.nightly), 2, 3, pytest.param(8, marks=pytest.mark.nightly)]
 )
 def test_training_is_that_of_one_device(mirrored, on_one_device, how, replicas):
     losses, state = trained(mirrored(replicas), how)

@@ -53,7 +53,7 @@ def test_the_numbers_are_the_same_with_state_in_it(mirrored, replicas, either_wa
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("host", [lambda: rx.MirroredStrategy(), lambda: rx.FullyShardedStrategy(min_size=8)])
 def test_the_numbers_are_the_same_on_all_devices(host):
     ours, plain = (stepped(host(), wrap) for wrap in (rx.remat, lambda fn: fn))

@@ -116,7 +116,7 @@ def test_replicas_draw_together_what_one_device_draws(strategies, name):
     check(strategies, DRAWS[name])
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", DRAWS)
 def test_so_do_other_numbers_of_them(strategies, name):
     check(strategies, DRAWS[name], numbers=(2, 3, 4, 8) if name in SLOW else (2, 4))

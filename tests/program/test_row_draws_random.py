@@ -73,7 +73,7 @@ def test_programs_of_draws(steps, replicas, rows, seed):
     check(steps, replicas, rows, seed)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @settings(max_examples=60, deadline=None)
 @given(STEPS, st.sampled_from([2, 4, 8]), st.integers(1, 8), st.integers(0, 9))
 def test_many_programs_of_draws(steps, replicas, rows, seed):

@@ -121,7 +121,7 @@ def of_layer(strategy, name):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n == "RandomFlip" else pytest.mark.exhaustive) for n in LAYERS]
+    "name", [pytest.param(n, marks=[] if n == "RandomFlip" else pytest.mark.nightly) for n in LAYERS]
 )
 def test_layers_change_each_row_as_on_one_device(strategies, name):
     for found, wanted in zip(of_layer(strategies[8], name), of_layer(strategies[1], name), strict=True):

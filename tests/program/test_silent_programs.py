@@ -34,7 +34,7 @@ def test_a_program_gives_the_plain_librarys_numbers_or_says_that_it_is_wrong(see
     _check(seed)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("first", range(0, 200, 10))
 def test_many_programs_do(first):
     for seed in range(first, first + 10):

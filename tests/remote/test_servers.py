@@ -192,7 +192,7 @@ def end_host(servers: Servers, client: subprocess.Popen[str]) -> None:
     os.kill(int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("end", "says", "again"),
     [
@@ -217,7 +217,7 @@ def test_who_is_killed_is_named(servers: Servers, end, says: str, again: str):
     assert re.search(f"(?s){again}", out), out
 
 
-OTHERS = [pytest.param(number, marks=pytest.mark.exhaustive) for number in (signal.SIGINT, signal.SIGTERM)]
+OTHERS = [pytest.param(number, marks=pytest.mark.nightly) for number in (signal.SIGINT, signal.SIGTERM)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, *OTHERS], ids=["kill", "Ctrl-C", "term"])
@@ -235,7 +235,7 @@ def test_the_end_of_the_client_is_the_end_of_its_workers_and_the_next_one_is_ser
     assert len(set(eval(out))) == 2
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_server_that_is_killed_is_named_and_nothing_stays(tmp_path: Path, index: int):
     servers = Servers(tmp_path)
@@ -256,7 +256,7 @@ def test_a_server_that_is_killed_is_named_and_nothing_stays(tmp_path: Path, inde
     wait_for(lambda: not marked(str(tmp_path)), 60)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 def test_a_second_client_is_refused_while_the_first_one_is_there(servers: Servers):
     client = servers.client('connect(); touch("connected"); time.sleep(1000)')
     servers.told("connected")
@@ -269,7 +269,7 @@ def test_a_second_client_is_refused_while_the_first_one_is_there(servers: Server
     assert (code, out) == (0, "2\n"), err
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 def test_a_stopped_worker_is_missed(servers: Servers):
     client = servers.client(
         RUNNING.replace("MultiWorkerMirroredStrategy()", "MultiWorkerMirroredStrategy(stall_timeout=5)")

@@ -44,7 +44,7 @@ def accuracy_on_mnist(compression: Any) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.skipif(MNIST is None, reason="MNIST's files are not there: shared/data/mnist beside the checkout")
 @KINDS
 def test_mnist_is_learned_as_well_as_without_compression(compression):

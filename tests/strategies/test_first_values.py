@@ -87,7 +87,7 @@ def test_so_they_are_of_any_function(strategies, kind):
     check(strategies["sharded"], [kind], (16, 24), "float32", [1])
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @settings(max_examples=60)
 @given(
     name=st.sampled_from(["sharded", "three", "one", "two axes"]),

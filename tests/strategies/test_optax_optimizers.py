@@ -156,14 +156,14 @@ def test_an_optimizer_of_optax_on_three_replicas_is_that_of_one_device(name):
     _compare(name, rx.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"]))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_all_optimizers_of_optax_are_those_of_one_device(name, replicas):
     _compare(name, rx.MirroredStrategy([f"cpu:{i}" for i in range(replicas)]))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ALL)
 def test_all_optimizers_of_optax_with_sharded_state(name):
     _compare(name, rx.FullyShardedStrategy(["cpu:0", "cpu:1"], min_size=8))

@@ -39,7 +39,7 @@ def assert_equal(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) ->
 
 @pytest.mark.filterwarnings("ignore:.*is split over")
 @pytest.mark.parametrize(
-    "case", [*SOME, *(pytest.param(case, marks=pytest.mark.exhaustive) for case in ALL if case not in SOME)], ids=str
+    "case", [*SOME, *(pytest.param(case, marks=pytest.mark.nightly) for case in ALL if case not in SOME)], ids=str
 )
 def test_training_is_that_of_keras_rs(case: tuple[Any, ...]):
     optimizer, combiner, kind, replicas, how = case

@@ -40,7 +40,7 @@ def compiled_bytes(strategy: rx.Strategy, step: Any, rows: int) -> int:
 
 
 @pytest.mark.parametrize(
-    "replicas", [pytest.param(1, marks=pytest.mark.exhaustive), pytest.param(2, marks=pytest.mark.exhaustive), 3, 8]
+    "replicas", [pytest.param(1, marks=pytest.mark.nightly), pytest.param(2, marks=pytest.mark.nightly), 3, 8]
 )
 def test_the_largest_batch_of_a_loop(mirrored, replicas: int):
     strategy = mirrored(replicas)

@@ -71,7 +71,7 @@ def test_losses_are_those_of_one_device(way: str, name: str, sizes: tuple[int, .
     check(way, name, sizes)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("sizes", [EVEN, UNEVEN], ids=["even", "uneven"])
 @pytest.mark.parametrize("name", ["mirrored_1", "mirrored_2", "mirrored_3", "mirrored_8", "fully_sharded_3"])

@@ -21,7 +21,7 @@ def test_damaged_checkpoints_are_refused_or_read_as_they_were_written():
     assert mutations.raw_errors(160) == []
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_many_more(seed):
@@ -37,7 +37,7 @@ def test_the_harness_notices_what_is_wrong(monkeypatch, tmp_path):
     assert all("ZeroDivisionError" in problem for problem in mutations.raw_errors(3))
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 20))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 20))])
 def test_a_restore_that_is_refused_assigns_nothing(tmp_path, seed):
     model = zoo.mlp(keras)
     optimizer = keras.optimizers.Adam(0.01)

@@ -42,7 +42,7 @@ def expected(replicas):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("replicas", [1, pytest.param(8, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("replicas", [1, pytest.param(8, marks=pytest.mark.nightly)])
 def test_a_right_conversion_does_not_differ(tmp_path, replicas):
     found = ran(CONVERTED, tmp_path, replicas)
     assert not found.error
@@ -53,7 +53,7 @@ def test_a_right_conversion_does_not_differ(tmp_path, replicas):
     assert "no tensor differs in 20 steps" in str(judged)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("bug", [*BUGS, *ON_EIGHT])
 def test_a_wrong_conversion_is_found(tmp_path, bug):
     right, wrong, name = (BUGS | ON_EIGHT)[bug]
@@ -96,7 +96,7 @@ def test_what_runs_on_tensorflow_imports_nothing_of_replicax():
     assert not {"replicax", "jax", "keras", "tensorflow"} & set(json.loads(found.stdout))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.skipif(not TENSORFLOW, reason="REPLICAX_TENSORFLOW_PYTHON names no interpreter with TensorFlow")
 def test_the_command_proves_and_disproves(tmp_path):
     wrong = tmp_path / "wrong.py"
