@@ -88,9 +88,9 @@ def faults() -> list[Fault]:
     return found
 
 
-def expression() -> str:
+def expression(root: Path = ROOT) -> str:
     """Returns which tests `make test` runs, as its `-m` says."""
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    makefile = (root / "Makefile").read_text(encoding="utf-8")
     match = re.search(r"^test:.*\n\t.*pytest.* -m \"([^\"]+)\"", makefile, re.MULTILINE)
     if match is None:
         raise ValueError('The Makefile\'s target `test` has no `-m "..."` any more: tests/planted.py reads it there.')
@@ -179,7 +179,7 @@ class Runner:
     def run(self, tests: tuple[str, ...], without: tuple[str, ...] = (), only_collects: bool = False) -> Failure | None:
         """Runs tests until one fails."""
         command = [sys.executable, "-m", "pytest", "-x", "-v", "-rE", "--color=no", "--no-header", "--tb=no"]
-        command += ["-p", "no:cacheprovider", "-m", expression(), f"--timeout={self.limit}"]
+        command += ["-p", "no:cacheprovider", "-m", expression(self.scratch), f"--timeout={self.limit}"]
         if only_collects:
             command.append("--collect-only")
         elif self.processes > 1 and "::" not in tests[0]:
@@ -251,15 +251,10 @@ def _within(test: str, other: str) -> bool:
 
 def chosen(all_faults: list[Fault], options: argparse.Namespace) -> list[Fault]:
     """Returns the faults that the command line asks for."""
-    if unknown := {*(options.room or ()), *(options.name or ())} - {
-        word for fault in all_faults for word in (fault.room, fault.name)
-    }:
+    asked = {*(options.room or ()), *(options.name or ())}
+    if unknown := asked - {word for fault in all_faults for word in (fault.room, fault.name)}:
         raise SystemExit(f"No room and no fault is called {', '.join(sorted(unknown))}; see tests/planted/.")
-    wanted = [
-        fault
-        for fault in all_faults
-        if (not options.room or fault.room in options.room) and (not options.name or fault.name in options.name)
-    ]
+    wanted = [fault for fault in all_faults if not asked or asked & {fault.room, fault.name}]
     if options.sample is not None and options.sample < len(wanted):
         kept = {fault.name for fault in random.Random(options.seed).sample(wanted, options.sample)}
         wanted = [fault for fault in wanted if fault.name in kept]
@@ -271,8 +266,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", type=int, metavar="N", help="so many of the faults, drawn at random")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="draws another sample")
-    parser.add_argument("--room", action="append", metavar="R", help="only those of a room; may be repeated")
-    parser.add_argument("--name", action="append", metavar="X", help="only this one; may be repeated")
+    parser.add_argument("--room", action="append", metavar="R", help="those of a room; may be repeated")
+    parser.add_argument("--name", action="append", metavar="X", help="this one, beside those of rooms; may be repeated")
     parser.add_argument("--near", action="store_true", help="stop after the tests of the room")
     parser.add_argument("--limit", type=int, default=300, metavar="SECONDS", help="how long one test may take")
     parser.add_argument("--processes", type=int, default=1, metavar="P", help="pytest's processes, as of its -n")

@@ -67,7 +67,7 @@ def test_the_tests_that_should_find_a_fault_exist() -> None:
 
 
 def test_make_test_says_which_tests_run() -> None:
-    assert "not exhaustive" in planted.expression()
+    assert planted.expression().startswith("not ")
 
 
 def test_a_fault_that_no_longer_fits_says_so() -> None:
