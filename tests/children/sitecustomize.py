@@ -2,10 +2,16 @@
 
 Keras imports scikit-learn and Matplotlib where they are installed, for what no such process uses. That is 40 % of the
 time in which a process starts. Here Keras does not find them, as after `pip install replicax`; all others do.
+
+At its end Python looks for garbage among all objects of JAX and Keras, twice: 0.9 s of a processor for each process.
+Here it does not look. Where a test is about that end, its processes are started without this file
+(`tests/soak/normal_ends.py`).
 """
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -29,3 +35,4 @@ class HiddenFromKeras:
 
 
 sys.meta_path.insert(0, HiddenFromKeras)
+atexit.register(gc.freeze)  # The first to be registered is the last to be called.
