@@ -95,6 +95,7 @@ def test_the_source_distribution_has_what_its_tests_need(built: dict[str, Path])
     assert not [name for name in names if "__pycache__" in name or name.startswith((".venv", "site/", "runs/"))]
 
 
+@pytest.mark.nightly
 def test_the_demo_runs_where_nothing_but_the_wheel_is_installed(built: dict[str, Path], tmp_path: Path):
     run(sys.executable, "-m", "venv", tmp_path / "venv")
     programs = tmp_path / "venv" / ("Scripts" if sys.platform == "win32" else "bin")

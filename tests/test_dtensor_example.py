@@ -65,6 +65,7 @@ def test_it_learns_as_on_one_device(tmp_path: Path):
     assert imported.strip() == "imported:"
 
 
+@pytest.mark.nightly
 def test_each_seed_is_printed(tmp_path: Path):
     output = run(tmp_path, "--epochs", 1, "--sizes", "seed", "--seeds", "22,23", "0,1")
     assert "64-700-10-10" in output
@@ -73,6 +74,7 @@ def test_each_seed_is_printed(tmp_path: Path):
     assert result("dtensor_test_accuracy", output) == best
 
 
+@pytest.mark.nightly
 def test_weights_cut_by_a_second_dimension(tmp_path: Path):
     """On a two-dimensional mesh, with batches of 100 rows and a last one of 37, which 4 does not divide."""
     options = ("--mesh", "batch=4,model=2", "--batch-size", 100, "--epochs", 1, "--seeds", "22,23")
@@ -86,6 +88,7 @@ def test_weights_cut_by_a_second_dimension(tmp_path: Path):
 @pytest.mark.nightly  # The digits show the same in a tenth of the time.
 @pytest.mark.skipif(not MNIST.is_dir(), reason=f"there is no MNIST in {MNIST}")
 @pytest.mark.parametrize(("sizes", "accuracy"), [("text", 0.920), ("seed", 0.869)])
+@pytest.mark.nightly
 def test_mnist(tmp_path: Path, sizes: str, accuracy: float):
     """The tutorial's data: its text's network reaches 0.92 with a correct Adam; its code's reached 0.869 without."""
     output = run(tmp_path, "--data", "mnist", "--data-dir", MNIST, "--sizes", sizes, "--seeds", "22,23", "0,1")

@@ -51,6 +51,7 @@ def test_keras_loop():
     assert "on 8 replicas" in output
 
 
+@pytest.mark.nightly
 def test_keras_loop_on_mnist_files(tmp_path: Path):
     """Files of zeros: headers of 16 and 8 bytes, then 28 x 28 pixels and one label a row."""
     for part, rows in (("train", 300), ("t10k", 20)):

@@ -43,6 +43,7 @@ def test_mlp_learns_the_digits():
     assert numbers(r"test accuracy ([\d.]+)", output)[0] > 0.85
 
 
+@pytest.mark.nightly
 def test_conv_net_on_mnist_files(tmp_path: Path):
     write_mnist(tmp_path, train_rows=60, test_rows=20)
     data = ["--data", "mnist", "--data-dir", tmp_path]
@@ -59,6 +60,7 @@ def test_seed_prints_the_losses_of_the_guide():
     assert numbers(r"after the arrays: ([\d.]+)", output)[0] < 0.1947
 
 
+@pytest.mark.nightly
 def test_gemma_learns_verse_by_its_adapters():
     output = run("finetune_gemma_lora.py", "--epochs", 40)
     assert re.search(r"attention/query/kernel .*\d+ bytes", output)

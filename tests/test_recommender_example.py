@@ -15,6 +15,7 @@ pytest.importorskip("keras_rs")
 @pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.timeout(600)
+@pytest.mark.nightly
 def test_recommender_is_as_good_on_every_kind_of_strategy():
     output = run("recommender.py", "--rows", 12_000, "--batch", 256, "--epochs", 2)
     auc = {name: float(value) for name, value in re.findall(r"RESULT recommender_auc_(\w+) ([\d.]+)", output)}

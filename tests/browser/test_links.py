@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.browser.links import broken_links
+
+pytestmark = pytest.mark.nightly
 
 REPOSITORY = "https://example.org/r"
 

@@ -12,6 +12,7 @@ from tests.browser.looking import SCHEMES, WIDTHS, look_at
 from tests.browser.serving import pages_of, served
 
 pytestmark = [
+    pytest.mark.nightly,
     pytest.mark.browser,
     pytest.mark.skipif(chromium.executable() is None, reason=chromium.MISSING),
 ]

@@ -65,6 +65,7 @@ def test_there_is_a_recorded_result_for_every_case_and_a_case_for_every_row():
 
 
 @pytest.mark.parametrize("place", range(len(CASES)), ids=CASES)
+@pytest.mark.nightly
 def test_the_numbers_are_those_of_tensorflow(results, conversion, place):
     case = CASES[place]
     if case in DIFFERENT:

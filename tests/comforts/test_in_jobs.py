@@ -101,6 +101,7 @@ def test_the_coordinator_of_parameter_servers_writes(
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_table_has_all_steps_where_the_chief_is_lost_and_comes_again(tmp_path: Path):
     (tmp_path / "log.csv").write_text("step,loss\n100,1.0\n")  # of an earlier job
     with rx.testing.ElasticJob(elastic_job.__file__, tmp_path, workers=elastic_job.WORKERS) as job:

@@ -17,6 +17,8 @@ import replicax.trackers.tracker as module
 from replicax.errors import ArgumentError
 from tests.comforts import reading
 
+pytestmark = pytest.mark.nightly
+
 LOGGED = {
     0: {"loss": jnp.float32(0.1), "rows": 32},
     1: {"loss": jnp.float32(1e-7)},

@@ -75,6 +75,7 @@ def servers(number: int) -> Iterator[dict[str, list[str]]]:
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_workers_elsewhere_train_and_the_metrics_and_exports_come_back(tmp_path, monkeypatch):
     monkeypatch.setenv("REPLICAX_TOKEN", secrets.token_hex(16))
     alone = made(tmp_path / "alone").train(batches, max_steps=6)

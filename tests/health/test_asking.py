@@ -148,6 +148,7 @@ def test_answers_that_are_long_under_way_are_answers(seconds: float):
     assert monitor.peers[0].seconds_to_answer >= max(1.0, 2.5 * seconds)
 
 
+@pytest.mark.nightly
 def test_those_who_are_cut_off_keep_the_monitor_from_nothing(capfd: Any):
     """A look at many of them is no pause of its own process, for which they would be forgiven, again and again."""
     monitor, codes = watching([Slow(0.0) for _ in range(20)], stall=3.0)

@@ -197,6 +197,7 @@ def test_after_an_error_an_answer_of_each_is_enough(workers: list[Worker], monke
     assert (workers[0].codes, workers[1].codes) == ([], [])
 
 
+@pytest.mark.nightly
 def test_all_tell_the_same_story(workers: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any):
     monkeypatch.setenv("REPLICAX_LOG_DIR", str(tmp_path))
     told = threading.Thread(target=workers[1].monitor._run)

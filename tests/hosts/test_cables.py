@@ -13,7 +13,7 @@ from tests.hosts.conftest import MakeLan
 from tests.hosts.host import Host, Process
 from tests.hosts.training import by_name, check_trained, start_workers
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = [pytest.mark.nightly, pytest.mark.multiprocess, pytest.mark.slow]
 STALL_S = 4.0
 SECONDS_TO_END = 20.0  # beyond that; most of it for a busy machine
 FOREVER = 10_000

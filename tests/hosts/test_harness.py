@@ -14,7 +14,7 @@ import pytest
 from tests.hosts.conftest import MakeLan
 from tests.hosts.host import ROOT, Host, Process
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.nightly, pytest.mark.multiprocess]
 SCRIPT = """
 import sys, tempfile, time
 from pathlib import Path

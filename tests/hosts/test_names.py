@@ -21,7 +21,7 @@ from tests.hosts.training import (
     tf_config,
 )
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.nightly, pytest.mark.multiprocess]
 STEPS = 3
 
 

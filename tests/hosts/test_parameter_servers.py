@@ -18,7 +18,7 @@ from tests.hosts.host import Host, Process
 from tests.hosts.lan import Lan
 from tests.hosts.training import ENVIRONMENT, PORT, SECONDS, by_ip, by_name, check_trained, start_job
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = [pytest.mark.nightly, pytest.mark.multiprocess, pytest.mark.slow]
 STEPS = 3
 STALL_S = 4.0
 SECONDS_TO_LEAVE = 30.0  # a Ray that does not answer

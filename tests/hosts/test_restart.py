@@ -13,7 +13,7 @@ from tests.hosts import jobs
 from tests.hosts.conftest import MakeLan
 from tests.hosts.training import ENVIRONMENT, SECONDS, by_name, check_trained, start_workers
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = [pytest.mark.nightly, pytest.mark.multiprocess, pytest.mark.slow]
 
 
 def test_started_again_it_goes_on_where_it_was(make_lan: MakeLan, tmp_path: Path):

@@ -7,6 +7,8 @@ import pytest
 from tests.hub import report
 from tests.hub.backbones import BACKBONES, BY_NAME
 
+pytestmark = pytest.mark.nightly
+
 EVERY_TIME = {"gpt2": "layouts", "resnet": "layouts", "t5": "fully sharded"}
 SLOW = [pytest.mark.nightly]
 

@@ -67,6 +67,7 @@ def test_nothing_outlives_the_launcher(launcher: Launch, number: int):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs the parent-death signal of Linux")
+@pytest.mark.nightly
 def test_the_workers_die_with_the_launcher_even_if_the_guard_is_killed_too(launcher: Launch):
     job = launcher("ready()\nsleep()", "--workers", "2")
     pids = job.pids(2)
@@ -77,6 +78,7 @@ def test_the_workers_die_with_the_launcher_even_if_the_guard_is_killed_too(launc
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for the guard in /proc")
+@pytest.mark.nightly
 def test_the_job_goes_on_if_the_guard_is_killed(launcher: Launch):
     body = "ready()\nwhile not os.path.exists(os.path.dirname(os.path.abspath(__file__)) + '/go'): time.sleep(0.02)"
     job = launcher(body, "--workers", "2")
@@ -133,6 +135,7 @@ def test_a_second_ctrl_c_kills(launcher: Launch):
     assert_all_gone(pids, job.folder)
 
 
+@pytest.mark.nightly
 def test_who_does_not_end_after_the_others_did_is_killed(launcher: Launch):
     body = "signal.signal(signal.SIGINT, signal.SIG_IGN) if index else None\nready()\nwhile True: sleep()"
     job = launcher(body, "--workers", "2", "--grace", "0.2")
@@ -161,6 +164,7 @@ def test_options_after_the_script_are_the_scripts(tmp_path: Path):
     assert sorted(path.name for path in folder.iterdir()) == ["worker-0.log", "worker-1.log"]
 
 
+@pytest.mark.nightly
 def test_tasks_that_do_not_take_the_signal_are_killed_after_the_grace(launcher: Launch):
     job = launcher(
         "signal.signal(signal.SIGTERM, lambda *_: print('no'))\nready()\nwhile True: sleep()",

@@ -53,6 +53,7 @@ def test_each_training_goes_on(name, kind):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_script_prints_its_results():
     script = Path(__file__).with_name("checkpoints.py")
     command = [sys.executable, str(script), "--only", "opt_tf_keras_new_adag", "--mutations", "4", "--devices", "1"]

@@ -28,6 +28,7 @@ def test_each_script_says_where_it_is_from_and_under_which_licence():
         assert each["changed"] is not None
 
 
+@pytest.mark.nightly
 def test_the_table_in_the_guide_is_that_of_the_conversion():
     text = PAGE.read_text()
     assert text == page_with(text, [edits_only(each) for each in SCRIPTS.values()]), (
@@ -35,6 +36,7 @@ def test_the_table_in_the_guide_is_that_of_the_conversion():
     )
 
 
+@pytest.mark.nightly
 def test_converting_a_converted_script_changes_nothing():
     for name in ("docs_custom_training", "guide_distributed_fit", "keras_io_distributed_training"):
         once = convert(SCRIPTS[name].path.read_text()).after
@@ -52,6 +54,7 @@ def test_a_converted_script_computes_what_it_computed(name):
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.nightly
 def test_no_script_is_changed_silently(name):
     found = outcome(SCRIPTS[name])
     assert not found.is_changed_silently, found.summary()

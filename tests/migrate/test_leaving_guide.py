@@ -43,6 +43,7 @@ def test_the_script_after_is_what_the_command_makes_of_the_script_before(folder,
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_commands_that_need_no_tensorflow_run(folder):
     shown, copied, written, proved, inspected, ran = COMMANDS
     found = replicax(shown, folder)
@@ -60,6 +61,7 @@ def test_the_commands_that_need_no_tensorflow_run(folder):
 
 
 @pytest.mark.nightly
+@pytest.mark.nightly
 def test_the_converted_script_runs_on_two_workers(folder):
     (folder / "train.py").write_text(AFTER)
     found = replicax(COMMANDS[-1], folder)
@@ -68,6 +70,7 @@ def test_the_converted_script_runs_on_two_workers(folder):
 
 @pytest.mark.nightly
 @pytest.mark.skipif(not TENSORFLOW, reason="REPLICAX_TENSORFLOW_PYTHON names no interpreter with TensorFlow")
+@pytest.mark.nightly
 def test_the_proof_runs(folder):
     (folder / "train_tf.py").write_text(BEFORE)
     (folder / "train.py").write_text(AFTER)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.nightly
+
 CHAOS = Path(__file__).resolve().parent.parent / "soak" / "chaos.py"
 
 

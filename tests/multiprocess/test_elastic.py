@@ -94,6 +94,7 @@ def test_survivors_go_on_and_others_take_the_places_of_the_lost(tmp_path: Path):
 
 @pytest.mark.nightly  # It waits for the stall time-out.
 @pytest.mark.parametrize("kind", ["stop", "cut"])
+@pytest.mark.nightly
 def test_one_that_gives_no_sign_of_life_is_left_out(kind: str, tmp_path: Path):
     if kind == "cut" and why_no_cables():
         pytest.skip(str(why_no_cables()))

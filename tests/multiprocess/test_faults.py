@@ -89,6 +89,7 @@ def test_sigterm_lets_a_handler_save(launch: Callable[..., Launched]):
     assert list((job.folder / "saved").iterdir())
 
 
+@pytest.mark.nightly
 def test_who_is_stopped_on_the_way_out_is_named(launch: Callable[..., Launched]):
     job = launch("at_exit", stall=6.0)
     os.kill(job.pid(1), signal.SIGSTOP)
@@ -100,6 +101,7 @@ def test_who_is_stopped_on_the_way_out_is_named(launch: Callable[..., Launched])
     assert len(output.splitlines()) <= LONGEST_LINES, output
 
 
+@pytest.mark.nightly
 def test_who_is_told_to_go_on_the_way_out_goes(launch: Callable[..., Launched]):
     job = launch("at_exit", stall=60.0)
     os.kill(job.pid(1), signal.SIGTERM)

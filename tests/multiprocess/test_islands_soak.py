@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ISLANDS = Path(__file__).resolve().parent.parent / "soak" / "islands.py"
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = [pytest.mark.nightly, pytest.mark.multiprocess, pytest.mark.slow]
 
 
 def test_islands_that_are_killed_and_stopped_come_back():

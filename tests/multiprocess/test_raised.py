@@ -54,6 +54,7 @@ def test_a_stopped_worker(tmp_path: Path, kind: str):
         assert running.end(1, 40)[0] != 0
 
 
+@pytest.mark.nightly
 def test_process_0_is_stopped(tmp_path: Path):
     with job(tmp_path, "read", 0.0, STALL_S, 100_000, MODULE) as running:
         since = strike(running, signal.SIGSTOP, worker=0)
@@ -67,6 +68,7 @@ def test_an_error_that_is_not_caught_shows_the_line_that_waited(tmp_path: Path):
         assert "in go\n" in log
 
 
+@pytest.mark.nightly
 def test_a_script_that_does_not_end_is_ended(tmp_path: Path):
     with job(tmp_path, "read", 1000.0, STALL_S, 100_000, MODULE, REPLICAX_END_TIMEOUT="2") as running:
         since = strike(running, signal.SIGKILL)

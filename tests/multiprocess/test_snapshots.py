@@ -11,6 +11,8 @@ import pytest
 from replicax.launch import Options, launch
 from tests.multiprocess.stalls import ROOT
 
+pytestmark = pytest.mark.nightly
+
 JOB = """
 import os, signal, sys, time
 import numpy as np, jax.numpy as jnp

@@ -56,6 +56,7 @@ def test_a_worker_that_does_not_come(tmp_path: Path, fault: str):
         assert (tmp_path / "stall-worker-0.txt").read_text() == (tmp_path / "stall-worker-1.txt").read_text()
 
 
+@pytest.mark.nightly
 def test_a_sharded_variable_that_one_worker_reads_alone(tmp_path: Path):
     with job(tmp_path, "read") as running:
         since = fault_time(running)
@@ -92,6 +93,7 @@ def test_different_programs(tmp_path: Path):
             assert f"worker:{1 - worker} 'train_step' (" in text
 
 
+@pytest.mark.nightly
 def test_known_programs_in_another_order(tmp_path: Path):
     with job(tmp_path, "swap", stall_timeout=60.0) as running:
         for worker in (0, 1):
@@ -103,6 +105,7 @@ def test_known_programs_in_another_order(tmp_path: Path):
             assert "as call number 19, worker:0 'add_a' (program 1) and worker:1 'add_b' (program " in text
 
 
+@pytest.mark.nightly
 def test_known_programs_in_the_same_order(tmp_path: Path):
     with job(tmp_path, "in order") as running:
         assert [running.end(worker)[0] for worker in (0, 1)] == [0, 0], running.log(0) + running.log(1)
@@ -117,6 +120,7 @@ def test_a_worker_that_fails(tmp_path: Path):
 
 
 @pytest.mark.parametrize("fault", ["compile", "checkpoint", "first batch"])
+@pytest.mark.nightly
 def test_slow_is_not_stuck(tmp_path: Path, fault: str):
     with job(tmp_path, fault, seconds=8, stall_timeout=3) as running:
         for worker in (0, 1):
@@ -125,11 +129,13 @@ def test_slow_is_not_stuck(tmp_path: Path, fault: str):
             assert "finished" in running.log(worker)
 
 
+@pytest.mark.nightly
 def test_a_callback_that_is_slow_but_not_too_slow(tmp_path: Path):
     with job(tmp_path, "callback", seconds=3, stall_timeout=6) as running:
         assert [running.end(worker)[0] for worker in (0, 1)] == [0, 0], running.log(0)
 
 
+@pytest.mark.nightly
 def test_slow_phases_have_a_limit_too(tmp_path: Path):
     with job(tmp_path, "checkpoint", stall_timeout=2, REPLICAX_SLOW_TIMEOUT="4") as running:
         since = fault_time(running)

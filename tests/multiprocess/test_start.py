@@ -18,6 +18,7 @@ START = Path(__file__).resolve().parent.parent / "soak" / "start.py"
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_start_with_large_variables_on_a_busy_machine_is_no_alarm():
     command = [sys.executable, str(START), "--starts", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)

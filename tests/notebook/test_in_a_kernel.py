@@ -11,7 +11,7 @@ import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager, start_new_kernel
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = [pytest.mark.nightly, pytest.mark.multiprocess, pytest.mark.slow]
 SECONDS = 120
 DEFINITIONS = """
 import os, time

@@ -7,6 +7,8 @@ import pytest
 
 from tests.notebooks.executing import NOTEBOOKS, ROOT, WIDEST, executed, kinds_of_outputs
 
+pytestmark = pytest.mark.nightly
+
 SIX = {
     "chaos-in-a-box",
     "dtensor-step-by-step",

@@ -9,6 +9,8 @@ import pytest
 
 from tests.notebooks.executing import ROOT
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.fixture(scope="module")
 def page_of():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.multiprocess, pytest.mark.timeout(600)]
 CHAOS = Path(__file__).resolve().parent.parent / "soak" / "ps_chaos.py"
 
 

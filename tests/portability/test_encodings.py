@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[2]
 #: Methods of paths, and how many arguments come before the encoding.
 OF_PATHS = {"read_text": 0, "write_text": 1}

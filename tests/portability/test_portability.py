@@ -15,6 +15,8 @@ import pytest
 
 from tests.portability.typeshed import missing
 
+pytestmark = pytest.mark.nightly
+
 SECONDS = 240
 
 

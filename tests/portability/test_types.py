@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[2]
 #: What `replicax.systems.check_system` keeps from being reached there.
 OF_JOBS = ("remote", "launch", "ray_cluster", "testing", "membership", "notebook", "profiling")

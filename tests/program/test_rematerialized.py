@@ -46,19 +46,27 @@ def stepped(strategy, wrap):
     return [np.asarray(each) for each in losses] + [np.asarray(variable.value) for variable in state]
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
-def test_the_numbers_are_the_same_with_state_in_it(mirrored, replicas, either_way):
-    ours, plain = (stepped(mirrored(replicas), wrap) for wrap in (rx.remat, lambda fn: fn))
+def check_numbers_are_the_same(strategy):
+    ours, plain = (stepped(strategy, wrap) for wrap in (rx.remat, lambda fn: fn))
     for a, b in zip(ours, plain, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_the_numbers_are_the_same_with_state_in_it(mirrored, replicas):
+    check_numbers_are_the_same(mirrored(replicas))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_the_numbers_are_the_same_operation_by_operation(mirrored, replicas, eagerly):
+    check_numbers_are_the_same(mirrored(replicas))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("host", [lambda: rx.MirroredStrategy(), lambda: rx.FullyShardedStrategy(min_size=8)])
 def test_the_numbers_are_the_same_on_all_devices(host):
-    ours, plain = (stepped(host(), wrap) for wrap in (rx.remat, lambda fn: fn))
-    for a, b in zip(ours, plain, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+    check_numbers_are_the_same(host())
 
 
 def temporary_bytes(mirrored, wrap):

@@ -16,6 +16,7 @@ from tests.ray_cluster.conftest import LIMIT_S, OF_CLUSTERS, assert_nothing_left
 
 pytest.importorskip("ray")
 pytestmark = [
+    pytest.mark.nightly,
     pytest.mark.multiprocess,
     pytest.mark.timeout(300),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc"),

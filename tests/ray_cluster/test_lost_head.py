@@ -160,6 +160,7 @@ class TestWithRay:
         assert_nothing_left(folder)
 
     @pytest.mark.parametrize("saves", [False, True])
+    @pytest.mark.nightly
     def test_a_job_on_servers(self, tmp_path: Path, saves: bool):
         chief, ps, *workers = (f"127.0.0.1:{port}" for port in free_ports(4))
         spec = {"chief": [chief], "ps": [ps], "worker": workers}

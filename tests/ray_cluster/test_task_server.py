@@ -115,6 +115,7 @@ def start(spec: dict[str, list[str]], tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_servers_serve_one_coordinator_after_another(spec: dict[str, list[str]], start: Start):
     import ray
 

@@ -221,6 +221,7 @@ OTHERS = [pytest.param(number, marks=pytest.mark.nightly) for number in (signal.
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, *OTHERS], ids=["kill", "Ctrl-C", "term"])
+@pytest.mark.nightly
 def test_the_end_of_the_client_is_the_end_of_its_workers_and_the_next_one_is_served(servers: Servers, number: int):
     client = servers.client(RUNNING.replace("except BaseException as error:", "except Exception as error:"))
     workers = [servers.told(f"worker-{index}") for index in range(2)]
@@ -237,6 +238,7 @@ def test_the_end_of_the_client_is_the_end_of_its_workers_and_the_next_one_is_ser
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.nightly
 def test_a_server_that_is_killed_is_named_and_nothing_stays(tmp_path: Path, index: int):
     servers = Servers(tmp_path)
     try:
@@ -269,6 +271,7 @@ def test_a_second_client_is_refused_while_the_first_one_is_there(servers: Server
     assert (code, out) == (0, "2\n"), err
 
 
+@pytest.mark.nightly
 @pytest.mark.nightly
 def test_a_stopped_worker_is_missed(servers: Servers):
     client = servers.client(

@@ -10,6 +10,8 @@ import replicax.trackers.tracker as module
 from replicax.errors import ArgumentError
 from replicax.trackers import Tracker
 
+pytestmark = pytest.mark.nightly
+
 
 class Kept(Tracker):
     """Keeps what it is to write."""
