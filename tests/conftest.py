@@ -25,8 +25,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # Or each process would compile
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(Path(__file__).with_name("children")), os.environ.get("PYTHONPATH")])
 )
-# A shell that starts the tests in the background, and `nohup`, let them ignore Ctrl-C and the end of a terminal, and all
-# processes that they start. Those take the default again where there is a handler here.
+# A shell that starts the tests in the background, and `nohup`, let them ignore Ctrl-C and the end of a terminal, and
+# all processes that they start. Those take the default again where there is a handler here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if os.name == "posix" and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
