@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from replicax.checkpoint import entries, read_arrays, write_arrays
+from replicax.checkpoint.metadata import FILE
 from replicax.errors import CheckpointError
 
 
@@ -52,3 +54,26 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(CheckpointError, match="No space left"):
         write_arrays(tmp_path / "c", {"a": jnp.ones(2)})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_it_says_of_itself_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    synced: list[int] = []
+    lacking: list[list[str]] = []
+    sync, rename = os.fsync, Path.rename
+
+    def syncs(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        sync(descriptor)
+
+    def renames(path: Path, target: Path) -> Path:
+        files = [each for each in path.iterdir() if each.is_file() and not each.name.startswith("_")]  # Orbax's own
+        lacking.append([each.name for each in files if each.stat().st_ino not in synced])
+        assert (path / FILE).is_file()
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", syncs)
+    monkeypatch.setattr(Path, "rename", renames)
+    path = write_arrays(tmp_path / "c", {"a": jnp.ones(2)})
+    assert lacking == [[]]
+    assert path.stat().st_ino in synced
+    assert tmp_path.stat().st_ino in synced

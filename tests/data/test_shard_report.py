@@ -51,6 +51,12 @@ def test_different_shuffles_overlap():
     assert found == ["4 rows, 1 batches, overlap 4, missing 4"] * 2
 
 
+def test_rows_are_told_apart_by_all_their_arrays():
+    orders = [np.arange(8), np.arange(8)[::-1].copy()]
+    found = lines(reports(Team([1, 1]), lambda worker: [{"x": np.zeros(8), "y": orders[worker]}]))
+    assert found == ["4 rows, 1 batches, overlap 4, missing 4"] * 2
+
+
 def test_rows_that_the_data_has_twice_are_no_overlap():
     found = lines(reports(Team([1, 1]), lambda _: [np.zeros((6, 2))]))
     assert found == ["3 rows, 1 batches, overlap 0, missing 0"] * 2
