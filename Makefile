@@ -18,7 +18,7 @@ demo: $(DEMO)    ## train a small network on eight virtual devices (or all GPUs)
 	$(BIN)/replicax demo $(ARGS)
 
 test: $(STAMP)   ## run the tests; ARGS="-k name" selects
-	$(BIN)/pytest -n 3 --dist worksteal --durations=10 -m "not nightly" $(ARGS)
+	$(BIN)/pytest -n 3 --dist worksteal -m "not nightly" $(ARGS)
 
 test-all: $(STAMP)   ## the same with XLA's optimizations, and the tests of the night: all combinations, machines, public programs
 	XLA_FLAGS= $(BIN)/pytest -n 2 --dist worksteal --durations=30 $(ARGS)

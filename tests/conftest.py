@@ -48,6 +48,11 @@ from hypothesis import settings
 import replicax as rx
 from replicax.runtime import ending
 from tests import compiled
+from tests.costs import (  # noqa: F401 - pytest finds its hooks here.
+    pytest_runtest_makereport,
+    pytest_runtest_protocol,
+    pytest_terminal_summary,
+)
 
 NUM_DEVICES = 8
 SECONDS_FOR_THREADS_TO_END = 30.0  # On a machine that does other work, too.

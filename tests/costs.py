@@ -1,0 +1,60 @@
+"""What the tests cost: seconds of a processor of each, which other work on the machine does not lengthen much.
+
+`make test` ends with the ten that took most. `REPLICAX_TESTS_COSTS=FILE` writes those of all, and those of each folder.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+_NAME = "seconds of a processor"
+_SHOWN = 10
+_BEGAN = pytest.StashKey[float]()
+
+
+def _used() -> float:
+    times = os.times()
+    return time.process_time() + times.children_user + times.children_system
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    item.stash[_BEGAN] = _used()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.when == "teardown":
+        report.user_properties.append((_NAME, _used() - item.stash[_BEGAN]))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    costs = {
+        report.nodeid: value
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if isinstance(report, pytest.TestReport) and report.when == "teardown"
+        for name, value in report.user_properties
+        if name == _NAME
+    }
+    most = sorted(costs.items(), key=lambda each: -each[1])
+    terminalreporter.section(f"{sum(costs.values()):.0f} {_NAME}; most of them")
+    for test, cost in most[:_SHOWN]:
+        terminalreporter.write_line(f"{cost:6.1f} {test}")
+    if path := os.environ.get("REPLICAX_TESTS_COSTS"):
+        folders: collections.Counter[str] = collections.Counter()
+        for test, cost in costs.items():
+            folders["/".join(test.partition("::")[0].split("/")[:2])] += cost
+        lines = [f"{cost:8.1f} {name}" for name, cost in [*folders.most_common(), *most]]
+        Path(path).write_text("\n".join(lines) + "\n")
