@@ -147,6 +147,7 @@ def test_islands_with_more_batches_are_waited_for_at_the_end():
         assert (a == b).all()
 
 
+@pytest.mark.nightly
 def test_steps_run_operation_by_operation_are_counted():
     def body(strategy):
         rx.config.run_eagerly(True)
