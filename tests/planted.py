@@ -41,6 +41,11 @@ _FAILED = re.compile(
     re.MULTILINE,
 )
 
+# What stands behind a test's name: how it ended, or that its time was up.
+_BEGAN = re.compile(
+    r"^(tests/\S+?\.py::.*?)(?: (?:PASSED|SKIPPED|XFAIL|XPASS)\b.*| \+{3,} Timeout.*)? *$", re.MULTILINE
+)
+
 
 class Fault(NamedTuple):
     """A fault: text that stands once in a file, and what a careless change makes of it."""
@@ -239,7 +244,7 @@ def failure_in(output: str, tests: tuple[str, ...]) -> Failure:
         return Failure(found["alone"] or found["beside"], True)
     if found := re.search(r"^ERROR (tests/\S+)", output, re.MULTILINE):
         return Failure(found[1], False)
-    if began := re.findall(r"^(tests/\S+?\.py::.*?) *$", output, re.MULTILINE):
+    if began := _BEGAN.findall(output):
         return Failure(began[-1], True)
     return Failure(tests[0], False)  # conftest.py cannot be imported.
 

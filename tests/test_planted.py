@@ -83,7 +83,11 @@ def test_a_fault_that_no_longer_fits_says_so() -> None:
     [
         ("tests/data/test_x.py::test_a PASSED [ 50%]\ntests/data/test_x.py::test_y[a - b] FAILED [100%]\n", "y", True),
         ("[gw1] [  3%] FAILED tests/data/test_x.py::test_y[a - b] \n", "y", True),
-        ("tests/data/test_x.py::test_a PASSED [ 50%]\ntests/data/test_x.py::test_y[a - b] \n+++ Timeout", "y", True),
+        (
+            "tests/data/test_x.py::test_a PASSED [ 50%]\ntests/data/test_x.py::test_y[a - b] +++ Timeout +++\n~~",
+            "y",
+            True,
+        ),
         ("==== short ====\nERROR tests/data/test_x.py\n!!!!", "file", False),
         ("ImportError while loading conftest", "folder", False),
     ],
