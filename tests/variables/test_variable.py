@@ -403,6 +403,16 @@ def test_integers_take_what_they_hold_exactly():
         assert variable.numpy() == value
 
 
+def test_integers_take_the_largest_and_the_smallest_that_there_are():
+    variable = rx.Variable(np.int8(0))
+    for value in (127, np.int64(-128), np.float32(127.0)):
+        variable.assign(value)
+        assert variable.numpy() == value
+    for value in (128, np.int64(-129), np.float32(128.0)):
+        with pytest.raises(VariableError, match="lose digits"):
+            variable.assign(value)
+
+
 @pytest.mark.parametrize("shape", [(3,), (2, 2, 1), (2, 3)])
 def test_a_change_that_does_not_broadcast_says_so(shape):
     variable = rx.Variable(np.zeros((2, 2), np.float32))
