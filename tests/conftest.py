@@ -8,6 +8,7 @@ import gc
 import importlib.metadata
 import logging
 import os
+import random
 import signal
 import threading
 import time
@@ -71,7 +72,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Lets the tests that start processes come first: they wait more than they compute, while other workers compute."""
+    """Lets the tests that start processes come first: they wait more than they compute, while other workers compute.
+
+    `REPLICAX_TESTS_ORDER`, a number, shuffles the files, and the tests in each.
+    """
+    if seed := os.environ.get("REPLICAX_TESTS_ORDER"):
+        chance = random.Random(int(seed))
+        place = {path: chance.random() for path in dict.fromkeys(item.path for item in items)}
+        items.sort(key=lambda item: (place[item.path], chance.random()))
     for item in items:
         if not item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.cpu)
