@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pytest
 
 import replicax as rx
+from tests.each import each
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -84,9 +85,12 @@ def test_the_readme_shows_both_kinds_of_loop():
     assert "optax" in code
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_page_that_imports_keras_chooses_jax_for_it_first(page: Path):
+def test_a_page_that_imports_keras_chooses_jax_for_it_first():
     """Where TensorFlow is not installed, Keras's own default fails in the first line."""
+    each(PAGES, chooses_jax)
+
+
+def chooses_jax(page: Path) -> None:
     for block in blocks_of(page):
         imports = [line for line in block.code.splitlines() if re.match(r"(import|from) (keras|replicax)", line)]
         if imports:

@@ -6,6 +6,7 @@ import ast
 import doctest
 import importlib
 import inspect
+import itertools
 import operator
 import pkgutil
 import re
@@ -19,10 +20,19 @@ import pytest
 
 import replicax as rx
 from replicax.renamed import RENAMED
+from tests.each import each
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN_NAMES = Path(__file__).parent / "golden" / "public_names.txt"
 MODULES = ["replicax", *(module.name for module in pkgutil.walk_packages(rx.__path__, "replicax."))]
+
+
+def room_of(module: str) -> str:
+    """Returns the file or the folder that a module is in: `keras` has replicax.keras and all below it."""
+    return f"{module}.".split(".")[1] or "replicax"
+
+
+ROOMS = {room: list(modules) for room, modules in itertools.groupby(MODULES, room_of)}
 
 # The modules that a topic's names are nested in; the rule stands at the head of docs/api/index.md.
 TOPICS = [
@@ -286,22 +296,34 @@ def test_each_module_imports_alone_and_starts_nothing():
     assert done.stdout.splitlines() == ["done"], done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_docstring_examples_run(module: str):
-    results = doctest.testmod(
-        importlib.import_module(module),
-        extraglobs={"rx": rx, **{name: getattr(rx, name) for name in rx.__all__}},
-        optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE,
-    )
-    assert results.failed == 0, f"{results.failed} of {results.attempted} examples failed; see the captured output"
+@pytest.mark.parametrize("room", ROOMS)
+def test_docstring_examples_run(room: str):
+    names = {"rx": rx, **{name: getattr(rx, name) for name in rx.__all__}}
+
+    def check(module: str) -> None:
+        results = doctest.testmod(
+            importlib.import_module(module),
+            extraglobs=names,
+            optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE,
+        )
+        assert results.failed == 0, f"{results.failed} of {results.attempted} examples failed; see the captured output"
+
+    each(ROOMS[room], check)
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name != "replicax"])
-def test_no_module_comes_in_by_the_front_door(module: str):
+def test_every_module_is_in_one_room():
+    assert [module for modules in ROOMS.values() for module in modules] == MODULES
+
+
+def test_no_module_comes_in_by_the_front_door():
     """Inside the package names come from the file that defines them: `from replicax import name` makes loops."""
-    if module.startswith(MAY_USE_THE_FRONT_DOOR):
-        return
-    source = Path(importlib.import_module(module).__file__).read_text()
+    each(
+        [module for module in MODULES if module != "replicax" and not module.startswith(MAY_USE_THE_FRONT_DOOR)],
+        lambda module: no_names_of_the_front_door(Path(importlib.util.find_spec(module).origin).read_text()),
+    )
+
+
+def no_names_of_the_front_door(source: str) -> None:
     front_door = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module == "replicax":
