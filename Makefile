@@ -1,9 +1,11 @@
 # Everything a person or CI does here. Each target makes .venv when it is missing and brings it up to date when
-# pyproject.toml has changed. The demo needs a part of what the tests need, so each has a stamp.
+# pyproject.toml has changed. The demo needs a part of what the tests need, and these a part of what `make test-all` needs,
+# so each has a stamp.
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO := .venv/.demo
 STAMP := .venv/.stamp
+NIGHTLY := .venv/.nightly
 # Bytecode is made of what is imported, when it is: a minute less and 200 MB less.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile
 
@@ -20,10 +22,10 @@ demo: $(DEMO)    ## train a small network on eight virtual devices (or all GPUs)
 test: $(STAMP)   ## run the tests; ARGS="-k name" selects
 	$(BIN)/pytest -n 3 --dist worksteal -m "not nightly" $(ARGS)
 
-test-all: $(STAMP)   ## the same with XLA's optimizations, and the tests of the night: all combinations, machines, public programs
+test-all: $(NIGHTLY)   ## the same with XLA's optimizations, and the tests of the night: all combinations, machines, public programs
 	XLA_FLAGS= $(BIN)/pytest -n 2 --dist worksteal --durations=30 $(ARGS)
 
-test-versions: $(STAMP) ## the suites that depend on JAX and Keras, on the oldest and newest; ARGS="-s nightly"
+test-versions: $(NIGHTLY) ## the suites that depend on JAX and Keras, on the oldest and newest; ARGS="-s nightly"
 	$(BIN)/nox $(ARGS)
 
 lint: $(STAMP)   ## style, types, floors, words, and the documentation's links
@@ -31,7 +33,6 @@ lint: $(STAMP)   ## style, types, floors, words, and the documentation's links
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python -m tests.docs_types
 	$(BIN)/codespell .
 	$(BIN)/python -m tests.prose
 	$(MAKE) --no-print-directory docs
@@ -43,8 +44,9 @@ format: $(STAMP) ## rewrite the code in the house style
 docs: $(STAMP)   ## build the documentation into site/; every warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-docs-check: docs ## look at the site in a browser: links, console, width, pictures in site-check/
+docs-check: $(NIGHTLY) docs ## look at the site in a browser: links, console, width, pictures in site-check/; types, notebooks
 	$(BIN)/python -m tests.browser $(ARGS)
+	$(BIN)/python -m tests.docs_types
 	$(BIN)/python -m tests.examples_of_names
 	$(BIN)/python -m tests.notebooks
 
@@ -54,7 +56,7 @@ bench: $(STAMP)  ## measure steps of every kind beside those of JAX, Keras, torc
 bench-check: $(STAMP) ## a short form of it, against the stored ratios; fails where one got worse; ARGS="--install DIR"
 	$(BIN)/python benchmarks/check.py $(ARGS)
 
-dist: $(STAMP)   ## build the wheel and the source distribution into dist/, and check them
+dist: $(NIGHTLY) ## build the wheel and the source distribution into dist/, and check them
 	rm -rf dist
 	$(BIN)/python -m build --quiet
 	$(BIN)/twine check --strict dist/*
@@ -74,6 +76,11 @@ $(DEMO): pyproject.toml
 	@touch $@
 
 $(STAMP): $(DEMO)
-	@echo "== Installing what the tests and checks need in .venv (800 MB more)"
-	@start=$$(date +%s); $(PIP) -e '.[dev]' && $(PIP) --no-deps keras-hub && echo "== Installed in $$(($$(date +%s) - start)) s"
+	@echo "== Installing what the tests and checks need in .venv (600 MB more)"
+	@start=$$(date +%s); $(PIP) -e '.[dev]' && echo "== Installed in $$(($$(date +%s) - start)) s"
+	@touch $@
+
+$(NIGHTLY): $(STAMP)
+	@echo "== Installing what is needed by night and for a release in .venv (750 MB more)"
+	@start=$$(date +%s); $(PIP) -e '.[dev,nightly]' && $(PIP) --no-deps keras-hub && echo "== Installed in $$(($$(date +%s) - start)) s"
 	@touch $@

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 import tomllib
@@ -52,6 +53,7 @@ def imports_of(tree: ast.AST, at_top: bool = True) -> Iterator[tuple[str, bool]]
             yield from imports_of(node, at_top and not is_function and not is_for_types)
 
 
+@functools.cache
 def imports(folder: str) -> set[tuple[str, bool, str]]:
     """Returns what each file of a folder imports from outside of the package and of Python."""
     return {
@@ -63,8 +65,14 @@ def imports(folder: str) -> set[tuple[str, bool, str]]:
 
 
 NEEDED = modules_of(PROJECT["dependencies"])
+# What the tests and checks of this repository need is for no call.
 EXTRA = modules_of(
-    [each for name, extra in PROJECT["optional-dependencies"].items() if name != "dev" for each in extra]
+    [
+        each
+        for name, extra in PROJECT["optional-dependencies"].items()
+        if name not in ("dev", "nightly")
+        for each in extra
+    ]
 )
 
 

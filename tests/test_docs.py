@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 from pathlib import Path
@@ -18,6 +19,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # A fence such as: ```python {.no-run reason="needs two machines"}
 _FENCE = re.compile(r"^```python(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 _REASON = re.compile(r'reason="(?P<reason>[^"]+)"')
+# What a block needs of the extra `nightly`: ```python {.needs package="mlflow"}
+_PACKAGE = re.compile(r'\.needs package="(?P<name>\w+)"')
 
 # What some pages read, which only TensorFlow can write: by name, where it lies.
 _FIXTURES = ROOT / "tests" / "migrate" / "fixtures"
@@ -63,10 +66,20 @@ def test_code_blocks_run_in_order(page: Path, tmp_path: Path, monkeypatch: pytes
         shutil.copytree(source, tmp_path / name)
     namespace = {"__name__": "__main__"}
     for block in blocks_of(page):
-        if "no-run" in block.info:
+        needed = _PACKAGE.search(block.info)
+        if "no-run" in block.info or (needed and not importlib.util.find_spec(needed["name"])):
             continue
         # Empty lines in front, so that a traceback names the line of the page.
         exec(compile("\n" * (block.line - 1) + block.code, str(page), "exec"), namespace)
+
+
+@pytest.mark.nightly
+def test_the_packages_that_blocks_need_are_there():
+    """So `make test-all` runs each block; where a package is missing, its page runs without the blocks that need it."""
+    needed = {found["name"] for page in PAGES for block in blocks_of(page) if (found := _PACKAGE.search(block.info))}
+    assert needed == {"mlflow"}
+    for name in needed:
+        pytest.importorskip(name)
 
 
 def test_a_block_that_does_not_run_says_why():

@@ -1,4 +1,4 @@
-"""What an editor says about code that uses the library. The pages themselves are checked by `make lint`."""
+"""What an editor says about code that uses the library. The pages themselves are checked by `make docs-check`."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ strategy.extended
 """
 
 
+@pytest.mark.nightly
 def test_the_public_surface_has_types_that_an_editor_can_use():
     pytest.importorskip("basedpyright")
     errors = errors_in({"code": CODE})

@@ -62,6 +62,7 @@ def test_seed_prints_the_losses_of_the_guide():
 
 @pytest.mark.nightly
 def test_gemma_learns_verse_by_its_adapters():
+    pytest.importorskip("keras_hub")
     output = run("finetune_gemma_lora.py", "--epochs", 40)
     assert re.search(r"attention/query/kernel .*\d+ bytes", output)
     assert "LoRA trains 17,408 of 263,808 parameters" in output

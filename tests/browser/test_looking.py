@@ -11,6 +11,7 @@ from tests.browser import chromium
 from tests.browser.looking import SCHEMES, WIDTHS, look_at
 from tests.browser.serving import pages_of, served
 
+pytest.importorskip("playwright")
 pytestmark = [
     pytest.mark.nightly,
     pytest.mark.browser,

@@ -67,7 +67,8 @@ def mlflow(folder):
     return rx.trackers.MLflow("digits", tracking_uri=uri), lambda: reading.mlflow_series(uri, "digits")
 
 
-ALL = pytest.mark.parametrize("made", [csv_file, tensorboard, wandb, mlflow])
+NIGHTLY = [pytest.param(made, marks=pytest.mark.nightly) for made in (wandb, mlflow)]
+ALL = pytest.mark.parametrize("made", [csv_file, tensorboard, *NIGHTLY])
 
 
 def rounded(series, made):
@@ -135,19 +136,32 @@ def test_fit_is_read_back(made, tmp_path):
         np.testing.assert_allclose([value for _, value in found[name]], [value for _, value in values], rtol=1e-6)
 
 
-def test_hyperparameters_are_read_back(tmp_path):
-    made = {each: each(tmp_path / each.__name__)[0] for each in (csv_file, tensorboard, wandb, mlflow)}
-    for tracker in made.values():
-        with tracker:
-            tracker.log_hyperparameters(SETTINGS)
-            tracker.log({"loss": 0.5}, 0)
-    assert json.loads((tmp_path / "csv_file" / "log.hyperparameters.json").read_text()) == FLAT
-    text = reading.text_on_board(tmp_path / "tensorboard", "hyperparameters")
-    assert json.loads(text.removeprefix("```json\n").removesuffix("```")) == FLAT
-    assert reading.wandb_settings(tmp_path / "wandb") == FLAT
-    (run,) = reading.mlflow_runs(f"file:{tmp_path}/mlflow/runs", "digits")
-    assert run.data.params == {name: str(value) for name, value in FLAT.items()}
+def settings_in_text(folder):
+    text = reading.text_on_board(folder, "hyperparameters")
+    return json.loads(text.removeprefix("```json\n").removesuffix("```"))
+
+
+def settings_in_mlflow(folder):
+    (run,) = reading.mlflow_runs(f"file:{folder}/runs", "digits")
     assert run.info.status == "FINISHED"
+    return run.data.params
+
+
+SETTINGS_IN = {
+    csv_file: lambda folder: json.loads((folder / "log.hyperparameters.json").read_text()),
+    tensorboard: settings_in_text,
+    wandb: reading.wandb_settings,
+    mlflow: settings_in_mlflow,
+}
+
+
+@ALL
+def test_hyperparameters_are_read_back(made, tmp_path):
+    with made(tmp_path)[0] as tracker:
+        tracker.log_hyperparameters(SETTINGS)
+        tracker.log({"loss": 0.5}, 0)
+    expected = {name: str(value) for name, value in FLAT.items()} if made is mlflow else FLAT
+    assert SETTINGS_IN[made](tmp_path) == expected
 
 
 @pytest.mark.parametrize("package", ["tensorboardX", "wandb", "mlflow"])

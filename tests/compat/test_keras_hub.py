@@ -7,6 +7,7 @@ import pytest
 from tests.compat.guards import needs
 
 pytest.importorskip("keras_hub")
+pytestmark = pytest.mark.nightly
 
 
 @pytest.mark.parametrize(

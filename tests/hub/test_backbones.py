@@ -5,22 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.hub import report
-from tests.hub.backbones import BACKBONES, BY_NAME
+from tests.hub.backbones import BY_NAME
 
+pytest.importorskip("keras_hub")
 pytestmark = pytest.mark.nightly
 
-EVERY_TIME = {"gpt2": "layouts", "resnet": "layouts", "t5": "fully sharded"}
-SLOW = [pytest.mark.nightly]
 
-
-@pytest.mark.parametrize(
-    ("name", "strategy"),
-    [
-        pytest.param(case.name, kind, marks=() if EVERY_TIME.get(case.name) == kind else SLOW)
-        for case in BACKBONES
-        for kind in report.STRATEGIES
-    ],
-)
+@pytest.mark.parametrize("strategy", report.STRATEGIES)
+@pytest.mark.parametrize("name", BY_NAME)
 def test_a_model_from_a_preset_trains_and_generates_as_on_one_device(name: str, strategy: str, tmp_path):
     case, folder = BY_NAME[name], str(tmp_path)
     weights = report.saved(case, folder)

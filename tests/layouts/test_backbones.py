@@ -10,6 +10,7 @@ from replicax.layouts import role_of
 from tests.hub.backbones import BACKBONES
 
 keras_hub = pytest.importorskip("keras_hub")
+pytestmark = pytest.mark.nightly
 _LARGE = 256  # elements; the models are tiny
 
 

@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import nbclient
 import nbformat
 from nbformat import NotebookNode
 
@@ -25,6 +24,8 @@ def executed(path: Path) -> NotebookNode:
     Raises:
         nbclient.exceptions.CellExecutionError: A cell has failed that is not there to fail (tag `raises-exception`).
     """
+    import nbclient  # in the extra `nightly`
+
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
         client = nbclient.NotebookClient(

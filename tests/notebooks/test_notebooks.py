@@ -23,10 +23,12 @@ def test_all_are_there():
     assert {path.stem for path in NOTEBOOKS} == SIX
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs_and_its_stored_outputs_are_of_the_kinds_that_it_has_now(path: Path):
+    pytest.importorskip("nbclient")
     stored = nbformat.read(path, as_version=4)
     assert kinds_of_outputs(executed(path)) == kinds_of_outputs(stored), (
         "Run `python -m tests.notebooks --write`, and look at the outputs."

@@ -17,6 +17,7 @@ from replicax.variable_access import array_of
 from replicax.weights import reading
 
 keras_hub = pytest.importorskip("keras_hub")
+pytestmark = pytest.mark.nightly
 
 
 def gemma() -> keras.Model:

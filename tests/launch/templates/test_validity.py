@@ -17,6 +17,7 @@ CLUSTERS = (
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_kubernetes_accepts_the_manifests(cluster: ClusterJob):
     kubernetes_validate = pytest.importorskip("kubernetes_validate")
