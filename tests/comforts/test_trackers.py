@@ -67,8 +67,7 @@ def mlflow(folder):
     return rx.trackers.MLflow("digits", tracking_uri=uri), lambda: reading.mlflow_series(uri, "digits")
 
 
-NIGHTLY = [pytest.param(made, marks=pytest.mark.nightly) for made in (wandb, mlflow)]
-ALL = pytest.mark.parametrize("made", [csv_file, tensorboard, *NIGHTLY])
+ALL = pytest.mark.parametrize("made", [csv_file, tensorboard, wandb, mlflow])
 
 
 def rounded(series, made):

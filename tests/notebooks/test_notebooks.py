@@ -23,7 +23,6 @@ def test_all_are_there():
     assert {path.stem for path in NOTEBOOKS} == SIX
 
 
-@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
