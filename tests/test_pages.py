@@ -96,16 +96,17 @@ def test_names_exist():
         for name in sorted(names_in(text))
         if not _OTHERS.match(name) and not exists(name)
     ]
-    assert missing == [], "these names are not there"
+    assert not missing, "These names are not there:\n" + "\n".join(missing)
 
 
 def test_nothing_that_is_there_is_called_planned():
-    assert [f"{page}: {sentence}" for page, text in TEXTS.items() for sentence in undone_in(text)] == []
+    undone = [f"{page}: {sentence}" for page, text in TEXTS.items() for sentence in undone_in(text)]
+    assert not undone, "\n".join(undone)
 
 
 def test_images_are_there_and_have_a_text():
     faults = [f"{page}: {fault}" for page, text in TEXTS.items() for fault in faults_of_images(page, text)]
-    assert faults == []
+    assert not faults, "\n".join(faults)
 
 
 def faults_of_images(page: str, text: str) -> Iterator[str]:
@@ -128,7 +129,7 @@ def test_code_fits_into_its_column():
         for number, line in enumerate(block.code.splitlines())
         if len(line) > COLUMNS
     ]
-    assert wide == []
+    assert not wide, "\n".join(wide)
 
 
 def test_the_repository_has_one_address():
