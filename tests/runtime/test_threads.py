@@ -17,6 +17,7 @@ from replicax.compat.jax_cliques import Service
 from replicax.runtime.threads import StoppedAtEnd
 from replicax.testing import free_ports
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 _BEGIN = """
 import atexit, sys, threading, time
 from replicax.compat.jax_cliques import StoreClient
@@ -43,7 +44,8 @@ def address() -> Iterator[str]:
 
 
 def _ended(script: str, address: str) -> tuple[int, str]:
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    # Without `tests/children`, for the end that users' processes have.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
     command = [sys.executable, "-c", _BEGIN + script, address]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     return ran.returncode, ran.stdout + ran.stderr

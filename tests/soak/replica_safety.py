@@ -44,9 +44,11 @@ class Replicas(World):
 
     def __init__(self, variables: dict[str, Any]):
         super().__init__()
-        self.variables = variables
+        self.variables, self.differentiates = variables, False
 
     def own(self, a: Any) -> Any:
+        if self.differentiates:  # All that is made of variables is typed as varying there; what counts is the data.
+            return a + 0.0 * jax.lax.axis_index(AXIS)
         return a if AXIS in varying_axes(a) else jax.lax.pcast(a, (AXIS,), to="varying")
 
     def do_read(self, _: Any, inner: Any, a: Any, b: Any, c: Any) -> Any:
@@ -69,7 +71,14 @@ class Replicas(World):
 
     def _gradient(self, body: Any, a: Any, aggregation: str) -> Any:
         w = self.variables["plain"]
-        return jnp.tanh(rx.grad(lambda: jnp.sum(w.value * body(jnp.sin(w.value) + a)), w, aggregation=aggregation)())
+
+        def loss() -> Any:
+            before, self.differentiates = self.differentiates, True
+            result = jnp.sum(w.value * body(jnp.sin(w.value) + a))
+            self.differentiates = before
+            return result
+
+        return jnp.tanh(rx.grad(loss, w, aggregation=aggregation)())
 
     def assign(self, name: str, value: Any) -> None:
         self.variables[name].assign(value)
@@ -78,16 +87,23 @@ class Replicas(World):
 class Reference(World):
     """The same under `jax.vmap`; notes what was equal, for judging refusals."""
 
-    def __init__(self, variables: dict[str, Any]):
+    def __init__(self, variables: dict[str, Any], own: Any):
         super().__init__()
         self.variables = dict(variables)
         self.differed: dict[str, Any] = {}
+        self._own = own  # How much what each replica has by rule differs from replica to replica.
 
     def _note(self, what: str, value: Any) -> None:
         if self.depth == 0:
             rows = jax.lax.all_gather(value, AXIS)
             differs = jnp.any(rows != rows[:1])
             self.differed[what] = jnp.logical_or(self.differed.get(what, False), differs)
+
+    def do_callback(self, *step: Any) -> Any:
+        return super().do_callback(*step) + self._own * jax.lax.axis_index(AXIS)
+
+    def do_permute(self, *step: Any) -> Any:
+        return super().do_permute(*step) + self._own * jax.lax.axis_index(AXIS)
 
     def predicate(self, value: Any) -> Any:
         self._note(f"predicate {self.noted}", value)
@@ -142,11 +158,10 @@ class Judge:
         self.strategy = rx.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
         self.replicas, self.seed = replicas, seed
         chance = np.random.default_rng(seed)
-        # The first try is what both worlds run; refusals are judged by all.
-        self.tries = [
-            (chance.normal(size=(replicas, *SHAPE)), chance.normal(size=SHAPE), chance.normal(size=(replicas, *SHAPE)))
-            for _ in range(_TRIES)
-        ]
+        # The first try is what both worlds run; refusals are judged by all. By rule, what comes from a callback or from
+        # another replica is a replica's own, also where it is equal: it differs in all others.
+        shapes = [(replicas, *SHAPE), SHAPE, (replicas, *SHAPE)]
+        self.tries = [(*map(chance.normal, (0,) * 3, (1,) * 3, shapes), 0.1 if i else 0.0) for i in range(_TRIES)]
         self.initial = chance.normal(size=SHAPE).astype(np.float32)
 
     def judged(self, programs: Sequence[Program]) -> list[tuple[str, str]]:
@@ -172,7 +187,7 @@ class Judge:
         return [refusals.get(i, each) for i, each in enumerate(found)]
 
     def _arguments(self) -> tuple[Any, Any, Any]:
-        x, e, k = (jnp.asarray(value, jnp.float32) for value in self.tries[0])
+        x, e, k = (jnp.asarray(value, jnp.float32) for value in self.tries[0][:3])
         return rx.PerReplica(x), e, rx.PerReplica(k)
 
     def _function(self, programs: Sequence[Program], variables: Any, refusals: dict[int, Exception]) -> Any:
@@ -196,15 +211,15 @@ class Judge:
         return found
 
     def _expected(self, programs: Sequence[Program]) -> list[Any]:
-        def one_try(x: Any, e: Any, k: Any) -> list[Any]:
+        def one_try(x: Any, e: Any, k: Any, own: Any) -> list[Any]:
             found = []
             for program in programs:
-                world = Reference({name: jnp.asarray(self.initial) for name in [*VARIABLES, "own"]})
+                world = Reference({name: jnp.asarray(self.initial) for name in [*VARIABLES, "own"]}, own)
                 results = world.run(program, (x, e, k))
                 found.append((results, world.variables, world.differed))
             return found
 
-        over_replicas = jax.vmap(one_try, in_axes=(0, None, 0), axis_name=AXIS, axis_size=self.replicas)
+        over_replicas = jax.vmap(one_try, in_axes=(0, None, 0, None), axis_name=AXIS, axis_size=self.replicas)
         arrays = [jnp.asarray(np.stack(column), jnp.float32) for column in zip(*self.tries, strict=True)]
         found = jax.jit(lambda *tries: jax.lax.map(lambda one: over_replicas(*one), tries))(*arrays)
         return jax.tree_util.tree_map(np.asarray, found)
