@@ -15,6 +15,7 @@ def test_each_curve_is_drawn_with_its_name():
     figure = rx.plots.losses({"a": [3.0, 2.0, 1.0], "b": [3.0, np.nan]}, title="Two")
     (axes,) = figure.axes
     assert list(axes.lines[0].get_ydata()) == [3.0, 2.0, 1.0]
+    assert list(axes.lines[0].get_xdata()) == [1, 2, 3]
     assert sorted(text.get_text() for text in axes.texts) == ["a", "b"]
     assert (axes.get_title(loc="left"), axes.get_xlabel()) == ("Two", "step")
 
