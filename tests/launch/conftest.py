@@ -27,7 +27,7 @@ attempt = int(os.environ["REPLICAX_ATTEMPT"])
 def sleep():
     time.sleep(100)
 """
-LIMIT_S = 30.0
+LIMIT_S = 120.0  # to start an interpreter, or a cluster of Ray, on a machine that does other work
 
 
 class Done(NamedTuple):
