@@ -280,6 +280,7 @@ print("done")
 """
 
 
+@pytest.mark.nightly
 def test_each_module_imports_alone_and_starts_nothing():
     forbidden = {
         module: [name for name in HEAVY if not (name == "keras" and module.startswith(MAY_IMPORT_KERAS))]

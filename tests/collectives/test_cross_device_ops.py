@@ -53,6 +53,7 @@ def test_reduces_like_a_plain_sum_with_the_same_bits_everywhere(replicas, same_e
         )
 
 
+@pytest.mark.nightly
 def test_works_op_by_op(replicas, same_everywhere, ops):
     values = [value for value, (shape, _) in zip(mixed_values(2), MIXED, strict=True) if shape in [(5, 3), ()]]
     at_once, compiled = (run(*values) for run in (replicas(2).reducer(ops), jax.jit(replicas(2).reducer(ops))))

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
 import replicax as rx
 from tests.multiprocess.workers import run_workers
@@ -39,6 +40,7 @@ def worker() -> tuple[int, dict[str, Any]]:
     return strategy.num_replicas_in_sync, fitted(strategy)
 
 
+@pytest.mark.nightly
 def test_two_workers_stop_after_the_same_epoch_as_one_device():
     alone = fitted(rx.OneDeviceStrategy("cpu:0"))
     first, second = run_workers(worker, 2, 1, 100)

@@ -66,7 +66,7 @@ def results(*options: str) -> dict[str, float]:
 @pytest.mark.parametrize(
     "roles",
     [
-        "--workers 2 --evaluator",
+        pytest.param("--workers 2 --evaluator", marks=pytest.mark.nightly),
         pytest.param("", marks=pytest.mark.nightly),
         pytest.param("--ps 1 --workers 2", marks=pytest.mark.nightly),
     ],

@@ -18,6 +18,7 @@ def test_workers_are_islands(cluster):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_round_of_fifty_steps_sends_a_fiftieth_of_the_bytes(cluster):
     for found in cluster.run(bytes_of_a_round_and_a_step, workers=2, timeout=240):
         assert found["step_of_an_island"] == 0

@@ -73,7 +73,13 @@ ONE = rx.OneDeviceStrategy("cpu:0")
 
 
 @pytest.mark.parametrize(
-    "hosts", [["three"], ["sharded"], pytest.param(list(HOSTS), marks=pytest.mark.nightly)], ids=str
+    "hosts",
+    [
+        ["three"],
+        pytest.param(["sharded"], marks=pytest.mark.nightly),
+        pytest.param(list(HOSTS), marks=pytest.mark.nightly),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("work", [looped, fitted])
 @pytest.mark.parametrize("quantized", [False, True])

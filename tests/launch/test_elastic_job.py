@@ -139,6 +139,7 @@ print("ends with", int(steps.numpy()), float(total.numpy()[0]), flush=True)
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.nightly
 def test_all_save_the_same_step_when_the_launcher_is_told_to_end(job):
     options = ["--elastic", "1:2", "--log-dir", str(job.logs)]
     first = job.start(SAVES, *options, arguments=["1000000"])

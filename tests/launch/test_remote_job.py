@@ -152,6 +152,7 @@ def test_a_script_and_the_files_beside_it_run_at_the_servers_and_once_more_after
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_job_has_the_servers_for_itself_until_it_ends_in_any_way(run: Run, tmp_path: Path):
     body = (
         f"open(r'{tmp_path}/' + str(os.getpid()) + '.pid', 'w').close()\nprint(__file__, flush=True)\ntime.sleep(600)\n"

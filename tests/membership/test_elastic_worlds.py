@@ -58,6 +58,6 @@ def test_without_a_loss_there_is_one_world():
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("at", [1, 2, 5, 9])
+@pytest.mark.parametrize("at", [1, *(pytest.param(at, marks=pytest.mark.nightly) for at in (2, 5, 9))])
 def test_one_may_end_while_the_first_world_is_formed(at, after):
     check(trained({SECOND: (at, after)}), (at, after))

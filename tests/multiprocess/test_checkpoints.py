@@ -241,9 +241,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Any
 @pytest.mark.parametrize(
     ("program", "worker", "after"),
     [
-        pytest.param(loop, 0, 0, id="the chief in its first compilation"),
+        pytest.param(loop, 0, 0, id="the chief in its first compilation", marks=pytest.mark.nightly),
         pytest.param(loop, 1, 4, id="another one in a step"),
-        pytest.param(fit, 1, 4, id="in a callback of fit"),
+        pytest.param(fit, 1, 4, id="in a callback of fit", marks=pytest.mark.nightly),
         pytest.param(sharded_fit, 1, 4, id="in a sharded fit", marks=pytest.mark.nightly),
     ],
 )
@@ -294,6 +294,7 @@ def builds_in_its_first_step(directory: str) -> Any:
     return {"difference": float(max(differences)), "saves": int(checkpoint.save_counter.numpy())}
 
 
+@pytest.mark.nightly
 def test_what_is_not_built_continues_on_all_workers(tmp_path: Path):
     results = run_workers(builds_in_its_first_step, 2, 1, timeout=250, directory=str(tmp_path))
     assert list(results) == [{"difference": 0.0, "saves": 1}] * 2

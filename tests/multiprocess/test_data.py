@@ -162,6 +162,7 @@ def steps_of_all() -> list[np.ndarray]:
     return [np.concatenate([own[i * 2 : i * 2 + 2] for own in rows]) for i in range(7)]
 
 
+@pytest.mark.nightly
 def test_three_workers_then_two_then_one(tmp_path: Path):
     states = tmp_path / "states.json"
     first, *others = run_workers(worker, 3, states=str(states))

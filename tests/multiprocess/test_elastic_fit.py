@@ -38,6 +38,7 @@ def survived(folder: Path, way: str, *faults: str) -> None:
     assert saved == [f"epoch-{epoch + 1}.keras" for epoch in range(job.EPOCHS)]
 
 
+@pytest.mark.nightly
 def test_kills_of_the_chief_and_another_change_nothing(tmp_path: Path):
     survived(tmp_path, "arrays", "0:batch:13", "2:validation:5")
 

@@ -73,6 +73,7 @@ class _Listener:
         self.seen.append(global_step)
 
 
+@pytest.mark.nightly
 def test_workers_train_evaluate_stop_and_save_as_one(tmp_path):
     results = run_workers(worker, 2, 1, folder=str(tmp_path))
     assert results[0] == results[1]

@@ -10,7 +10,7 @@ from tests.soak import hostile
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("kind", ["fixed", "fixed-store"])
+@pytest.mark.parametrize("kind", [pytest.param("fixed", marks=pytest.mark.nightly), "fixed-store"])
 def test_a_job_ends_right_whatever_strangers_send_to_its_ports(kind: str, capsys: pytest.CaptureFixture[str]):
     code = hostile.main(["--rounds", "1", "--seconds", "3", "--kinds", kind, "--seed", "7"])
     said = capsys.readouterr().out

@@ -47,22 +47,27 @@ def test_a_worker_that_was_killed_joins_again(tmp_path: Path):
     survived(tmp_path, "1:step:7")
 
 
+@pytest.mark.nightly
 def test_two_join_at_once_the_chief_among_them(tmp_path: Path):
     survived(tmp_path, "0:step:9", "2:step:9")
 
 
+@pytest.mark.nightly
 def test_the_giver_dies_in_the_middle_of_giving(tmp_path: Path):
     survived(tmp_path, "1:step:7", "any:gives:1")  # It is not certain which of the two others gives.
 
 
+@pytest.mark.nightly
 def test_a_newcomer_dies_in_the_middle_of_taking(tmp_path: Path):
     survived(tmp_path, "1:step:7", "1:takes:1")
 
 
+@pytest.mark.nightly
 def test_a_worker_takes_over_the_outcome_of_a_call_that_failed_here_alone(tmp_path: Path):
     survived(tmp_path, "1:fails:1", "2:fails:9", "0:fails:16")
 
 
 @pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.nightly
 def test_the_writer_of_a_checkpoint_dies_in_the_middle(tmp_path: Path, times: int):
     survived(tmp_path, f"0:writes:{times}")

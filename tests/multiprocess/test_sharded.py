@@ -137,7 +137,7 @@ def worker(kind: str, rows: int, optimizers: list[str]) -> dict[str, Any]:
     "kind",
     [
         "fully_sharded",
-        "model_across",
+        pytest.param("model_across", marks=pytest.mark.nightly),
         pytest.param("model_inside", marks=pytest.mark.nightly),
         pytest.param("one_replica", marks=pytest.mark.nightly),
     ],

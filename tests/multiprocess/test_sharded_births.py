@@ -58,6 +58,7 @@ def worker() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.nightly
 def test_all_begin_with_the_values_of_the_first():
     first, second = run_workers(worker, 2, 4)
     assert first == second

@@ -88,7 +88,9 @@ def worker(kind: str, folder: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("kind", list(STRATEGIES))
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind == "fully_sharded" else pytest.mark.nightly) for kind in STRATEGIES]
+)
 def test_a_state_over_several_processes_stays_cut_and_is_that_of_one_device(kind):
     state, losses, compiled = first_state(seed=0), [], jax.jit(step)
     for _ in range(EPOCHS):

@@ -106,7 +106,7 @@ def worker(kind: str, reads: bool) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("kind", "replicas", "local"),
     [
-        ("fully_sharded", 8, 4),
+        pytest.param("fully_sharded", 8, 4, marks=pytest.mark.nightly),
         ("model_across", 2, 2),
         pytest.param("model_inside", 2, 1, marks=pytest.mark.nightly),
         pytest.param("one_replica", 1, 1, marks=pytest.mark.nightly),

@@ -38,7 +38,9 @@ def trained(strategy: rx.Strategy) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("compression", KINDS)
+@pytest.mark.parametrize(
+    "compression", [pytest.param(kind, marks=() if kind == "int8" else pytest.mark.nightly) for kind in KINDS]
+)
 def test_compressed_gradients_of_two_processes_are_those_of_two_devices(compression):
     results = run_workers(regression, workers=2, devices=1, compression=compression)
     assert results[0] == results[1]
@@ -85,6 +87,7 @@ def weights(mlp: Mlp) -> list[Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_sharded_update_computes_the_same(tmp_path: Path):
     sharded = run_workers(sharded_update, workers=2, devices=1, folder=str(tmp_path), shard_update=True)
     whole = run_workers(sharded_update, workers=2, devices=1, folder=str(tmp_path), shard_update=False)

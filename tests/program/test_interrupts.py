@@ -185,6 +185,7 @@ def test_an_interrupt_at_any_line_that_redirects_variables_of_flax(mirrored):
         np.testing.assert_array_equal(gradient().kernel[...], np.ones((2, 1)), str(caught.value))
 
 
+@pytest.mark.nightly
 def test_an_interrupt_at_some_line_of_an_eager_step(mirrored, eagerly):
     strategy = mirrored(2)
     with strategy.scope():

@@ -311,6 +311,7 @@ def test_a_scope_in_one_thread_does_not_own_what_another_makes(two):
 # Eager execution.
 
 
+@pytest.mark.nightly
 def test_run_eagerly_trains_a_keras_model_alike(two, x, eagerly):
     model = built(two, lambda: keras.Sequential([keras.layers.Dense(2), keras.layers.BatchNormalization()]))
     with two.scope():

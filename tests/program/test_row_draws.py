@@ -243,6 +243,7 @@ def test_rows_that_were_put_together_are_drawn_for_together(strategies):
 
 @pytest.mark.usefixtures("eagerly")
 @pytest.mark.parametrize("name", ["normal", "split", "permutation", "fori_loop"])
+@pytest.mark.nightly
 def test_op_by_op_they_are_the_same(strategies, name):
     expected = DRAWS[name](KEY, X)
     np.testing.assert_array_equal(on_replicas(strategies[8], DRAWS[name]), expected)

@@ -92,6 +92,7 @@ def nnx_trained(strategy, steps=3):
     return [np.asarray(each) for each in jax.tree.leaves(nnx.state(model, nnx.Param))]
 
 
+@pytest.mark.nightly
 def test_so_does_training_with_streams_of_flax(strategies):
     expected = nnx_trained(strategies[1])
     for number in (3, 8):

@@ -30,6 +30,7 @@ def accuracy_on_digits(compression: Any) -> float:
 
 
 @KINDS
+@pytest.mark.nightly
 def test_digits_are_learned_as_well_as_without_compression(compression):
     assert accuracy_on_digits(None) > 0.97
     assert accuracy_on_digits(compression) >= accuracy_on_digits(None) - 0.005

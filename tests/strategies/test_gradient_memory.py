@@ -168,6 +168,7 @@ def test_a_step_that_is_not_finite_leaves_the_memory_as_it_was():
 
 
 @pytest.mark.parametrize("compression", [INT8, POWER], ids=["int8", "powersgd"])
+@pytest.mark.nightly
 def test_op_by_op_it_is_the_same(compression):
     fast, slow = Regression(compressed(compression)), Regression(compressed(compression))
     fast.train(data(2))

@@ -342,6 +342,7 @@ def test_donated_state_is_given_away(sharded):
     assert_same(found, trained_alone(state, step, epochs=1)[0], tolerance=2e-6)
 
 
+@pytest.mark.nightly
 def test_operation_by_operation_it_is_the_same(sharded, batch):
     state, step = adam()
     rx.config.run_eagerly(True)

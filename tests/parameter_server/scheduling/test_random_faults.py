@@ -346,7 +346,7 @@ def random_training(seed: int) -> World:
     return world
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.nightly) for part in range(1, 4))])
 def test_whatever_fails_two_at_once_every_step_is_done_once(part):
     for seed in range(part * 500, part * 500 + 500):
         try:
