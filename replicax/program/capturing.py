@@ -21,7 +21,21 @@ from replicax.containers import is_value
 from replicax.typing import Leaf
 
 _MAX_VISITED = 1_000
-_LIBRARIES = ("keras", "jax", "jaxlib", "numpy", "optax", "flax", "replicax", "equinox", "builtins")
+_MAX_SEARCHES = 4  # A step's own code is known after two or three; more are one of a library that is not listed here.
+# pytest is one: it writes itself into the functions of tests, where they assert something.
+_LIBRARIES = (
+    "keras",
+    "jax",
+    "jaxlib",
+    "numpy",
+    "optax",
+    "flax",
+    "equinox",
+    "pytest",
+    "_pytest",
+    "replicax",
+    "builtins",
+)
 #: A step's Python may decide by these; the program is right for the value, as for such arguments.
 SETTINGS = (bool, int, float, complex, str, bytes, range, type(None), np.generic, enum.Enum)
 #: One step on the way to something: what to call, with what was found until now, and with what.
@@ -79,12 +93,13 @@ def found_outside(fn: object, objects: Sequence[object], stops: Callable[[object
     roots = [Found("", ((operator.getitem, 0),), fn)]
     for i, each in enumerate(objects, 1):
         roots.append(Found(f"{type(each).__name__}()", ((operator.getitem, i),), each, perhaps=True))
-    reads = _Reads()
-    while True:
+    reads, found = _Reads(), list[Found]()
+    for _ in range(_MAX_SEARCHES):
         known = len(reads.codes)
         found = list(_Search(reads, stops).found(roots))
         if len(reads.codes) == known:  # Otherwise attributes were passed by that a function found later asks for.
-            return found
+            break
+    return found
 
 
 def is_of_settings(value: object) -> bool:

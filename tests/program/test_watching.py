@@ -548,3 +548,16 @@ def test_each_path_leads_to_what_was_found():
     names = {each.where for each in found if each.named}
     assert {"trainer.w", "trainer.items['w']", "trainer.shared", "WEIGHT"} <= names
     assert "trainer.unused" not in names
+
+
+def test_what_pytest_writes_into_a_step_is_not_looked_into():
+    """An `assert` of a test calls pytest, from which everything that pytest has can be found."""
+    scale = 2.0
+
+    def step(x):
+        assert x is not None, "rewritten by pytest"
+        return x * scale
+
+    assert any("pytest" in name for name in step.__code__.co_names)
+    assert {each.where for each in found_outside(step, (), lambda value: False)} >= {"scale"}
+    assert len(found_outside(step, (), lambda value: False)) < 5
