@@ -39,7 +39,9 @@ def pytest_runtest_makereport(
     return report
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):  # A process of pytest-xdist knows its own tests only.
+        return
     costs = {
         report.nodeid: value
         for reports in terminalreporter.stats.values()
