@@ -32,6 +32,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if os.name == "posix" and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
+# Linux shares the processors out among sessions first. One for each process of pytest-xdist: the devices of one, with
+# their many threads, leave the jobs that the tests of another one start the time that they need to come up.
+if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "setsid") and os.getpgrp() != os.getpid():
+    os.setsid()
 # Compiling is half of what the tests do, and without optimizations takes a fifth of the time. `make test-all` sets an
 # empty XLA_FLAGS, so that it runs what users run.
 os.environ.setdefault(
