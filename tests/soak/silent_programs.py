@@ -112,7 +112,7 @@ class _Draw:
         Other averages would be right, of a loss that is reported too large, and so would a count: every replica's counts.
         """
         averages = {"global size", "default size", "weighted", "weighted rows", "reduced"}
-        is_wrong = averages & set(self.names) and "mean of integers" not in self.names
+        is_wrong = averages & set(self.names) and "after: mean of integers" not in self.names
         if is_wrong and self.wrong("not distributed", 0.2):
             return "batches"
         return "strategy.distribute_dataset(batches)"
