@@ -28,7 +28,7 @@ from replicax.compat.jax_solves import constants_keep_their_types, let_constants
 from replicax.equality import OWN_DATA
 from replicax.program.divergence import find_divergence
 from replicax.program.eager_frame import may_differ
-from replicax.program.jaxprs import bind, evaluate, read, replaced_programs, variables_of
+from replicax.program.jaxprs import Values, bind, called, evaluate, read, replaced_programs, variables_of
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.runtime.once import once
 from replicax.typing import PyTree, PyTreeFunction
@@ -278,21 +278,17 @@ def _varying(tree: PyTree) -> PyTree:
 def _all_varying(program: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
     """Returns a program that does the same, in which all values vary, also those in its loops and branches."""
     own = [_varying(jnp.zeros(aval.shape, aval.dtype)) for aval in program.in_avals]
-    return jax.make_jaxpr(lambda *args: _evaluated_as_own(program, args))(*own)
+    return jax.make_jaxpr(lambda *args: _varying(called(program, args, (), (), _evaluate_varying)))(*own)
 
 
-def _evaluated_as_own(program: jex_core.ClosedJaxpr, args: Sequence[jax.Array]) -> list[jax.Array]:
-    variables = [*program.jaxpr.constvars, *program.jaxpr.invars]
-    values = dict(zip(variables, _varying([*program.consts, *args]), strict=True))
-    for equation in program.jaxpr.eqns:
+def _evaluate_varying(equations: Sequence[jex_core.JaxprEqn], values: Values) -> None:
+    for equation in equations:
         operands = _varying([read(atom, values) for atom in equation.invars])
         found: Sequence[jax.Array] = operands  # of what changes the type only
         if equation.primitive.name != "pvary":
             params = {name: replaced_programs(value, _all_varying) for name, value in equation.params.items()}
             found = bind(equation, operands, **rules_replaced(params, _all_varying))
-        values.update(zip(equation.outvars, _varying(list(found)), strict=True))
-    results: list[jax.Array] = _varying([read(atom, values) for atom in program.jaxpr.outvars])
-    return results
+        values.update(zip(equation.outvars, found, strict=True))
 
 
 def _or_again(original: PyTreeFunction, args: PyTree, kwargs: PyTree, again: Callable[[], PyTree]) -> PyTree:
