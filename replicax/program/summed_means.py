@@ -9,6 +9,7 @@ divided by their number.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -97,17 +98,47 @@ def _is_sum_over_replicas(equation: jex_core.JaxprEqn) -> bool:
 
 
 def _averaged(equations: Sequence[tuple[ProgramScope, jex_core.JaxprEqn]], replicas: int) -> set[int]:
-    """Returns the sums over replicas that are divided by the number of replicas afterwards, by their ids."""
-    found: set[int] = set()
+    """Returns the sums over replicas that are divided by the number of replicas afterwards, by their ids.
+
+    A weight that the loss itself divides by that number, as in `0.5 * w` on two replicas, has its gradient divided by
+    it, once: that makes no average.
+    """
+    divisions: Counter[int] = Counter()
+    by_the_loss: Counter[tuple[int, ...]] = Counter()
     for scope, equation in equations:
-        if equation.primitive.name not in ("div", "mul"):
-            continue
-        first, second = equation.invars
-        for value, factor in ((first, second), (second, first)):
-            if is_literal(value) or _number(scope, factor, equation.primitive.name) != replicas:
-                continue
-            found |= set(_sums_behind(scope, value))
-    return found
+        if equation.primitive.name == "pvary" and _is_divided(scope, equation.invars[0], replicas):
+            by_the_loss[aval_of(equation.outvars[0]).shape] += 1
+        for value, number in _scaled(scope, equation):
+            if number == replicas:
+                divisions.update(set(_sums_behind(scope, value)))
+    shapes = {
+        id(equation): aval_of(equation.outvars[0]).shape for _, equation in equations if id(equation) in divisions
+    }
+    once = Counter(shapes[each] for each, times in divisions.items() if times == 1)
+    return {each for each, times in divisions.items() if times > 1 or once[shapes[each]] > by_the_loss[shapes[each]]}
+
+
+def _scaled(scope: ProgramScope, equation: jex_core.JaxprEqn) -> Iterator[tuple[Atom, float]]:
+    """Yields the operand that an equation divides by a constant, and that, if it does."""
+    if equation.primitive.name not in ("div", "mul"):
+        return
+    first, second = equation.invars
+    pairs = ((first, second), (second, first)) if equation.primitive.name == "mul" else ((first, second),)
+    for value, factor in pairs:
+        number = _number(scope, factor, equation.primitive.name)
+        if number is not None and not is_literal(value):
+            yield value, number
+
+
+def _is_divided(scope: ProgramScope, atom: Atom, replicas: int) -> bool:
+    made_in, made = scope.origin(atom)
+    while made_in is not None and (equation := made_in.producer.get(made)) is not None:
+        if any(number == replicas for _, number in _scaled(made_in, equation)):
+            return True
+        if equation.primitive.name not in KEEP_NUMBERS:
+            return False
+        made_in, made = made_in.origin(equation.invars[0])
+    return False
 
 
 def _number(scope: ProgramScope, atom: Atom, name: str) -> float | None:
@@ -142,3 +173,5 @@ def _sums_behind(scope: ProgramScope, atom: Atom) -> Iterator[int]:
             yield id(equation)
         elif equation.primitive.name in UNPACK_NUMBERS:
             waiting += [(made_in, operand) for operand in equation.invars]
+        else:
+            waiting += [(made_in, value) for value, _ in _scaled(made_in, equation)]

@@ -42,13 +42,15 @@ def gradients_of(strategy, loss_of, rows=16, columns=3, runs=True, distributes=T
     return rx.function(lambda batch: strategy.run(step, args=(batch,))).lower(batch)  # traced, not compiled
 
 
-def plain_gradients_of(strategy, loss_of, rows=16, columns=3, runs=True, after=lambda gradient: gradient, own=False):
-    """The same with plain JAX: of an argument; `own` makes each replica differentiate for itself."""
+def plain_gradients_of(
+    strategy, loss_of, rows=16, columns=3, runs=True, after=lambda gradient: gradient, own=False, scale=1.0
+):
+    """The same with plain JAX: of an argument, which the loss multiplies by `scale`; `own`: each replica for itself."""
 
     def step(w, batch):
         x, y = batch
         w = jax.lax.pcast(w, "replica", to="varying") if own else w
-        loss, gradient = jax.value_and_grad(lambda w: loss_of(jnp.tanh(x @ w), y))(w)
+        loss, gradient = jax.value_and_grad(lambda w: loss_of(jnp.tanh(x @ (scale * w)), y))(w)
         return after(gradient), jnp.mean(loss)
 
     rng = np.random.default_rng(0)
@@ -161,6 +163,15 @@ def test_jax_sums_gradients_too(new, caplog, name):
     plain_gradients_of(two, WRONG[name], runs=False)
     for after in (lambda g: jax.lax.pmean(g, "replica"), mean_over_replicas):
         plain_gradients_of(two, WRONG[name], runs=False, after=after)
+    (record,) = caplog.records
+    assert "2 times too large" in record.getMessage()
+
+
+def test_a_weight_that_the_loss_divides_by_the_number_of_replicas_makes_no_average(new, caplog):
+    two = new(2)
+    plain_gradients_of(two, WRONG["mean"], scale=0.5, after=lambda g: g / 2, runs=False)
+    assert not caplog.records
+    plain_gradients_of(two, WRONG["mean"], scale=0.5, runs=False)
     (record,) = caplog.records
     assert "2 times too large" in record.getMessage()
 
