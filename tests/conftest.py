@@ -52,7 +52,7 @@ from hypothesis import settings
 
 import replicax as rx
 from replicax.runtime import ending
-from tests import compiled
+from tests import compiled, matrices
 from tests.costs import (  # noqa: F401 - pytest finds its hooks here.
     pytest_runtest_makereport,
     pytest_runtest_protocol,
@@ -75,6 +75,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs a GPU; run with JAX_PLATFORMS=cuda,cpu where there is one")
 
 
+@pytest.hookimpl(tryfirst=True)  # Before pytest leaves out what `-m` does not want.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Lets the tests that start processes come first: they wait more than they compute, while other workers compute.
 
@@ -84,6 +85,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         chance = random.Random(int(seed))
         place = {path: chance.random() for path in dict.fromkeys(item.path for item in items)}
         items.sort(key=lambda item: (place[item.path], chance.random()))
+    matrices.leave_to_the_night(items)
     for item in items:
         if not item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.cpu)

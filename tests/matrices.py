@@ -1,4 +1,8 @@
-"""Combinations of a test's parameters: all of them under `make test-all`, the telling ones under `make test`."""
+"""Combinations of a test's parameters: all of them under `make test-all`, the telling ones under `make test`.
+
+`matrix` chooses by pairs of values. `@pytest.mark.daily(n)` lets `make test` run `n` of a test's cases, such as show as
+many of the values as so few can.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +44,41 @@ def covering(cases: list[Case]) -> set[Case]:
         chosen.add(best)
         shown.update(_pairs(best))
         missing -= _pairs(best)
+    return chosen
+
+
+def leave_to_the_night(items: Iterable[pytest.Item]) -> None:
+    """Marks the cases as nightly that `@pytest.mark.daily(n)` does not choose."""
+    cases: dict[tuple[str, str], list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and item.get_closest_marker("daily"):
+            cases.setdefault((item.nodeid.partition("[")[0], item.originalname), []).append(item)
+    for each in cases.values():
+        marker = each[0].get_closest_marker("daily")
+        assert marker is not None
+        open_ = [item for item in each if not item.get_closest_marker("nightly")]
+        chosen = _spread([item.callspec.indices for item in open_], marker.args[0])
+        for place, item in enumerate(open_):
+            if place not in chosen:
+                item.add_marker(pytest.mark.nightly)
+
+
+def _spread(cases: list[dict[str, int]], count: int) -> set[int]:
+    """Returns the places of `count` cases: each shows what has been shown least, far from the others."""
+    shown: Counter[tuple[str, int]] = Counter()
+    left = list(range(len(cases)))
+    chosen: set[int] = set()
+    while left and len(chosen) < count:
+        best = min(
+            left,
+            key=lambda place: (
+                sum(shown[value] for value in cases[place].items()),
+                -min((abs(place - other) for other in chosen), default=0),
+            ),
+        )
+        left.remove(best)
+        chosen.add(best)
+        shown.update(cases[best].items())
     return chosen
 
 

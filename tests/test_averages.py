@@ -64,6 +64,7 @@ def train(strategy: rx.Strategy, kind: str, sizes: tuple[int, ...]) -> list[np.n
     return found
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize(
     ("name", "kind", "sizes"),
     [

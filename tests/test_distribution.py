@@ -50,6 +50,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"wheel": next(folder.glob("*.whl")), "source": next(folder.glob("*.tar.gz"))}
 
 
+@pytest.mark.nightly
 def test_both_have_the_version(built: dict[str, Path]):
     assert built["wheel"].name == f"replicax-{rx.__version__}-py3-none-any.whl"
     assert built["source"].name == f"replicax-{rx.__version__}.tar.gz"

@@ -55,6 +55,7 @@ def compiled_again() -> object:
     rx.config.run_eagerly(False)
 
 
+@pytest.mark.daily(10)
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if blocks_of(page)],

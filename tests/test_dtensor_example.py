@@ -45,6 +45,7 @@ def falls(numbers: list[float]) -> bool:
     return all(later < earlier for earlier, later in itertools.pairwise(numbers))
 
 
+@pytest.mark.nightly
 def test_it_learns_as_on_one_device(tmp_path: Path):
     output = run(tmp_path, "--epochs", 3, "--seeds", "22,23", "--save", tmp_path / "saved")
     assert "1437 rows to train on, 360 to test; 64-700-500-10 on Mesh(batch=8, cpu)" in output

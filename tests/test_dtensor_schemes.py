@@ -87,6 +87,7 @@ def sequence_moves_between_positions_and_heads(report: Any, gradients: dict[str,
     assert report.payload_bytes["all-reduce"] == sum(gradients.values()) + FLOAT
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize(
     ("name", "sends_as_expected"),
     [

@@ -37,11 +37,13 @@ def falls(losses: list[float]) -> bool:
     return all(later < earlier for earlier, later in itertools.pairwise(losses))
 
 
+@pytest.mark.nightly
 def test_low_communication_alone():
     output = run("diloco_mnist.py", "--steps", 60, "--every", 10)
     assert numbers(r"RESULT accuracy ([\d.]+)", output)[0] > 0.85
 
 
+@pytest.mark.nightly
 def test_keras_loop():
     output = run("custom_loop_keras.py", "--epochs", 3)
     losses = numbers(r"loss ([\d.]+)", output)
@@ -62,6 +64,7 @@ def test_keras_loop_on_mnist_files(tmp_path: Path):
     assert "test accuracy 1.000" in output
 
 
+@pytest.mark.nightly
 def test_optax_loop_needs_no_keras():
     output = run("custom_loop_optax.py", "--epochs", 3)
     losses = numbers(r"loss ([\d.]+)", output)

@@ -33,6 +33,7 @@ def write_mnist(folder: Path, train_rows: int, test_rows: int) -> None:
         (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(bytes(8 + rows)))
 
 
+@pytest.mark.nightly
 def test_mlp_learns_the_digits():
     output = run("fit_mnist.py", "--epochs", 2, "--batch-size", 100)
     assert "digits: 1437 rows on 8 replicas" in output
@@ -53,6 +54,7 @@ def test_conv_net_on_mnist_files(tmp_path: Path):
     assert output.splitlines()[-1] == "test accuracy 1.0000"
 
 
+@pytest.mark.nightly
 def test_seed_prints_the_losses_of_the_guide():
     output = run("fit_seed.py")
     assert numbers(r"loss: ([\d.]+)", output) == [2.2552, 0.9968, 0.4406, 0.1947]

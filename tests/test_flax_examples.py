@@ -37,6 +37,7 @@ def on_one_device(request):
     return module, *module.train(1)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "replicas",
@@ -53,6 +54,7 @@ def test_training_is_that_of_nnx_jit(on_one_device, replicas):
     np.testing.assert_allclose(found, history, rtol=1e-6)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["flax_mnist", "flax_vae"])
 def test_the_example_runs_and_learns(name):

@@ -121,6 +121,7 @@ def test_a_penalty_in_one_loss_with_the_data_is_counted_once_by_each_kind_of_gra
     assert float(plain) == float(of_variable) == 2.5 + 4.0
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("where", ["argument", "captured", "jitted"])
 def test_shares_that_are_equal_on_all_replicas_add_up_in_each_kind_of_gradient(mirrored, where):
     two, x, w = mirrored(2), np.arange(8, dtype="float32").reshape(4, 2), jnp.array([1.0, 2.0])

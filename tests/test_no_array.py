@@ -105,6 +105,7 @@ CAPTURED = {
 }
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize("use", CAPTURED.values(), ids=CAPTURED)
 @pytest.mark.parametrize("around", [lambda f: f, rx.function], ids=["run", "function"])
 def test_a_step_that_captures_it_has_its_own_component(mirrored, per_replica, use, around):

@@ -107,6 +107,7 @@ def test_updates_may_be_bools():
 # In replicas: TensorFlow's table. Row 0 is 2, each replica brings 5.
 
 
+@pytest.mark.daily(5)
 @pytest.mark.parametrize(
     ("aggregation", "op", "stored"),
     [
@@ -125,6 +126,7 @@ def test_equal_slices_count_once_for_each_replica(two, aggregation, op, stored):
     np.testing.assert_allclose(v.numpy(), [stored, 1.0], rtol=1e-6)
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize(("aggregation", "stored"), [("sum", 50.0), ("mean", 12.5), ("none", 10.0)])
 @pytest.mark.parametrize("is_eager", [False, True], ids=["function", "eager"])
 def test_in_a_function_and_op_by_op_it_is_the_same(two, aggregation, stored, is_eager):

@@ -206,6 +206,7 @@ def uninterrupted() -> Any:
     return fitted(rx.OneDeviceStrategy("cpu:0"), 3)[0]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("saver", "restorers"),
     [

@@ -49,6 +49,7 @@ def optimizers() -> dict[str, Callable[[], Any]]:
     }
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     ("make_model", "kind"),
     [(Custom, "adam"), (sequential, "nadam"), (sequential, "loss scale"), (Custom, "schedule")],
@@ -75,6 +76,7 @@ def test_a_training_continues_that_builds_everything_in_its_first_step(
     assert status.assert_consumed() is status
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     "scope", [None, lambda: rx.MirroredStrategy(["cpu:0", "cpu:1"]), lambda: rx.FullyShardedStrategy(min_size=1)]
 )
@@ -154,6 +156,7 @@ class Copying(keras.optimizers.SGD):
         self.assign(variable, self.copies[self._get_variable_index(variable)])
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("how", ["eager", "run", "function", "run in function", "run_eagerly"])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_restored_values_win_over_what_build_assigns(tmp_path: Path, devices: int, how: str):

@@ -242,6 +242,7 @@ def test_a_failure_beside_another_error_is_a_note(tmp_path: Path, monkeypatch: p
     assert "was not saved either" in caught.value.__notes__[0]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_kills_during_saves_leave_complete_checkpoints():
     result = soak(kills=5, seed=3)

@@ -1,7 +1,7 @@
 """Python imports this first in every process that a test starts: `tests/conftest.py` puts its folder on PYTHONPATH.
 
-Keras imports scikit-learn and Matplotlib where they are installed, for what no such process uses. That is 40 % of the
-time in which a process starts. Here Keras does not find them, as after `pip install replicax`; all others do.
+Keras imports scikit-learn, Matplotlib and others where they are installed, for what no such process uses. That is half
+of the time in which a process starts. Here Keras does not find them, as after `pip install replicax`; all others do.
 
 At its end Python looks for garbage among all objects of JAX and Keras, twice: 0.9 s of a processor for each process.
 Here it does not look. Where a test is about that end, its processes are started without this file
@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-_HIDDEN = frozenset({"sklearn", "matplotlib"})
+_HIDDEN = frozenset({"sklearn", "matplotlib", "psutil", "requests", "IPython"})
 _KERAS = os.path.join("keras", "src", "")
 
 

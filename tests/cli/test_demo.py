@@ -53,6 +53,7 @@ def test_without_matplotlib_the_demo_draws_nothing_and_says_so(tmp_path: Path, m
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_float64_agrees_to_the_last_digits_and_stays_inside_the_demo(tmp_path: Path):
     options = ("--dtype", "float64", "--epochs", 1, "--limit", 100, "--results")
     done = replicax("demo", *options, "--output", tmp_path)
@@ -61,6 +62,7 @@ def test_float64_agrees_to_the_last_digits_and_stays_inside_the_demo(tmp_path: P
     assert jnp.ones(1).dtype == jnp.float32
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not MNIST.is_dir(), reason=f"MNIST is not at {MNIST}")
 def test_mnist(tmp_path: Path):
     options = ("--data", "mnist", "--data-dir", MNIST, "--limit", 100, "--epochs", 1)

@@ -36,6 +36,7 @@ def test_scores_are_means_over_rows_whatever_the_batches(digits: Dataset):
         assert score.accuracy == scores[0].accuracy
 
 
+@pytest.mark.nightly
 def test_devices_do_not_change_the_losses(digits: Dataset):
     settings = Settings(2, 50, 1e-3, seed=3)
     expected, step_losses = train(rx.OneDeviceStrategy("cpu:0"), digits, settings)

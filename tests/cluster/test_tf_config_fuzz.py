@@ -24,6 +24,7 @@ def test_there_are_more_than_a_thousand():
     assert len(BREAK) * EXAMPLES_FOR_EACH_WAY > 1000
 
 
+@pytest.mark.daily(12)
 @pytest.mark.parametrize("how", BREAK)
 def test_a_broken_document_is_refused(how: str):
     seen = 0
@@ -69,6 +70,7 @@ def strange_documents(draw: st.DrawFn) -> Any:
     return draw(st.one_of(whole, whole, whole, json_values))
 
 
+@pytest.mark.nightly
 @settings(quick, max_examples=500)
 @given(strange_documents())
 def test_random_json_is_taken_only_if_it_is_valid(document: Any):

@@ -30,6 +30,7 @@ def shown(element: object) -> object:
 SLICES = "tf.data.Dataset.from_tensor_slices"
 
 
+@pytest.mark.daily(6)
 @pytest.mark.parametrize(
     ("code", "expected"),
     [

@@ -18,6 +18,7 @@ def body(code: str, head: str = HEAD) -> str:
     return converted(head + code + "\n").splitlines()[-1]
 
 
+@pytest.mark.daily(5)
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -59,6 +60,7 @@ def _joined(before: str) -> str:
     return " ".join(line.strip() for line in text.splitlines()).replace("( ", "(").replace(" )", ")").replace(",)", ")")
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -95,6 +97,7 @@ def test_what_a_script_saves_it_loads_under_the_same_name():
     ]
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize(
     "code",
     [

@@ -18,6 +18,7 @@ def result(text: str, **names: object) -> np.ndarray:
     return np.asarray(names["y"])
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -233,6 +233,7 @@ def above_of(tree: ast.AST, line: int) -> int:
     return best or line
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize(
     "seed", [pytest.param(seed, marks=[pytest.mark.nightly] if seed > 5 else []) for seed in range(60)]
 )

@@ -17,6 +17,7 @@ def drawn(code: str) -> np.ndarray:
     return np.asarray(names["x"])
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     ("code", "dtype", "least", "most"),
     [

@@ -22,6 +22,7 @@ def step(loss: str, update: str = "optimizer.apply_gradients(zip(g, model.traina
 HELPER = "def total(l):\n    return context.all_reduce('SUM', l)\n"
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     "loss",
     [

@@ -39,6 +39,7 @@ def plain(op, value):
     return wide.sum(axis=0) if op == "sum" else wide.mean(axis=0)
 
 
+@pytest.mark.daily(14)
 @pytest.mark.parametrize("op", ["sum", "mean"])
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_reduces_like_a_plain_sum_with_the_same_bits_everywhere(replicas, same_everywhere, ops, count, op):
@@ -61,6 +62,7 @@ def test_works_op_by_op(replicas, same_everywhere, ops):
         np.testing.assert_array_equal(same_everywhere(eager), np.asarray(expected))
 
 
+@pytest.mark.daily(8)
 @pytest.mark.parametrize(
     "options",
     [CommunicationOptions(bytes_per_pack=size) for size in (1, 24, 1 << 20)]
@@ -101,6 +103,7 @@ def test_results_are_typed_as_equal(replicas, ops):
     jax.jit(replicas(3).map(check))(jnp.ones(3))
 
 
+@pytest.mark.daily(2)
 def test_a_single_replica_takes_equal_values_and_sends_nothing(replicas, ops, count_ops):
     def reduce_constant(x):
         del x
@@ -121,6 +124,7 @@ def test_the_mean_of_small_integers_does_not_wrap(replicas, ops):
     np.testing.assert_array_equal(result, [100.0, 100.0])
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize(("dtype", "wire"), [("float32", "bf16"), ("float16", "f16"), ("int32", "i32")])
 def test_compression_shows_on_the_wire_and_not_in_the_dtype(replicas, ops, dtype, wire):
     reduce = jax.jit(replicas(2).reducer(ops, "sum", CommunicationOptions(compression="bfloat16")))
@@ -150,6 +154,7 @@ def test_gradients_agree_with_an_all_reduce_of_the_gradients(replicas, ops):
     np.testing.assert_array_equal(by_mean, [1.0, 1.0])
 
 
+@pytest.mark.daily(2)
 def test_differentiates_forwards_and_twice(replicas, ops):
     reduce = replicas(3).reducer(ops)
 

@@ -15,6 +15,7 @@ def test_groups_are_about_the_square_root(count, size):
     assert _default_group_size(count) == size
 
 
+@pytest.mark.daily(6)
 @pytest.mark.parametrize("count", [2, 3, 5, 7, 8])
 @pytest.mark.parametrize("group_size", [None, 1, 3, 8, 100])
 def test_any_group_size_gives_the_sum(replicas, same_everywhere, count, group_size):

@@ -67,5 +67,6 @@ def custom_loop() -> list[int]:
     return [strategy.worker_index, -1]
 
 
+@pytest.mark.nightly
 def test_a_loop_of_ones_own_stops_on_all_workers_when_one_wants_to():
     assert run_workers(custom_loop, 2, 1, 100) == [[0, 3], [1, 3]]

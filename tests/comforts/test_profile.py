@@ -35,6 +35,7 @@ for batch in strategy.distribute_dataset([np.ones((8, 64), np.float32)] * int(sy
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.multiprocess
 def test_each_worker_has_a_trace_of_the_steps_and_a_table(tmp_path):
     script = tmp_path / "train.py"

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import pytest
 
 import replicax as rx
 
 
+@pytest.mark.nightly
 def test_a_training_is_prepared(tmp_path: Path, mirrored):
     strategy = mirrored(3)
     rng = np.random.default_rng(0)

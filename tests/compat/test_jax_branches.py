@@ -53,6 +53,7 @@ WAYS = {
 }
 
 
+@pytest.mark.daily(6)
 @pytest.mark.parametrize("way", WAYS)
 def test_values_and_gradients_are_those_of_plain_jax(mirrored, way):
     def values(rows, w):

@@ -33,6 +33,7 @@ def test_coefficients_may_be_equal_where_the_argument_is_not(coefficients):
     np.testing.assert_allclose(found, np.polynomial.Polynomial(coefficients)(np.arange(4)), rtol=1e-6)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_derivatives_are_those_of_one_device(name: str):
     values = np.linspace(0.1, 0.9, 8, dtype="float32")

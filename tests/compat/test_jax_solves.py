@@ -50,6 +50,7 @@ WAYS = {
 }
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("rows", [4, 1])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_derivative_by_captured_weights_is_that_of_plain_jax(way, rows):

@@ -47,6 +47,7 @@ WAYS = {
 }
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("way", WAYS)
 def test_whether_constants_are_traced_is_what_jax_makes_of_one(way):
     run, expected = WAYS[way]

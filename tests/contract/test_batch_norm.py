@@ -64,6 +64,7 @@ def with_strategy(strategy: rx.Strategy, kernel: np.ndarray, head: np.ndarray) -
     return {name: np.asarray(variable.value) for name, variable in found.items()}
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("replicas", [1, 2, 3, 8])
 def test_batch_norm_is_that_of_each_replica_and_its_statistics_their_mean(replicas):
     rng = np.random.default_rng(0)

@@ -43,6 +43,7 @@ def test_a_step_is_compiled_once(name, compilations):
     np.testing.assert_allclose(weights.numpy(), 1 - 3 * np.ones(3) / 3, atol=1e-6)
 
 
+@pytest.mark.daily(25)
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("rows", [24, 25, 1])
 def test_reduce_is_exact_for_any_number_of_rows(name, rows):
@@ -55,6 +56,7 @@ def test_reduce_is_exact_for_any_number_of_rows(name, rows):
     np.testing.assert_array_equal(strategy.gather(doubled, axis=0)["y"], 2 * x)
 
 
+@pytest.mark.daily(8)
 @pytest.mark.parametrize("name", ALL)
 def test_state_survives_partial_batches(name):
     strategy = ALL[name]()

@@ -17,6 +17,7 @@ def combined(strategy, way, run, combine):
     return (rx.function(combine) if way == "argument" else combine)(run())
 
 
+@pytest.mark.daily(20)
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize(("way", "rows"), [("directly", 24), ("function", 5), ("argument", 5)])
 def test_an_equal_result_counts_once_for_each_replica_that_ran(name, way, rows):
@@ -46,6 +47,7 @@ def test_an_equal_result_counts_once_for_each_replica_that_ran(name, way, rows):
     np.testing.assert_array_equal(found["gathered"][0], [[1, 2] * replicas])
 
 
+@pytest.mark.daily(8)
 @pytest.mark.parametrize("name", ALL)
 def test_the_sum_of_a_scaled_regularisation_loss_is_the_loss(name):
     strategy = ALL[name]()
@@ -57,6 +59,7 @@ def test_the_sum_of_a_scaled_regularisation_loss_is_the_loss(name):
     assert float(combined(strategy, "directly", run, lambda x: strategy.reduce("sum", x))) == pytest.approx(13.7)
 
 
+@pytest.mark.daily(8)
 @pytest.mark.parametrize("name", ALL)
 def test_local_results_has_an_equal_result_once_for_each_replica_that_ran(name):
     strategy = ALL[name]()
@@ -67,6 +70,7 @@ def test_local_results_has_an_equal_result_once_for_each_replica_that_ran(name):
         assert all(float(x) == 3.0 for x, _ in strategy.local_results((equal, own)))
 
 
+@pytest.mark.daily(14)
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize(("axis", "inside"), [(None, False), (0, True)])
 def test_what_has_been_combined_is_not_summed_again(name, axis, inside):
@@ -85,6 +89,7 @@ def test_what_has_been_combined_is_not_summed_again(name, axis, inside):
             call(how)
 
 
+@pytest.mark.daily(8)
 @pytest.mark.parametrize("name", ALL)
 def test_plain_state_goes_through_run_as_arrays_and_compiles_once(name):
     strategy = ALL[name]()
@@ -108,6 +113,7 @@ def test_plain_state_goes_through_run_as_arrays_and_compiles_once(name):
     assert train.num_programs == 1
 
 
+@pytest.mark.daily(8)
 @pytest.mark.parametrize("name", ALL)
 def test_reducing_a_variable_gives_an_array_that_stays(name):
     strategy = ALL[name]()
@@ -121,6 +127,7 @@ def test_reducing_a_variable_gives_an_array_that_stays(name):
     assert float(strategy.gather({"v": variable})["v"]) == 6.0
 
 
+@pytest.mark.daily(14)
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize(("aggregation", "inside"), [("sum", True), ("none", False)])
 def test_an_on_read_variable_is_combined_from_its_components(name, aggregation, inside):

@@ -137,6 +137,7 @@ def test_a_source_may_reuse_its_buffer(distribute, rows_of, replicas, prefetch):
     assert [np.unique(step).tolist() for step in steps] == [[0], [1], [2], [3], [4]]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     "make",
     [

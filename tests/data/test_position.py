@@ -56,6 +56,7 @@ def distribute(mesh_for):
     return make
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("kind", SOURCES)
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_stopped_after_any_step_and_resumed_elsewhere(distribute, rows_of, kind, prefetch):

@@ -60,6 +60,7 @@ SOURCES = {
 }
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("name", SOURCES)
 def test_every_source_gives_its_batches_on_every_pass(name):
     make, length = SOURCES[name]

@@ -146,6 +146,7 @@ def test_in_traced_code_results_are_relaid_whatever_their_length(by_x, compiled)
 # Random numbers.
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
 @pytest.mark.parametrize("partitionable", [True, False])
 def test_random_numbers_are_the_same_for_every_layout(mesh, pair, draw, partitionable):

@@ -87,6 +87,7 @@ def assert_close(ours, references):
         assert np.linalg.norm(np.asarray(a) - np.asarray(b)) <= 1e-6 * np.linalg.norm(b)
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("layouts", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("make_optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_keras_optimizers_train_as_on_one_device(mesh, layouts, make_optimizer):
@@ -109,6 +110,7 @@ def test_keras_optimizers_train_as_on_one_device(mesh, layouts, make_optimizer):
             assert slot.value.sharding.is_equivalent_to(layout.to_sharding(), layout.rank)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("layouts", LAYOUTS.values(), ids=LAYOUTS)
 def test_optax_trains_as_on_one_device(mesh, layouts):
     optimizer = optax.adamw(0.01)

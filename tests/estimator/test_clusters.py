@@ -34,6 +34,7 @@ def trained(folder: str, steps: int) -> dict[str, Any]:
     return {"result": result, "workers": workers, "chief": chief, "weights": weights, "saved": saved}
 
 
+@pytest.mark.nightly
 @pytest.mark.multiprocess
 def test_workers_train_what_one_device_does_and_an_evaluator_sees_all_of_it(tmp_path, monkeypatch):
     answers = rx.testing.run_workers(trained, workers=2, folder=str(tmp_path / "two"), steps=6)

@@ -43,6 +43,7 @@ CALLS = {
 }
 
 
+@pytest.mark.daily(15)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize(
     ("input_fn", "words"),

@@ -20,6 +20,7 @@ def compiled(**arguments) -> keras.Model:
     return model
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("devices", [0, 3])
 def test_a_model_trains_as_in_the_plain_loop_and_stays_as_it_is(alone, tmp_path, devices):
     strategy = rx.MirroredStrategy([f"cpu:{i}" for i in range(devices)]) if devices else None

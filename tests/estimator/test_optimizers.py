@@ -70,6 +70,7 @@ def summed(features, labels, mode):
     return EstimatorSpec(mode, loss=loss, optimizer=keras.optimizers.SGD(0.1), loss_reduction="sum")
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("model_fn", [by_gradients, by_itself, by_keras_in_train_op, by_keras_with_scaled_loss, summed])
 def test_every_way_to_update_gives_the_weights_of_one_device(tmp_path, model_fn):
     config = RunConfig(

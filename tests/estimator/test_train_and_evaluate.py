@@ -162,6 +162,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Estimator:
     return estimator.train(batches, max_steps=6)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     ("strategy", "replicas"),
     [

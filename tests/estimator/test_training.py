@@ -15,6 +15,7 @@ QUICK += [("keras", "central_2"), ("jax", "default")]
 REST = [(model, name) for model in MODELS for name in ALL if (model, name) not in QUICK]
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     ("model", "name"), [*QUICK, *(pytest.param(*each, marks=pytest.mark.nightly) for each in REST)]
 )

@@ -61,6 +61,7 @@ def is_variable(leaf: object) -> bool:
     return isinstance(leaf, rx.Variable)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     "dims",
     [

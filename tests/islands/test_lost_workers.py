@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.nightly
 def test_a_killed_island_joins_again_while_the_others_train_on(tmp_path):
     command = [sys.executable, "-m", "replicax", "run", "--workers", "3", "--islands", "--restarts", "1"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}

@@ -86,6 +86,7 @@ def streamed(every, fragments, islands, batches, rate=0.7, momentum=0.9):
     return own
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(("fragments", "steps"), [(1, 8), (2, 6), (2, 7), (2, 8)])
 def test_fragments_have_rounds_of_their_own(fragments, steps):
     def own(strategy):

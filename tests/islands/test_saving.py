@@ -51,6 +51,7 @@ def go_on(training, steps):
         training.train(batch)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("steps", [5, 8, 3])
 @pytest.mark.parametrize(
     "make", [functools.partial(rx.DiLoCoStrategy, 4), functools.partial(rx.DiLoCoStrategy, 4, fragments=2)]

@@ -75,6 +75,7 @@ def body(strategy):
     return training.values(), float(training.rows.numpy()), strategy.bytes_exchanged
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(("islands", "devices"), [(1, 2), (2, 1), (2, 2), pytest.param(3, 1), pytest.param(4, 2)])
 def test_local_sgd_with_one_step_is_mirrored_training_on_all_batches_together(islands, devices):
     found = run_islands(body, functools.partial(rx.LocalSGDStrategy, 1), islands, devices)
@@ -96,6 +97,7 @@ def test_local_sgd_takes_the_mean_after_every_round(every):
             np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("islands", [1, 2, 3])
 def test_diloco_is_the_papers_update(islands):
     found = run_islands(body, functools.partial(rx.DiLoCoStrategy, 4), islands)

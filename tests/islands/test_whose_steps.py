@@ -118,6 +118,7 @@ def test_islands_of_other_settings_are_refused_on_all_of_them(makes):
     assert run_islands(body, make) == [72, 72]
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("outer", [None, SGD(0.7, momentum=0.9, nesterov=True), optax.sgd(0.7, 0.9, nesterov=True)])
 def test_the_outer_state_grows_with_variables_made_between_rounds(outer):
     def grown(late):

@@ -51,6 +51,7 @@ def plain():
     return trained(rx.OneDeviceStrategy("cpu:0"), keras.layers.BatchNormalization)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["three"])
 def test_training_is_that_of_one_device(name, plain):
     assert_same(trained(HOSTS[name]()), plain)

@@ -102,6 +102,7 @@ def test_under_every_strategy(name, settings, expected):
     assert_same(worked(made(HOSTS[name](), lambda: model_of(Own, **settings)), X, LABELS), expected, TOLERANCE)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_without_a_strategy(eagerly, mirrored, expected):
     with mirrored(2).scope():
@@ -178,6 +179,7 @@ class Rows(keras.utils.PyDataset):
         return {"rows": rows, "targets": np.sum(rows, axis=1, keepdims=True)}
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("name", ["three", "sharded", "central"])
 @pytest.mark.parametrize("kind", [Uncalled, OtherCall])
 def test_a_step_may_do_without_a_call_of_the_model(name, kind):

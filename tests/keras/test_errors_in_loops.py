@@ -59,6 +59,7 @@ class Calling(keras.callbacks.Callback):
             self.error = error
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("loop", ["fit", "predict"])
 def test_a_second_thread_is_refused_while_a_model_is_in_a_loop(strategy, loop):
     model, alone = made(strategy, classifier), made(strategy, classifier)
@@ -88,6 +89,7 @@ def test_models_of_one_strategy_are_fitted_by_a_thread_each(strategy):
         assert all(np.array_equal(ours, other) for ours, other in zip(state(model), state(models[2]), strict=True))
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize(("loop", "method"), [("fit", "train"), ("evaluate", "test"), ("predict", "predict")])
 def test_an_interrupt_between_steps(strategy, loop, method):
     error = KeyboardInterrupt()

@@ -108,6 +108,7 @@ def expected():
     return all_loops(made(None, linear), ARRAYS["NumPy"])
 
 
+@pytest.mark.daily(5)
 @pytest.mark.parametrize("kind", [*ARRAYS, *DATASETS])
 @pytest.mark.filterwarnings("ignore:.*shuffle=True.*:UserWarning", "ignore:.*ran out of data.*:UserWarning")
 def test_every_kind_of_data_trains_alike(three, expected, kind):
@@ -127,6 +128,7 @@ def distributed(strategy):
     }
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize(
     ("devices", "kind"),
     [

@@ -28,6 +28,7 @@ def model(request):
     return model
 
 
+@pytest.mark.daily(1)
 def test_a_fit_without_compile_is_keras_own_error_and_loses_nothing(model):
     before = [np.asarray(variable.value) for variable in model.variables]
     model.layers[0].trainable = False
@@ -40,6 +41,7 @@ def test_a_fit_without_compile_is_keras_own_error_and_loses_nothing(model):
     assert not np.array_equal(before[2], model.layers[1].kernel.value)
 
 
+@pytest.mark.daily(1)
 def test_evaluate_and_predict_need_no_compile(model):
     expected = model.predict(X, verbose=0)
     model.evaluate(X, Y, batch_size=8, verbose=0)
@@ -50,6 +52,7 @@ def test_evaluate_and_predict_need_no_compile(model):
         np.testing.assert_allclose(loss, np.mean((expected[:rows] - Y[:rows]) ** 2), rtol=1e-5)
 
 
+@pytest.mark.daily(2)
 def test_freezing_in_the_middle_of_an_epoch_is_told_before_the_next_kind_of_batch(model):
     layer = model.layers[0]
 

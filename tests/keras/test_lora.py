@@ -72,6 +72,7 @@ def fitted(strategy, quantized=False):
 ONE = rx.OneDeviceStrategy("cpu:0")
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     "hosts",
     [

@@ -50,6 +50,7 @@ KINDS = {
 }
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("in_scope", [False, True])
 def test_a_model_remembers_its_strategy_in_and_out_of_the_scope(three, kind, in_scope):
@@ -82,6 +83,7 @@ LOOPS = {
 }
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_model_made_outside_joins_the_strategy_in_whose_scope_it_is_used(three, loop, recwarn):
     model, reference = made(None, classifier), made(None, classifier)

@@ -80,6 +80,7 @@ OPTIMIZERS = {
 ONE = rx.OneDeviceStrategy("cpu:0")
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("work", [looped, fitted])
 @pytest.mark.parametrize("name", ["ema", "scale and accumulation"])
 def test_optimizers_do_the_same_on_shards(name, work):
@@ -103,6 +104,7 @@ def test_optimizers_do_the_same_with_micro_batches(name):
         assert_same(looped(host(), OPTIMIZERS[name], steps=3), expected)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     ("policy", "hosts"),
     [
@@ -141,6 +143,7 @@ def test_gradients_travel_in_the_dtype_of_their_variables(mirrored, steps):
     assert sum(each.num_bytes for each in collectives(text)) == 4 * model.count_params()
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("work", [looped, fitted])
 @pytest.mark.parametrize("name", ["three", pytest.param("sharded", marks=pytest.mark.nightly)])
 def test_a_gradient_that_is_not_finite_on_one_replica_skips_the_step_on_all(name, work):

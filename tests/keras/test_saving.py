@@ -43,6 +43,7 @@ def strategy_over(mirrored, devices):
     return None if devices is None else mirrored(devices)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("before", "after"), FROM_TO)
 def test_a_saved_model_goes_on_under_any_strategy(mirrored, tmp_path, train, uninterrupted, before, after):
     model = made(strategy_over(mirrored, before), with_adam)
@@ -56,6 +57,7 @@ def test_a_saved_model_goes_on_under_any_strategy(mirrored, tmp_path, train, uni
     assert_same((history, state_of(loaded), loaded.predict(X, batch_size=7, verbose=0)), uninterrupted)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(("before", "after"), FROM_TO)
 def test_saved_weights_go_on_under_any_strategy(mirrored, tmp_path, train, uninterrupted, before, after):
     model = made(strategy_over(mirrored, before), with_adam)

@@ -155,6 +155,7 @@ def test_a_model_by_another_name_is_an_error_and_the_name_can_be_given(tmp_path:
     np.testing.assert_allclose(sidecar.evaluations[0].logs["loss"], mse(0.5), rtol=1e-5)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(("mode", "step"), [("auto", 20), ("min", 20), ("max", 10)])
 def test_which_is_best(tmp_path: Path, mode: str, step: int):
     saved(tmp_path, [0.0, 0.9, 0.5])

@@ -78,6 +78,7 @@ def test_batches_are_written_over_the_steps_since_training_began(three, tmp_path
     assert scalars(tmp_path / "train")["batch_loss"] == series(losses, first=1)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     ("update_freq", "steps_per_execution", "expected"),
     [(2, 1, [2, 4, 6]), (4, 1, [4]), (2, 2, [2, 5, 6]), (1, 3, [3, 6])],
@@ -153,6 +154,7 @@ def profiles(folder):
     return sorted(folder.rglob("*.xplane.pb"))
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(("profile_batch", "steps"), [(2, [2]), ((2, 4), [2, 3, 4]), ((5, 99), [5, 6])])
 def test_chosen_batches_are_profiled(three, tmp_path, profile_batch, steps):
     callback = rx.keras.TensorBoard(tmp_path, profile_batch=profile_batch)

@@ -28,6 +28,7 @@ TARGETS = np.eye(CLASSES, dtype="float32")[np.random.default_rng(2).integers(CLA
 # Batch sizes and numbers of devices.
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize(
     ("devices", "rows", "batch_size"),
     [(1, 27, 7), (3, 27, 7), (8, 27, 7), (8, 5, 3), (2, 48, 16), (8, 48, 16)],
@@ -104,6 +105,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_see_the_global_batch(mirrored_or_central, name):
     assert_same_with_and_without(mirrored_or_central, LAYERS[name])
@@ -184,6 +186,7 @@ def test_metrics_count_every_row_once(mirrored_or_central):
     assert np.shape(evaluation["true_positives"]) == (2,)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("reduction", ["sum", "sum_over_batch_size", "mean_with_sample_weight"])
 def test_each_reduction_of_a_loss_is_that_of_the_global_batch(mirrored_or_central, reduction):
     loss = keras.losses.CategoricalCrossentropy(from_logits=True, reduction=reduction)
@@ -215,6 +218,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_make_the_same_updates(mirrored_or_central, name):
     assert_same_with_and_without(mirrored_or_central, lambda: classifier(optimizer=OPTIMIZERS[name]()))
@@ -255,6 +259,7 @@ def test_an_overflow_skips_the_step_and_halves_the_scale(mirrored_or_central):
     assert float(model.optimizer.dynamic_scale.value) == 32.0
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_mixed_precision_trains_to_its_own_accuracy(mirrored_or_central, policy):
     def work(model, x, y):

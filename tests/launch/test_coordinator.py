@@ -43,6 +43,7 @@ def test_the_script_runs_once_and_its_failure_is_the_jobs(run: Callable[..., Don
     assert done.log("chief-0").count("ValueError: no") == 2
 
 
+@pytest.mark.daily(1)
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 @pytest.mark.parametrize("number", [0, signal.SIGKILL, signal.SIGTERM], ids=["end", "SIGKILL", "SIGTERM"])

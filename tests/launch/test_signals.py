@@ -51,6 +51,7 @@ def guard_of(launcher: int) -> int:
     return guard
 
 
+@pytest.mark.daily(2)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs the parent-death signal of Linux")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_nothing_outlives_the_launcher(launcher: Launch, number: int):

@@ -19,6 +19,7 @@ def mlp():
     return keras.Sequential([keras.Input((8,)), keras.layers.Dense(32, name="x"), keras.layers.Dense(32, name="x_x")])
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     "make",
     [

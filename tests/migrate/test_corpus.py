@@ -43,6 +43,7 @@ def test_converting_a_converted_script_changes_nothing():
         assert convert(once).after == once
 
 
+@pytest.mark.daily(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAST)
 def test_a_converted_script_computes_what_it_computed(name):

@@ -58,6 +58,7 @@ def worker(folder: str) -> dict[str, Any]:
     return {"raised": raised, "weights": [each.tolist() for each in model.get_weights()], "left": os.listdir(folder)}
 
 
+@pytest.mark.nightly
 def test_one_that_acts_alone_is_not_paired_with_a_later_step(tmp_path):
     results = run_workers(worker, 2, 4, folder=str(tmp_path))
     for result in results:

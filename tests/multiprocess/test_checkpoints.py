@@ -121,6 +121,7 @@ def test_one_process_restores(saved: Any):
     assert trainer.values() == results[0]["values"]
 
 
+@pytest.mark.nightly
 def test_three_workers_restore(saved: Any):
     directory, results = saved
     restored = run_workers(restorer, 3, timeout=250, directory=str(directory))
@@ -237,6 +238,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Any
     return run
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "worker", "after"),

@@ -117,6 +117,7 @@ def test_who_does_not_come_to_the_end_is_named(launch: Callable[..., Launched]):
     assert "others have been done for more than 15 s and wait to leave with it" in output
 
 
+@pytest.mark.nightly
 def test_a_worker_that_fails_among_three_says_so_in_few_lines(launch: Callable[..., Launched]):
     code, output = launch("fails", workers=3, stall=30.0).end()
     assert code == ExitCode.FAILED, output
@@ -133,6 +134,7 @@ def test_different_programs_are_the_scripts_fault_and_not_tried_again(launch: Ca
     assert len(output.splitlines()) <= LONGEST_LINES, output
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
@@ -148,6 +150,7 @@ def test_what_the_chief_calls_alone_while_others_go_on_is_named(fault: str, said
     assert len(output.splitlines()) <= LONGEST_LINES, output
 
 
+@pytest.mark.nightly
 def test_an_evaluation_by_the_chief_alone_is_noticed(launch: Callable[..., Launched]):
     job = launch("chief_evaluates", stall=10.0)
     job.pid(0)
@@ -161,6 +164,7 @@ def test_an_evaluation_by_the_chief_alone_is_noticed(launch: Callable[..., Launc
     assert len(output.splitlines()) <= LONGEST_LINES, output
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("fault", ["chief_reduces", "chief_makes_a_variable", "chief_saves"])
 def test_what_only_the_chief_calls_is_noticed(launch: Callable[..., Launched], fault: str):
     job = launch(fault, stall=5.0)

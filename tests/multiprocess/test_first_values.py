@@ -43,6 +43,7 @@ def worker() -> dict[str, Any]:
     return {"parts": parts, "values": [np.asarray(each).tolist() for each in made]}
 
 
+@pytest.mark.nightly
 def test_all_processes_have_the_first_ones_values_and_each_its_own_shards():
     found = run_workers(worker, 2, 4)
     expected = [np.asarray(each) for each in variables(0)]

@@ -43,6 +43,7 @@ def survived(folder: Path, *faults: str) -> None:
     np.testing.assert_allclose(again.model.get_weights()[0], expected["variable 0"], rtol=0, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_a_worker_that_was_killed_joins_again(tmp_path: Path):
     survived(tmp_path, "1:step:7")
 

@@ -9,6 +9,7 @@ from tests.soak.normal_ends import LONGEST_S, Case, soak
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(2 * LONGEST_S)]
 
 
+@pytest.mark.nightly
 def test_workers_of_each_kind_end_as_they_should():
     cases = [Case("notebook", "exception", 2), Case("elastic", "exit", 2), Case("preemptible", "last", 2)]
     found = soak(cases, at_once=len(cases))

@@ -36,6 +36,7 @@ def check(running: Job, since: float, code: int, *said: str, worker: int = 0) ->
     return log
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("kind", ["read", "call", "fit", "agree"])
 def test_a_killed_worker(tmp_path: Path, kind: str):
     with job(tmp_path, kind, 0.0, STALL_S, 100_000, MODULE) as running:
@@ -45,6 +46,7 @@ def test_a_killed_worker(tmp_path: Path, kind: str):
         assert kind == "fit" or "caught again" in log
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("kind", ["read", "fit"])
 def test_a_stopped_worker(tmp_path: Path, kind: str):
     with job(tmp_path, kind, 0.0, STALL_S, 100_000, MODULE) as running:

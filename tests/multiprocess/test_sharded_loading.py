@@ -63,6 +63,7 @@ def worker(folder: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.nightly
 def test_each_process_reads_what_its_devices_need(tmp_path: Path) -> None:
     source = model()
     for variable in source.weights:

@@ -88,6 +88,7 @@ def worker(kind: str, folder: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=() if kind == "fully_sharded" else pytest.mark.nightly) for kind in STRATEGIES]
 )

@@ -103,6 +103,7 @@ def worker(kind: str, reads: bool) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("kind", "replicas", "local"),
     [

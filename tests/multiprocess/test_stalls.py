@@ -35,6 +35,7 @@ def fault_time(running: Job, worker: int = 1) -> float:
     return float(running.wait_for(worker, r"fault at ([\d.]+)")[1])
 
 
+@pytest.mark.nightly
 def test_a_stopped_worker(tmp_path: Path):
     with job(tmp_path, steps=1000) as running:
         running.wait_for(1, "step 5")
@@ -45,6 +46,7 @@ def test_a_stopped_worker(tmp_path: Path):
         assert code != 0
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("fault", ["callback", "input"])
 def test_a_worker_that_does_not_come(tmp_path: Path, fault: str):
     with job(tmp_path, fault) as running:
@@ -65,6 +67,7 @@ def test_a_sharded_variable_that_one_worker_reads_alone(tmp_path: Path):
         assert running.end(1, 5)[0] == ExitCode.DIVERGED
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("killed", "fault"), [(1, ""), (0, ""), (1, "sharded")])
 def test_a_killed_worker(tmp_path: Path, killed: int, fault: str):
     with job(tmp_path, fault, steps=1000) as running:
@@ -83,6 +86,7 @@ def test_a_killed_worker(tmp_path: Path, killed: int, fault: str):
         assert "is dead" in running.log(other)
 
 
+@pytest.mark.nightly
 def test_different_programs(tmp_path: Path):
     with job(tmp_path, "program") as running:
         for worker in (0, 1):

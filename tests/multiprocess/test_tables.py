@@ -24,6 +24,7 @@ def worker(how: str) -> dict[str, Any]:
     return {name: value.tolist() for name, value in found.items()}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", ["fit", "run"])
 def test_training_is_that_of_keras_rs(how: str):
     wanted = problem.by_keras_rs("adagrad", "mean", problem.batches("weighted", problem.spread_ids)[:2])

@@ -38,6 +38,7 @@ def trained(strategy: rx.Strategy) -> dict[str, Any]:
     }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "compression", [pytest.param(kind, marks=() if kind == "int8" else pytest.mark.nightly) for kind in KINDS]
 )

@@ -156,6 +156,7 @@ READERS = {
 }
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 def test_who_reads_during_a_recovery_waits_for_it(fake_ray, tmp_path, read):
     with strategy_of(1, 2, variable_placement=lambda variable: int(variable.name.removeprefix("v"))) as strategy:

@@ -35,6 +35,7 @@ def computed(monkeypatch):
     return found
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", INITIALIZERS)
 def test_each_server_computes_its_own_rows(fake_ray, computed, name):
     with strategy_of(1, 2, variable_partitioner=rx.FixedShardsPartitioner(3)) as strategy:
@@ -50,6 +51,7 @@ def test_each_server_computes_its_own_rows(fake_ray, computed, name):
         np.testing.assert_allclose(np.asarray(table), wanted, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.nightly
 def test_training_from_created_values_is_that_of_one_device(fake_ray, computed):
     def trained(strategy, schedule):
         keras.utils.set_random_seed(0)

@@ -45,6 +45,7 @@ def batch(ids, seed=0):
     return ids, np.random.default_rng(seed).standard_normal((*ids.shape, COLUMNS)).astype(np.float32)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_ids_have_the_rows_that_a_table_of_all_ids_would_have(fake_ray, name):
     steps = [batch([3, 10**9, 77, 3], 0), batch([2**31 - 1, 77, 5, 6], 1), batch([3, 4, 2**31 - 1, 10**9], 2)]

@@ -51,6 +51,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("kind", [ByHand, Growing], ids=["fixed", "growing"])
 def test_a_step_whose_worker_is_lost_is_applied_once(fake_ray, monkeypatch, kind):
     wanted = trained(kind)

@@ -85,6 +85,7 @@ def trained_on_servers(strategy, make_layer):
     return losses, layer
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(("combiner", "name"), PAIRS)
 def test_tables_are_those_of_keras_rs(fake_ray, combiner, name):
     wanted_losses, wanted = trained_by_keras_rs(OPTIMIZERS[name], combiner)
@@ -101,6 +102,7 @@ def test_tables_are_those_of_keras_rs(fake_ray, combiner, name):
                 assert home_of(variable).servers in ((0, 1), (1, 0)), variable.path
 
 
+@pytest.mark.nightly
 def test_growing_tables_learn_what_fixed_ones_do(fake_ray, tmp_path):
     def growing():
         normal = [keras.initializers.RandomNormal(seed=seed) for seed in (0, 1)]
@@ -135,6 +137,7 @@ def test_growing_tables_learn_what_fixed_ones_do(fake_ray, tmp_path):
         rx.keras.GrowingTable("users", 4, 0)
 
 
+@pytest.mark.nightly
 def test_fit_evaluate_and_predict_are_those_of_one_device(fake_ray):
     rng = np.random.default_rng(0)
     ids = {name: rng.integers(0, ROWS, (20, length), np.int32) for name, length in (("item", LENGTH), ("user", 2))}

@@ -66,12 +66,14 @@ def assert_close(found, expected):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_that_copies_weights_can_be_built_by_its_first_step(two, name):
     one = rx.OneDeviceStrategy("cpu:0")
     assert_close(trained(two, OPTIMIZERS[name], False), trained(one, OPTIMIZERS[name], True))
 
 
+@pytest.mark.nightly
 def test_it_can_also_where_operations_run_one_by_one(two, eagerly):
     with two.scope():
         weight = keras.Variable(2.0, name="weight")

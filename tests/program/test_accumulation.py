@@ -63,6 +63,7 @@ def assert_same(ours, theirs, tolerance=1e-6):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", FEW)
 def test_the_result_is_that_of_the_whole_batch(name, whole):
     assert_same(trained(HOSTS[name](), 3), whole)
@@ -218,6 +219,7 @@ def test_a_counter_that_differs_between_replicas_is_refused(mirrored):
         two.run(step, args=(batch,))
 
 
+@pytest.mark.daily(1)
 def test_operation_by_operation_the_numbers_are_the_same(either_way, mirrored):
     two = mirrored(2)
     with two.scope():

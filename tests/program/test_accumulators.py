@@ -99,6 +99,7 @@ RIGHT = {
 }
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("rule", RIGHT.values(), ids=RIGHT)
 def test_sums_stay_exact_and_say_nothing(two, x, rule, caplog):
     with caplog.at_level(logging.WARNING, logger="replicax"):
@@ -174,6 +175,7 @@ def data_of(name):
     return LABELS, SCORES
 
 
+@pytest.mark.daily(12)
 @pytest.mark.parametrize("name", METRICS)
 def test_every_metric_of_keras_counts_as_on_one_device_and_says_nothing(two, per_replica, name, caplog):
     truth, predicted = data_of(name)

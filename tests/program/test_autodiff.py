@@ -34,6 +34,7 @@ def numbers(nest):
 # Aggregation over replicas.
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize(("aggregation", "gradient"), [("sum", 18.0), ("mean", 9.0), (None, [6.0, 12.0])])
 def test_gradients_are_aggregated_over_replicas(two, w, x, either_way, aggregation, gradient):
     def step(x):

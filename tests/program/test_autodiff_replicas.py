@@ -41,6 +41,7 @@ def gradients_of_each_batch(strategy, loss_of, w):
     return [np.asarray(strategy.run(step, args=(b,))) for b in strategy.distribute_dataset((X,), batch_size=16)]
 
 
+@pytest.mark.daily(2)
 def test_a_custom_rule_over_a_weight_and_the_rows_gives_the_gradient(host):
     with host.scope():
         w = rx.Variable(W)
@@ -50,6 +51,7 @@ def test_a_custom_rule_over_a_weight_and_the_rows_gives_the_gradient(host):
         np.testing.assert_allclose(gradient, expected, rtol=1e-5)
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("change", [lambda w: w.assign_add(jnp.ones((3, 2))), lambda w: w.assign(w.value + 1)])
 def test_a_loss_may_change_a_variable_that_it_is_differentiated_by(host, change):
     with host.scope():

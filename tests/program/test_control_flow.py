@@ -68,6 +68,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.daily(8)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_constant_beside_a_replicas_own_value_computes_as_on_one_device(two, per_replica, name):
     found = two.run(PROGRAMS[name], args=(per_replica(two, ROWS[:2], ROWS[2:]),))
@@ -145,6 +146,7 @@ MEETINGS = {
 }
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("name", MEETINGS)
 def test_a_collective_that_not_all_reach_is_refused_either_way(two, per_replica, either_way, name):
     """XLA would wait forever."""

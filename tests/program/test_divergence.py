@@ -121,6 +121,7 @@ def test_what_is_gathered_is_equal_though_its_type_varies(two):
     assert (divergence.outputs, divergence.split_meetings) == ([None], [])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("length", [2_000, 20_000])
 def test_the_time_is_linear_in_the_size(two, length):
     def fn(own, e):

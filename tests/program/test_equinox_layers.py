@@ -178,6 +178,7 @@ def same(one, other):
             assert a == b
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(("name", "replicas"), [*cases()])
 def test_a_layer_trains_as_with_filter_jit(mirrored, name, replicas):
     make, x = LAYERS[name]

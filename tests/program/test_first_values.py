@@ -22,6 +22,7 @@ def same(value, expected):
     np.testing.assert_array_equal(np.asarray(whole), np.asarray(expected), strict=True)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", ["glorot_uniform", "he_normal", "zeros", "orthogonal", "identity"])
 def test_what_is_computed_is_what_the_initializer_returns(name):
     initializer = keras.initializers.get(name)

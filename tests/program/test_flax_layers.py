@@ -173,6 +173,7 @@ def same(one, other):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(("name", "replicas"), [*cases(LINEN)])
 def test_a_layer_of_linen_trains_as_with_jit(mirrored, name, replicas):
     make, x = LINEN[name]
@@ -202,6 +203,7 @@ def test_a_layer_of_linen_trains_as_with_jit(mirrored, name, replicas):
     same(ours, expected)
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("captured", [False, True], ids=["passed", "captured"])
 @pytest.mark.parametrize(("name", "replicas"), [*cases(NNX)])
 def test_a_layer_of_nnx_trains_as_with_nnx_jit(mirrored, name, replicas, captured):

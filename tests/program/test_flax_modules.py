@@ -74,6 +74,7 @@ def on_one_device():
     return trained(rx.OneDeviceStrategy("cpu:0"), "arguments")
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("how", ["arguments", "captured", "nested"])
 @pytest.mark.parametrize(
     "replicas", [pytest.param(1, marks=pytest.mark.nightly), 2, 3, pytest.param(8, marks=pytest.mark.nightly)]
@@ -238,6 +239,7 @@ def test_a_metric_that_does_not_sum_is_told(two, per_replica):
     assert int(metric.count[...]) == 0
 
 
+@pytest.mark.daily(1)
 def test_replicas_draw_their_own_numbers_and_the_first_those_of_one_device(two, per_replica, either_way):
     def draw(rngs, _):
         return jax.random.uniform(rngs.noise(), (4,)), rngs.uniform((2,))
@@ -334,6 +336,7 @@ def test_arrays_are_kept_in_variables():
         rx.function(step)(Counting(), X)
 
 
+@pytest.mark.nightly
 def test_programs_hold_no_module_once_the_function_is_gone(two):
     made = []
 

@@ -95,6 +95,7 @@ def test_a_derivative_that_passes_a_variable_by_is_told(caplog):
     assert "bias" not in record.getMessage()
 
 
+@pytest.mark.nightly
 def test_other_derivatives_are_not_complained_about(caplog):
     strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
     with strategy.scope():

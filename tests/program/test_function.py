@@ -195,6 +195,7 @@ def test_a_layer_that_makes_its_weights_on_the_way_is_traced_once_more(two, per_
     np.testing.assert_array_equal(result.values[0], np.full((2, 1), 3.0))
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(("built", "optimizer_built", "runs"), [(True, True, 1), (True, False, 2), (False, False, 3)])
 @pytest.mark.parametrize("compiled", [True, False], ids=["function", "run"])
 def test_the_python_of_a_keras_step_runs_as_often_as_the_guide_says(two, built, optimizer_built, runs, compiled):

@@ -78,6 +78,7 @@ def training(request):
 # Tracing.
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("transform", [jax.jit, jax.grad, lambda f: lambda rows: jax.vmap(f)(rows[None])])
 @pytest.mark.parametrize("built", [True, False], ids=["built", "made in the call"])
 def test_a_step_inside_a_function_that_jax_traces_changes_nothing(transform, built):
@@ -151,6 +152,7 @@ def failing(fails):
     return on_host
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("rows", [ROWS, ROWS[:1]], ids=["full", "partial"])
 def test_a_function_of_the_host_that_fails_in_a_program_leaves_the_variables(training, rows):
     fails = []

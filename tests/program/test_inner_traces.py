@@ -88,6 +88,7 @@ def host(request, two) -> Host:
     return Host(made[request.param]())
 
 
+@pytest.mark.daily(9)
 @pytest.mark.parametrize("kind", ["rx", "keras"])
 @pytest.mark.parametrize("make", MAKERS)
 def test_after_an_assignment_the_new_value_is_read(host, make, kind):
@@ -103,6 +104,7 @@ def test_after_an_assignment_the_new_value_is_read(host, make, kind):
     assert host.run(step) == [8.0, 12.0]
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("make", WITH_GRADIENT)
 def test_a_function_used_before_has_a_gradient(host, make):
     w = host.variable("rx")
@@ -117,6 +119,7 @@ def test_a_function_used_before_has_a_gradient(host, make):
     assert host.run(step) == [4.0, -12.0]
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("make", WITH_GRADIENT)
 def test_a_function_may_be_differentiated_twice(host, make):
     w = host.variable("rx")
@@ -172,6 +175,7 @@ def test_a_checkpointed_keras_model_is_trained_after_a_look_at_it(two):
     np.testing.assert_allclose(trained(jax.checkpoint), trained(lambda fn: fn), rtol=1e-6)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("make", [jitted, scanned])
 def test_operation_by_operation_too(two, eagerly, make):
     host = Host(two)

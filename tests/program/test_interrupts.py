@@ -129,6 +129,7 @@ WAYS = {
 }
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("way", WAYS)
 def test_an_interrupt_at_any_line_of_a_step(strategy, way):

@@ -138,6 +138,7 @@ def results(fn, x, joined):
 SEEDS = [0, *[pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 11)]]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("replicas", [2, 3, 8])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_programs_compute_the_same(seed, replicas):
@@ -149,6 +150,7 @@ def test_random_programs_compute_the_same(seed, replicas):
         np.testing.assert_allclose(value, other, rtol=1e-6, atol=0 if replicas == 2 else 2e-6)
 
 
+@pytest.mark.daily(8)
 @pytest.mark.parametrize("kind", range(len(KINDS)))
 def test_each_kind_computes_the_same(kind):
     x = np.random.default_rng(kind).normal(size=(2, WIDTH)).astype("float32")

@@ -122,6 +122,7 @@ RECURRENT = {
 }
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", RECURRENT)
 def test_recurrent_layers_have_the_gradients_of_one_device(two, per_replica, name):
     with two.scope():
@@ -170,6 +171,7 @@ LAZY = [
 ]
 
 
+@pytest.mark.daily(5)
 @pytest.mark.parametrize("optimizer_class", LAZY, ids=lambda cls: cls.__name__)
 def test_any_optimizer_can_be_built_by_its_first_step(two, per_replica, optimizer_class):
     def trained(build_first):

@@ -61,6 +61,7 @@ def looped(strategy, again, scope):
     return model
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("scope", [True, False], ids=["RematScope", "remat"])
 @pytest.mark.parametrize("work", [fitted, looped])
 def test_the_numbers_are_the_same(mirrored, work, scope):

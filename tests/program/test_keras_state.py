@@ -53,6 +53,7 @@ def on_one_device(model, make_optimizer, steps):
 # Training.
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     "make_optimizer",
     [
@@ -92,6 +93,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.daily(5)
 @pytest.mark.parametrize("make_optimizer", [*OPTIMIZERS.values(), *SETTINGS.values()], ids=[*OPTIMIZERS, *SETTINGS])
 def test_no_optimizer_takes_gradients_that_differ_between_replicas(two, x, make_optimizer):
     model = built(two, lambda: keras.layers.Dense(2))

@@ -46,6 +46,7 @@ def metric(request, two, per_replica):
     return made, plain, update_both
 
 
+@pytest.mark.daily(3)
 def test_metrics_count_over_all_replicas_and_reset_anywhere(two, metric):
     made, plain, update = metric
     for reset in (made.reset_state, lambda: two.run(lambda: made.reset_state()), rx.function(made.reset_state)):

@@ -211,6 +211,7 @@ def test_wrong_arguments(call, said):
             run()
 
 
+@pytest.mark.daily(6)
 @pytest.mark.parametrize(
     "decides", [True, 2, 0.5, -1.0, np.bool_(True), np.float16(1), jnp.bfloat16(1), np.array(3), np.uint8(1)]
 )

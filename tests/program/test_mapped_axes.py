@@ -44,6 +44,7 @@ def loss(w, x, collective, how):
     return jnp.sum(jnp.square(jax.vmap(tokens)(x))) / len(X)
 
 
+@pytest.mark.daily(20)
 @pytest.mark.parametrize("how", ["direct", "jit", "checkpoint", "cond", "scan", "vmap"])
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_a_collective_over_an_axis_of_vmap_is_that_of_plain_jax(two, collective, how):
@@ -152,6 +153,7 @@ def adapted(w, x):
 OF_ROWS = {"norms": norms, "captured": norms_of_captured, "adapted": adapted}
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("strategy", [2, 3])
 @pytest.mark.parametrize("what", OF_ROWS)
 def test_a_gradient_of_each_row_inside_a_loss_is_that_of_one_device(mirrored, what, strategy):

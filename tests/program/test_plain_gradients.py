@@ -132,6 +132,7 @@ def equal(ours, others):
         np.testing.assert_allclose(a, b, rtol=3e-5, atol=1e-5)
 
 
+@pytest.mark.daily(11)
 @pytest.mark.parametrize("weights", ["argument", "captured"])
 @pytest.mark.parametrize("form", FORMS)
 def test_a_gradient_is_that_of_plain_jax(two, form, weights):
@@ -155,6 +156,7 @@ def test_a_gradient_is_that_of_plain_jax(two, form, weights):
 
 
 # One replica has all rows of a batch that cannot be cut evenly. What JAX says of types is the same there.
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     "form", ["closure_convert of a loop", "cg in rows", "custom_root", "custom_vjp with constants"]
 )
@@ -173,6 +175,7 @@ def test_a_gradient_on_one_replica_is_that_of_plain_jax(two, form):
     equal((two.reduce("sum", value, axis=None), gradients), expected(form, 1))
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("form", ["closure_convert", "cg in rows", "custom_root"])
 def test_a_derivative_that_is_not_jax_grads_is_that_of_plain_jax(two, form):
     def step(p, x, y):
@@ -185,6 +188,7 @@ def test_a_derivative_that_is_not_jax_grads_is_that_of_plain_jax(two, form):
 
 
 # A constant for a weight would be counted once per replica there.
+@pytest.mark.daily(6)
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "custom_vjp with constants"])
 def test_a_gradient_of_variables_is_that_of_plain_jax(two, form):
     with two.scope():
@@ -232,6 +236,7 @@ def of_a_penalty(p, x, y, scaled):
 INNER = [of_the_batch, of_the_input, adapted, of_a_penalty]
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("how", ["variables", "arrays", "arrays, each for itself"])
 @pytest.mark.parametrize("inner", INNER, ids=lambda inner: inner.__name__)
 def test_a_gradient_inside_a_loss_is_that_of_plain_jax(two, inner, how):

@@ -152,6 +152,7 @@ def test_a_variable_that_is_returned_is_the_variable(two):
     assert two.run(lambda: v) is v
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("make", [lambda mirrored: mirrored(1), lambda mirrored: rx.OneDeviceStrategy("cpu:2")])
 def test_with_one_replica_everything_comes_back_bare(mirrored, make, either_way):
     strategy = make(mirrored)
@@ -161,6 +162,7 @@ def test_with_one_replica_everything_comes_back_bare(mirrored, make, either_way)
     assert not isinstance(own, rx.PerReplica)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("dtype", ["bool", "int8", "float16", "complex64"])
 def test_any_dtype_passes(two, per_replica, dtype):
     value = per_replica(two, jnp.ones(2, dtype), jnp.zeros(2, dtype))

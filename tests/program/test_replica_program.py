@@ -29,6 +29,7 @@ VALUES["while_loop"] = lambda x: jax.lax.while_loop(lambda c: c < 10 * x, lambda
 VALUES["scan"] = lambda x: jax.lax.scan(lambda c, _: (c + branch(x), c), 0.0, None, 2)[0]
 
 
+@pytest.mark.daily(5)
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
 def test_what_depends_on_a_predicate_of_the_replica_varies(two, x, value, either_way):
     with two.scope():

@@ -32,6 +32,7 @@ def on_replicas(key, shape, dimension, bit_width):
         return jax.jit(mapped)(key), jax.random.key_data(expected) if bit_width is None else expected
 
 
+@pytest.mark.daily(8)
 @pytest.mark.parametrize("bit_width", [8, 16, 32, 64, None])
 @pytest.mark.parametrize(("shape", "dimension"), [((3,), 0), ((2, 5), 0), ((2, 5), 1), ((3, 2, 4), 1)])
 def test_the_parts_are_those_of_the_whole(shape, dimension, bit_width):

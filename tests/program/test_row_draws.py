@@ -111,6 +111,7 @@ DRAWS = {
 SLOW = {"beta_of_rows", "poisson_of_rows", "binomial", "dirichlet", "gamma_of_rows", "independent_permutation"}
 
 
+@pytest.mark.daily(10)
 @pytest.mark.parametrize("name", [name for name in DRAWS if name not in SLOW])
 def test_replicas_draw_together_what_one_device_draws(strategies, name):
     check(strategies, DRAWS[name])
@@ -122,6 +123,7 @@ def test_so_do_other_numbers_of_them(strategies, name):
     check(strategies, DRAWS[name], numbers=(2, 3, 4, 8) if name in SLOW else (2, 4))
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("size", [9, 14, 1], ids="{} rows".format)
 def test_a_batch_that_does_not_divide_draws_them_on_fewer_replicas(strategies, size):
     check(strategies, lambda key, x: jax.random.normal(key, x.shape), X[:size])

@@ -117,6 +117,7 @@ def right(rows, replicas):
     }
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("name", WRONG)
 def test_a_mean_over_the_replicas_rows_is_told_with_the_factor_and_the_cure(new, caplog, name):
     two = new(2)
@@ -132,6 +133,7 @@ def test_a_mean_over_the_replicas_rows_is_told_with_the_factor_and_the_cure(new,
         assert text in record.getMessage()
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("name", [name for name in WRONG if name != "masked"])
 def test_a_mean_over_rows_that_all_replicas_have_is_told(new, caplog, name):
     alone = gradients_of(rx.OneDeviceStrategy("cpu:0"), WRONG[name], distributes=False)
@@ -157,6 +159,7 @@ def mean_over_replicas(gradient):
 PLAIN = [name for name in WRONG if name not in ("masked", "sum of means", "in two dtypes")]
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("name", PLAIN)
 def test_jax_sums_gradients_too(new, caplog, name):
     two = new(2)

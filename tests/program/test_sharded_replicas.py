@@ -87,6 +87,7 @@ def trained(strategy, loss, steps=3, clip=False):
     return [w.numpy() for w in (*ws, *slots)], norms
 
 
+@pytest.mark.daily(6)
 @pytest.mark.parametrize("clip", [False, True], ids=["plain", "clipped by the global norm"])
 @pytest.mark.parametrize(
     "loss",
@@ -125,6 +126,7 @@ def collectives_of(strategy, loss):
     return collections.Counter(found), compiled.memory_analysis()
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("loss", [forward, through_a_jitted_function])
 def test_each_use_gathers_and_each_gradient_is_scattered(sharded, loss):
     found, _ = collectives_of(sharded, loss)

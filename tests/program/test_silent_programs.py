@@ -29,6 +29,7 @@ def _check(seed):
     assert not verdict.is_right_refused, f"{verdict.said}\n{verdict.program.text}"
 
 
+@pytest.mark.daily(5)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_program_gives_the_plain_librarys_numbers_or_says_that_it_is_wrong(seed):
     _check(seed)

@@ -66,6 +66,7 @@ BODIES = {
 }
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("case", BODIES)
 def test_a_sum_is_left_out_where_nothing_but_it_is_wanted(case):
     body, sums, unsummed = BODIES[case]

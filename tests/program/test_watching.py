@@ -87,6 +87,7 @@ def as_given(kind):
     return {"jax": jnp.float32, "numpy": lambda x: np.full((), x, np.float32), "number": float}[kind]
 
 
+@pytest.mark.daily(35)
 @pytest.mark.parametrize("kind", ["jax", "numpy", "number"])
 @pytest.mark.parametrize(
     "where", ["cell", "global", "module", "attribute", "method", "dict", "slot", "class", "keyword", "inner", "partial"]
@@ -133,6 +134,7 @@ def test_arrays_in_lists_and_objects_without_a_name_are_noticed_where_the_progra
     assert numbers(call(lambda x: x + take(held[0])), lambda x: setattr(held[0], "w", jnp.float32(x))) == [1, 5, 7]
 
 
+@pytest.mark.daily(2)
 def test_modules_states_keys_and_variables_are_noticed(call):
     layer = equinox.nn.Linear(1, 1, key=jax.random.key(0))
     weight = lambda x: jnp.full((1, 1), x)  # noqa: E731
@@ -324,6 +326,7 @@ def seven():
 one.rate = 0.0
 
 
+@pytest.mark.daily(20)
 @pytest.mark.parametrize("where", BY_NO_NAME)
 def test_a_number_that_no_name_leads_to_is_noticed(call, where):
     step, change = BY_NO_NAME[where]
@@ -352,6 +355,7 @@ class Model(keras.Model):
         return self.several(self.layer(x))
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("where", ["layer", "other method", "in a model", "in a Sequential"])
 def test_what_keras_layers_read_in_their_methods_is_noticed(call, where):
     model = Model()
@@ -365,6 +369,7 @@ def test_what_keras_layers_read_in_their_methods_is_noticed(call, where):
     assert numbers(call(lambda x: step(x[None])), change) == [1, 5, 7]
 
 
+@pytest.mark.daily(25)
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2_000,), (300, 400)])
 @pytest.mark.parametrize("where", ["name", "part", "number", "converted", "list"])
 def test_arrays_of_numpy_that_are_changed_in_place_are_noticed(call, where, shape):

@@ -151,6 +151,7 @@ def assert_ends_with_our_words(started: subprocess.Popen, head: int) -> None:
 class TestWithRay:
     pytestmark = with_ray
 
+    @pytest.mark.nightly
     @pytest.mark.parametrize("waits", [pytest.param("join", marks=pytest.mark.nightly), "fetch"])
     def test_a_job_with_a_cluster_of_its_own(self, tmp_path: Path, waits: str):
         with job(tmp_path, waits, "", "dict(workers=1, servers=1, dashboard=False)") as started:

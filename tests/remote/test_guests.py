@@ -85,6 +85,7 @@ def test_who_knows_the_token_gets_a_place(guest):
     assert (guest.host, guest.wanted, guest.task.name, guest.is_guest) == ("afar", 5, "worker 3", True)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("wanted", [None, -1, "3", True, 2**40])
 def test_an_index_that_is_none_is_not_wanted(visitor, events, wanted):
     visitor.asks(wanted=wanted)

@@ -142,6 +142,7 @@ strategy.close()
 """
 
 
+@pytest.mark.nightly
 def test_a_client_computes_what_replicax_run_computes(servers: Servers):
     code, out, err = servers.run(TRAINING)
     assert code == 0, err

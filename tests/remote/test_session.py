@@ -105,6 +105,7 @@ def test_an_error_keeps_its_type_and_its_traceback_there(session: Session):
     assert time.monotonic() - begin < 60
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     ("how", "says"),
     [
@@ -179,6 +180,7 @@ def test_a_host_that_does_not_answer_is_lost_too(hosts: RayOfHosts, monkeypatch:
             session.call(Call(time.sleep, (100,)))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("phase", ["reserve_port", "start", "tidy_up"])
 def test_a_host_may_be_lost_in_any_phase(session: Session, hosts: RayOfHosts, monkeypatch: pytest.MonkeyPatch, phase):
     method = getattr(hosts.hosts[1], phase)

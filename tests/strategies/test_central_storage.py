@@ -90,6 +90,7 @@ RNG = np.random.default_rng(0)
 BATCHES = [(RNG.normal(size=(n, 6)).astype("float32"), RNG.normal(size=(n, 1)).astype("float32")) for n in (6, 6, 5, 6)]
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("place", ["among", "beside", "one_beside"])
 def test_parameters_and_optimizer_state_live_on_the_parameter_device(place):
     central = rx.CentralStorageStrategy(*PLACES[place])
@@ -202,6 +203,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_does_what_it_does_under_mirrored_strategy(mirrored, name):
     ours = fitted(rx.CentralStorageStrategy(["cpu:1", "cpu:2"], "cpu:0"), OPTIMIZERS[name])
@@ -238,6 +240,7 @@ def _rows(strategy, fn, x):
     return strategy.run(fn, args=batch_of(strategy, x)).values
 
 
+@pytest.mark.daily(2)
 def test_state_in_pytrees_needs_no_variables(central, mirrored):
     def train(strategy):
         params, optimizer = jnp.arange(4.0), optax.adam(0.1)

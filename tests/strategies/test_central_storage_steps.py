@@ -77,6 +77,7 @@ def test_partial_batches_leave_what_was_read_valid():
     assert [float(value[0]) for value in read] == [0.0, -3.0, -5.0, -6.0, -9.0, -10.0]
 
 
+@pytest.mark.daily(2)
 def test_what_was_read_stays_valid_and_what_is_deleted_is_the_users_doing(central):
     v = variable(central, np.zeros(4, "float32"))
     x = central.replicate(np.ones(4, "float32"))
@@ -192,6 +193,7 @@ def test_reduce_gather_and_replicate(central):
     assert isinstance(everywhere, rx.Mirrored) or replicas == 1
 
 
+@pytest.mark.daily(2)
 def test_numbers_and_variables_can_be_combined_outside_of_steps(central):
     with central.scope():
         v, metric = rx.Variable(1.0), keras.metrics.Mean()
@@ -227,6 +229,7 @@ def test_input_options_are_taken(beside):
     assert [component.devices() for component in batches[0].values] == [{device} for device in beside.devices]
 
 
+@pytest.mark.nightly
 def test_debugging_operation_by_operation(beside):
     strategy = beside
     v, seen = variable(strategy, 3.0), variable(strategy, 0.0, synchronization="on_read", aggregation="sum")
@@ -288,6 +291,7 @@ def test_a_model_is_exported_like_any_other(beside, tmp_path):
     np.testing.assert_allclose(loaded(BATCHES[0][0]), model(BATCHES[0][0]), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("order", ["one after the other", "both first", "twice and clipped"])
 def test_two_models_and_two_optimizers_in_a_step(central, order):
     """A GAN, in each order of its gradients and updates, against plain Keras on the whole batch."""

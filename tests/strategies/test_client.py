@@ -112,6 +112,7 @@ def everything(strategy: rx.Strategy, built: bool) -> list[Any]:
     return found
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("built", [True, False], ids=["built", "unbuilt"])
 def test_fit_evaluate_and_predict_are_those_of_the_workers(client, worker, built: bool):
     here, there = everything(client, built), everything(worker, built)

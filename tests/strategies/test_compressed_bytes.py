@@ -22,6 +22,7 @@ def bytes_sent(strategy: rx.Strategy) -> float:
     return once * (replicas - 1) / replicas
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("replicas", [2, 8])
 @pytest.mark.parametrize(("compression", "expected"), [(None, 1.0), ("int8", 0.255), ("powersgd", 0.0155)], ids=str)
 def test_the_bytes_of_a_step(replicas, compression, expected):

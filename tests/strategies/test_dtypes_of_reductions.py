@@ -70,6 +70,7 @@ OPS = {
 }
 
 
+@pytest.mark.daily(20)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", OPS)
 def test_a_reduction_gives_the_same_on_any_number_of_replicas(op, dtype):

@@ -75,6 +75,7 @@ def check(strategy, kinds, shape, dtype, seeds):
             assert array_of(variable).sharding == sharding
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", ["sharded", "two axes"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_numbers_are_those_of_one_device(strategies, name, dtype):
@@ -82,6 +83,7 @@ def test_numbers_are_those_of_one_device(strategies, name, dtype):
     check(strategies[name], kinds, (16, 24), dtype, [1, None, 2])
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("kind", ["orthogonal", "function", "array", "not traced"])
 def test_so_they_are_of_any_function(strategies, kind):
     check(strategies["sharded"], [kind], (16, 24), "float32", [1])
@@ -103,6 +105,7 @@ def test_numbers_are_those_of_one_device_for_all(strategies, name, kinds, shape,
     check(strategies[name], kinds, shape, dtype, seeds)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_variable_is_cut_from_its_first_value_on(strategies, shape):
     def sevenths():

@@ -57,6 +57,7 @@ def test_one_replica_needs_no_compression():
     assert not training.strategy.gradient_memory
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("compression", [INT8, POWER], ids=["int8", "powersgd"])
 @pytest.mark.parametrize("rows", [1, 2, 4])
 def test_a_step_on_fewer_replicas_leaves_the_others_memory_alone(compression, rows):

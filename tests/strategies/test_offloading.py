@@ -59,6 +59,7 @@ def by_loop(strategy):
     return made, optimizer
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("train", [by_fit, by_loop])
 @pytest.mark.parametrize("make", [sharded, laid_out])
 def test_numbers_are_the_same_bit_for_bit(train, make):

@@ -151,6 +151,7 @@ def _compare(name, strategy):
         np.testing.assert_allclose(b, a, rtol=1e-5, atol=2e-5 * max(1e-2, np.max(np.abs(a), initial=0)))
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("name", USUAL)
 def test_an_optimizer_of_optax_on_three_replicas_is_that_of_one_device(name):
     _compare(name, rx.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"]))

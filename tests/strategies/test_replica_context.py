@@ -46,6 +46,7 @@ def test_the_sum_of_an_equal_value_is_refused_and_its_mean_is_the_value(two, x):
     assert float(two.run(lambda: replica().all_reduce("mean", 3.0))) == 3.0
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     ("number", "dtype"), [(2**30, "int32"), (100, "int8"), (200, "uint8"), (30000, "float16"), (3e37, "bfloat16")]
 )
@@ -94,6 +95,7 @@ def test_all_reduce_passes_nan_through(two, per_replica):
     assert np.isnan(two.run(lambda x: replica().all_reduce("sum", x), args=(per_replica(two, 1.0, np.nan),)))
 
 
+@pytest.mark.daily(6)
 @pytest.mark.parametrize(
     ("fn", "gradient"),
     [

@@ -68,6 +68,7 @@ def check_equal(variables, expected):
         assert np.asarray(array_of(variable)).tobytes() == np.asarray(array_of(wanted)).tobytes(), variable.path
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_models_and_optimizers_begin_as_on_one_device_and_in_their_layout(optimizer):
     expected = built("mixed_float16", optimizer)
@@ -88,6 +89,7 @@ def test_layouts_over_two_axes_too():
     check_equal(variables_of(made), variables_of(expected))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("builds", ["fit", "call", "run"])
 def test_a_model_that_is_built_by_its_first_call(builds):
     """The values are those of one device, and so is the training that goes on from them."""

@@ -265,6 +265,7 @@ def assert_cut(strategy: rx.Strategy, state: Any, min_size: int = 64) -> None:
 CASES = [*((make, 8) for make in STATES), *((make, n) for n in (1, 2, 3) for make in (clipped, everything))]
 
 
+@pytest.mark.daily(5)
 @pytest.mark.parametrize(("make", "devices"), CASES, ids=lambda each: getattr(each, "__name__", each))
 def test_a_loop_of_plain_jax_is_that_of_one_device_and_stays_cut(make, devices):
     state, step = make()
@@ -496,6 +497,7 @@ def square() -> tuple[Any, Callable[..., Any]]:
     return (state, tx.init(state)), optax_step(tx, loss)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("make", "layout"),
     [(adafactor, "patterns"), (square, "square"), (adam, "auto")],

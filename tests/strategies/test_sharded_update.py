@@ -24,6 +24,7 @@ def trained(name: str, **options: Any) -> Mlp:
     return mlp
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if hasattr(keras.optimizers, name)])
 def test_the_sharded_update_is_that_of_the_whole(name):
     """Also where an update needs all of a parameter: its norm (Lamb), its products (Muon), its rows (Adafactor)."""

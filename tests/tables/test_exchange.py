@@ -26,6 +26,7 @@ def ids_of(kind: str) -> np.ndarray:
     return ids.astype(np.int32)
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("capacity", [IDS, capacity_for(IDS, REPLICAS), 8])
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 def test_look_up_and_update(capacity: int, optimizer: str):

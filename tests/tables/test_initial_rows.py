@@ -21,6 +21,7 @@ INITIALIZERS = {
 }
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", INITIALIZERS)
 def test_rows_are_those_of_the_whole(name):
     initializer, numbers = INITIALIZERS[name](), np.array([0, 5, 1002, 77], np.uint32)

@@ -37,6 +37,7 @@ def assert_equal(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) ->
         np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.filterwarnings("ignore:.*is split over")
 @pytest.mark.parametrize(
     "case", [*SOME, *(pytest.param(case, marks=pytest.mark.nightly) for case in ALL if case not in SOME)], ids=str
@@ -60,6 +61,7 @@ def all_distinct(rng: np.random.Generator, shape: tuple[int, ...], rows: int) ->
     return np.resize(rng.permutation(rows), shape).astype("int32")
 
 
+@pytest.mark.daily(2)
 @pytest.mark.filterwarnings("ignore:.*is split over")
 @pytest.mark.parametrize("ids", [all_the_same, all_of_one_device, all_distinct])
 def test_any_distribution_of_ids_is_exact(ids: Any):
@@ -68,6 +70,7 @@ def test_any_distribution_of_ids_is_exact(ids: Any):
     assert_equal(problem.trained(problem.mirrored(8), "run", "adagrad", "mean", data), wanted)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -203,6 +206,7 @@ def test_no_buffer_has_the_size_of_the_table_besides_the_table():
     assert f"f32[{rows},{columns}]" not in compiled.as_text()
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("optimizer", ["adam", "ftrl"])
 @pytest.mark.parametrize("replicas", [1, 8])
 def test_padding_changes_no_row(optimizer: str, replicas: int):

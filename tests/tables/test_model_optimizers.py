@@ -14,6 +14,7 @@ from tests.tables import problem
 SGD = keras.optimizers.SGD
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -29,6 +29,7 @@ def go_on(model: problem.Model, first: int, end: int) -> dict[str, np.ndarray]:
     return {name: np.asarray(table) for name, table in model.layer.get_embedding_tables().items()}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", ["weights", "checkpoint"])
 def test_training_goes_on_from_a_file_on_another_number_of_devices(how: str, tmp_path: Path):
     model = made(8, 2)

@@ -39,6 +39,7 @@ def compiled_bytes(strategy: rx.Strategy, step: Any, rows: int) -> int:
     return needed + stats.temp_size_in_bytes + 2 * (x.nbytes + y.nbytes) // strategy.num_replicas_in_sync
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "replicas", [pytest.param(1, marks=pytest.mark.nightly), pytest.param(2, marks=pytest.mark.nightly), 3, 8]
 )
@@ -60,6 +61,7 @@ def test_the_largest_batch_of_a_loop(mirrored, replicas: int):
         np.testing.assert_array_equal(old, new)
 
 
+@pytest.mark.nightly
 def test_the_largest_batch_of_fit(mirrored):
     model = model_of(mirrored(2))
     x, y = batches((24,))[0]

@@ -56,6 +56,7 @@ def check(way: str, name: str, sizes: tuple[int, ...]) -> None:
     assert many.suggestion == one.suggestion
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     ("way", "name", "sizes"),
     [

@@ -32,6 +32,7 @@ def components(strategy, variable):
 # The table of reads and writes. The variable starts at 10, replica r writes r + 1, cross-replica code writes 4.
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize(
     ("aggregation", "method", "stored"),
     [
@@ -63,6 +64,7 @@ def test_a_mirrored_variable_without_aggregation_refuses_values_that_differ(two,
     assert components(two, v) == [10.0, 10.0]
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize(("method", "stored"), [("assign", 2.0), ("assign_add", 12.0), ("assign_sub", 8.0)])
 @pytest.mark.parametrize("aggregation", ["none", "mean", "only_first_replica"])
 def test_an_equal_value_is_written_as_it_is(two, aggregation, method, stored):
@@ -88,6 +90,7 @@ def test_cross_replica_code_writes_all_copies_of_a_mirrored_variable(two, aggreg
     assert components(two, v) == [stored, stored]
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("aggregation", ["none", "sum", "mean", "only_first_replica"])
 @pytest.mark.parametrize(
     ("method", "stored"), [("assign", [1.0, 2.0]), ("assign_add", [11.0, 12.0]), ("assign_sub", [9.0, 8.0])]
@@ -146,6 +149,7 @@ def test_a_change_cannot_be_split_over_the_terms_of_a_sum(two, method):
     assert components(two, v) == [10.0, 10.0]
 
 
+@pytest.mark.daily(6)
 @pytest.mark.parametrize("inside_function", [False, True])
 @pytest.mark.parametrize(
     ("dtype", "totals"),
@@ -194,6 +198,7 @@ def test_the_mean_of_a_narrow_float_does_not_overflow(mirrored, synchronization)
     assert v.value.dtype == "float16"
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("make", [lambda mirrored: mirrored(1), lambda mirrored: rx.OneDeviceStrategy("cpu:1")])
 @pytest.mark.parametrize("synchronization", ["on_write", "on_read"])
 @pytest.mark.parametrize("aggregation", ["none", "sum", "mean", "only_first_replica"])

@@ -109,6 +109,7 @@ def test_a_variable_knows_its_device(two):
 # Per-replica values that a replica function has captured: each replica takes its component, as in tf.distribute.
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("how", ["run", "function", "eager"])
 def test_a_captured_per_replica_value_can_be_assigned(two, per_replica, how):
     captured = per_replica(two, 1.0, 2.0)
@@ -147,6 +148,7 @@ def eagerly():
     rx.config.run_eagerly(False)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("declaration", [{}, {"synchronization": "on_read", "aggregation": "sum"}], ids=str)
 def test_run_eagerly_indexes_a_variables_value(two, eagerly, declaration):
     v = variable_of(two, [1.0, 2.0, 3.0], **declaration)
@@ -160,6 +162,7 @@ def test_run_eagerly_indexes_a_variables_value(two, eagerly, declaration):
     np.testing.assert_array_equal(two.local_results(first_two)[1], [1.0, 7.0])
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("first", [1.0, lambda: jnp.ones(())], ids=["number", "function"])
 def test_run_eagerly_a_step_may_make_a_variable_once(two, eagerly, first):
     kept = []

@@ -56,6 +56,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[np.ndarr
     return folder, values_of(model)
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("name", ["a.weights.h5", "b.weights.json", "c.keras"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_weights_are_those_of_plain_keras_and_lie_in_their_layout(

@@ -73,6 +73,7 @@ def loads(made: keras.Model, folder: Path) -> dict[str, Callable[[], object]]:
     }
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("kind", ["h5", "keras", "safetensors"])
 def test_no_device_has_more_than_its_part_and_one_piece(sharded: tuple[keras.Model, Path], kind: str) -> None:
     before = bytes_on_devices()
@@ -90,6 +91,7 @@ def test_no_device_has_more_than_its_part_and_one_piece(sharded: tuple[keras.Mod
     assert max(seen) <= LARGEST // 8 + SMALL // 8
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("kind", ["h5", "keras", "safetensors"])
 def test_the_host_has_one_tensor_at_a_time(sharded: tuple[keras.Model, Path], kind: str) -> None:
     load = loads(*sharded)[kind]
@@ -97,6 +99,7 @@ def test_the_host_has_one_tensor_at_a_time(sharded: tuple[keras.Model, Path], ki
     assert most_memory(load) <= LARGEST * 1.1 + 4 * SMALL  # the pieces of a tensor, and a block of its rows
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("kind", ["weights.h5", "safetensors", "keras"])
 def test_saving_has_one_tensor_at_a_time_on_the_host_and_leaves_none(
     sharded: tuple[keras.Model, Path], kind: str

@@ -22,6 +22,7 @@ def dense() -> keras.Model:
     return keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(32, name="up")])
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("max_shard_size", [None, 1e-5])
 def test_a_saved_model_is_loaded_under_another_layout(

@@ -23,6 +23,7 @@ def values_of(objects):
     return [np.asarray(variable) for each in objects.values() for variable in each.variables]
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize(
     "name",
     ["tf_keras_conv", "keras215_gru", "tf_keras_attention", "keras3_lstm", "tf_keras_legacy_h5_nested",
@@ -37,6 +38,7 @@ def test_a_restored_model_computes_what_it_computed_in_tensorflow(name):
     assert sorted(w.tobytes() for w in weights) == sorted(w.tobytes() for w in ours)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     ("name", "count"), [(ADAM, 3), ("opt_tf_keras_new_rmsprop_centered", 1), ("saver_momentum", 2)]
 )

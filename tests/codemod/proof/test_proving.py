@@ -64,6 +64,7 @@ def test_a_wrong_conversion_is_found(tmp_path, bug):
     assert judged.difference.step == 1
 
 
+@pytest.mark.nightly
 def test_a_script_that_fails_or_hangs_is_reported(tmp_path):
     script = tmp_path / "wrong.py"
     script.write_text("raise ValueError('no data')\n")

@@ -10,6 +10,7 @@ from replicax.reduce_op import ReduceOp
 from tests.collectives.compression.reference import int8_step
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("count", [2, 3, 8])
 @pytest.mark.parametrize("size", [40, 1500])
 def test_each_step_equals_the_algorithm_in_numpy(reducer, zero_memory, same_everywhere, count, size):
@@ -55,6 +56,7 @@ def test_small_values_travel_as_they_are(reducer):
     assert int(sums[1]) == 1
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64"])
 @pytest.mark.parametrize("op", list(ReduceOp))
 def test_every_dtype_keeps_its_dtype(reducer, zero_memory, dtype, op):
@@ -78,6 +80,7 @@ def test_packs_change_nothing_but_the_blocks(reducer):
             np.testing.assert_allclose(total, value.sum(0), atol=0.1)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("position", [0, 599])
 def test_what_is_not_finite_is_seen_and_not_remembered(reducer, zero_memory, bad, position):

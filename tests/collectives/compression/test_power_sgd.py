@@ -10,6 +10,7 @@ from replicax.errors import ArgumentError
 from tests.collectives.compression.reference import power_sgd_step
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("count", [2, 3, 8])
 @pytest.mark.parametrize("rank", [1, 3])
 def test_each_step_equals_the_algorithm_in_numpy(reducer, zero_memory, same_everywhere, count, rank):

@@ -61,6 +61,7 @@ def error_of(dataset_fn: Any) -> tuple[BaseException, BaseException]:
     return joined.value, fetched.value
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("kind", [ValueError, KeyError, FloatingPointError, EndOfDataError])
 def test_an_error_keeps_its_type_and_shows_where_it_was_raised(kind):
     for error in error_of(failing(kind("mine"))):

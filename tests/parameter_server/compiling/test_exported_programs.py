@@ -126,6 +126,7 @@ def test_one_worker_trains_like_one_device(servers, shards):
     assert_same(ours, on_one_device(clipped_by_global_norm))
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("shards", [1, 2, 4])
 def test_cutting_variables_changes_nothing(servers, shards):

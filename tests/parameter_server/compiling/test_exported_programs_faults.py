@@ -203,6 +203,7 @@ def test_a_cut_variable_takes_its_rows_of_constants(fake_ray):
         np.testing.assert_array_equal(seeds.state.value, alone.state.value)
 
 
+@pytest.mark.nightly
 def test_programs_of_functions_that_are_gone_are_dropped(fake_ray):
     with strategy_of(1, 1) as strategy:
         coordinator = rx.coordinator.ClusterCoordinator(strategy)

@@ -64,6 +64,7 @@ def batches():
         yield rng.integers(0, ROWS, (5, 3)) // 3 * 3, rng.standard_normal((5, 3, COLUMNS)).astype(np.float32)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_only_touched_rows_change_and_as_on_one_device(fake_ray, name):
     alone = ByHand(OPTIMIZERS[name])

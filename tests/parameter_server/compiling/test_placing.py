@@ -106,6 +106,7 @@ def test_servers_have_about_equally_much(servers):
         assert own <= sum(loads) <= own + 100 * servers
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("servers", [2, 3, 4])
 @given(st.lists(st.integers(10, 100), min_size=60, max_size=90))
 def test_of_many_variables_servers_have_equally_much(servers, sizes):

@@ -73,6 +73,7 @@ BY_ROW = {
 }
 
 
+@pytest.mark.daily(5)
 @pytest.mark.parametrize("name", BY_ROW)
 @pytest.mark.parametrize("shape", [(ROWS, ROWS), (ROWS,)], ids=str)
 def test_optimizers_that_work_by_element(name, shape):
@@ -100,6 +101,7 @@ ROW_WISE = {
 }
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("name", ROW_WISE)
 def test_functions_of_rows(name):
     ours, whole = by_rows(lambda v, g: [ROW_WISE[name](v, g)], [table(0), table(1)])

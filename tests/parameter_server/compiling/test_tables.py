@@ -81,6 +81,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("shards", [0, 3], ids=["whole", "cut"])
 def test_a_table_is_trained_as_on_one_device(fake_ray, name, shards):
@@ -114,6 +115,7 @@ def test_a_table_that_is_used_whole_is_pulled_whole(fake_ray):
     assert stats.bytes_pulled / stats.steps > 0.9 * WHOLE
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("mode", [None, "fill", "clip"])
 def test_look_ups_outside_of_the_table_are_what_jax_makes_of_them(fake_ray, mode):
     ids = np.array([3, -1, ROWS, ROWS + 5, -ROWS - 1, 3], np.int32)

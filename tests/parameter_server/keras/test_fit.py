@@ -72,6 +72,7 @@ def test_without_staleness_training_is_that_of_one_device(cluster):
         assert np.linalg.norm(one - other) <= 1e-6 * max(np.linalg.norm(other), 1e-3)
 
 
+@pytest.mark.nightly
 def test_training_learns_as_on_one_device(strategy):
     images, labels = load_digits(return_X_y=True)
     images, labels = (images / 16).astype("float32"), labels.astype("int32")

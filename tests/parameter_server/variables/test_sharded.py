@@ -35,6 +35,7 @@ def test_parts_are_those_of_tensorflow(table):
     np.testing.assert_array_equal(table.numpy(), 2 * VALUES)
 
 
+@pytest.mark.daily(6)
 @pytest.mark.parametrize(
     "index",
     [
@@ -170,6 +171,7 @@ def test_scatter_methods_of_a_variable_in_parts(fake_ray):
                 variable.scatter_update([10], 0.0)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     "index", [jnp.arange(10) % 3 == 0, jnp.array([8, 0]), jnp.int32(4), (jnp.arange(10) > 5, 1)], ids=str
 )
@@ -179,6 +181,7 @@ def test_an_index_may_be_of_jax(table, index, monkeypatch):
     np.testing.assert_array_equal(table[index], (2 * VALUES)[known])
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("index", [10, -11, (0, 4), (slice(None), -5), np.int64(10)], ids=str)
 def test_a_number_out_of_range_is_an_error_wherever_the_value_is(table, index):
     with pytest.raises(IndexError):
