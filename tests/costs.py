@@ -1,6 +1,7 @@
 """What the tests cost: seconds of a processor of each, which other work on the machine does not lengthen much.
 
 `make test` ends with the ten that took most. `REPLICAX_TESTS_COSTS=FILE` writes those of all, and those of each folder.
+A test that is neither `slow` nor `nightly` fails where it costs too much.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import pytest
 
 _NAME = "seconds of a processor"
 _SHOWN = 10
+_LIMIT_S = 5.0
+_SLOWER_BESIDE_OTHERS = 1.5  # The tests of `make test` share caches and memory with two other processes.
 _BEGAN = pytest.StashKey[float]()
 
 
@@ -35,8 +38,19 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.when == "teardown":
-        report.user_properties.append((_NAME, _used() - item.stash[_BEGAN]))
+        cost = _used() - item.stash[_BEGAN]
+        report.user_properties.append((_NAME, cost))
+        if cost > _LIMIT_S * _SLOWER_BESIDE_OTHERS and report.passed and not _may_be_slow(item):
+            report.outcome = "failed"
+            report.longrepr = (
+                f"It took {cost:.1f} seconds of a processor, where {_LIMIT_S:.0f} are the limit on a quiet machine. Make "
+                "it smaller, let @pytest.mark.daily(n) choose fewer cases, or mark it nightly, or slow with a reason."
+            )
     return report
+
+
+def _may_be_slow(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in ("slow", "nightly"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -31,6 +31,7 @@ from replicax.compat.jax_processes import (
     without_preemption_service,
 )
 from replicax.errors import ClusterError, ClusterTimeoutError, ContextError
+from replicax.runtime.ending import pass_by_garbage
 
 _SESSION = "session"  # a secret number of process 0's
 # JAX aborts the process when its time to connect is up. The wait here ends earlier, with an error that says why.
@@ -77,6 +78,7 @@ def start(config: ClusterConfig, introduce: Callable[[str], Mapping[str, object]
         return []
     if not is_real(timeout_s) or not 0 < timeout_s < math.inf:
         raise ClusterError("start_timeout", timeout_s, "must be a positive number of seconds", "Leave it out for 300.")
+    pass_by_garbage()
     if jax.distributed.is_initialized():
         return _already_connected(config, introduce, timeout_s)
     _check_not_started(config)

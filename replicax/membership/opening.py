@@ -32,6 +32,7 @@ from replicax.membership.sentry import Sentry
 from replicax.membership.solo import SoloMeeting
 from replicax.membership.watch import Pulse
 from replicax.membership.worlds import install
+from replicax.runtime.ending import pass_by_garbage
 
 #: Where the board is (`"host:port"`), if whoever started the processes keeps it, and which run of its task this is.
 MEETING, LIFE = "REPLICAX_MEETING", "REPLICAX_LIFE"
@@ -104,6 +105,7 @@ def _opened(
             f"{config} does not know where the others meet. Start the job with `replicax run --islands`, or give each "
             f"process the address of process 0 (TF_CONFIG, or {MEETING}=host:port)."
         )
+    pass_by_garbage()
     names = [_name(config, index) for index in range(size)]
     if MEETING not in environ and config.process_id == 0 and not _is_listening(address):
         atexit.register(Host(address, given_token()).let_go)

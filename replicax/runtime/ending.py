@@ -8,17 +8,24 @@ and the exit code is 1.
 
 SIGTERM ends a script, too: whoever sends it gives some time before SIGKILL. Files being written are finished first,
 unless the script handles the signal.
+
+At its end Python looks for garbage among all objects, three times. In a process of a job nearly all of them are JAX's
+and Keras's, and there are as many such processes on a machine as it has devices: what exists when a process joins its
+job is left out (`pass_by_garbage`).
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
+import io
 import logging
 import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 
@@ -32,6 +39,7 @@ _watches = False
 _has_ended = False
 _failed = False
 _keeps_codes = False
+_passed_by: list[weakref.ref[io.IOBase]] | None = None
 _code: int | None = None
 
 
@@ -145,6 +153,34 @@ def keep_exit_codes() -> None:
         previous(kind, error, traceback)
 
     sys.excepthook = hook
+
+
+def pass_by_garbage() -> None:
+    """Has Python's collector look no more at what exists now; the first call in a process counts.
+
+    For the process of a job, when it joins the others. What it has imported until then lives as long as the process,
+    and takes 0.7 of the 0.8 seconds of a processor that the process needs to end.
+    """
+    global _passed_by
+    with _lock:
+        if _passed_by is not None:
+            return
+        gc.collect()
+        objects = gc.get_objects()
+        kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, io.IOBase)}
+        # Python closes a file that belongs to a cycle when it collects it.
+        _passed_by = [weakref.ref(each) for each in objects if type(each) in kinds]
+        del objects
+        gc.freeze()
+    atexit.register(_flush_passed_by)
+
+
+def _flush_passed_by() -> None:
+    for reference in _passed_by or ():
+        file = reference()
+        if file is not None:
+            with contextlib.suppress(OSError, ValueError):  # Closed, or whoever reads it has gone.
+                file.flush()
 
 
 def _code_of(error: BaseException | None) -> int | None:

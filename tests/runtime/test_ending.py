@@ -131,3 +131,23 @@ begun.wait()
 """
     assert _ended(script, tmp_path)[0] == 0
     assert (tmp_path / "exported").is_dir()
+
+
+def test_a_file_that_was_open_when_a_process_joined_its_job_is_complete(tmp_path: Path):
+    script = """
+import gc
+from replicax.runtime.ending import pass_by_garbage
+class Log:
+    def __init__(self):
+        self.me, self.file = self, open(os.path.join(sys.argv[1], "log"), "w")
+        self.file.write("begun")
+Log()
+kept = Log()
+pass_by_garbage()
+frozen = gc.get_freeze_count()
+pass_by_garbage()
+assert frozen == gc.get_freeze_count() > 10_000
+kept.file.write(", joined")
+"""
+    code, said, _ = _ended(script, tmp_path)
+    assert (code, (tmp_path / "log").read_text()) == (0, "begun, joined"), said
