@@ -297,7 +297,6 @@ def test_each_module_imports_alone_and_starts_nothing():
     assert done.stdout.splitlines() == ["done"], done.stdout + done.stderr
 
 
-@pytest.mark.daily(25)
 @pytest.mark.parametrize("room", ROOMS)
 def test_docstring_examples_run(room: str):
     names = {"rx": rx, **{name: getattr(rx, name) for name in rx.__all__}}

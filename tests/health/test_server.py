@@ -223,6 +223,13 @@ def test_a_worker_whose_script_failed_ends_with_that(workers: list[Worker], capf
     assert workers[0].codes == [1]
 
 
+def test_of_two_alarms_the_first_counts(workers: list[Worker], capfd: Any):
+    workers[0].monitor.on_alarm({"text": "the cause", "code": 71, "culprits": [1]})
+    workers[0].monitor.on_alarm({"text": "what follows", "code": 70, "culprits": [0]})
+    workers[0].monitor._run()
+    assert workers[0].codes == [71]
+
+
 def test_own_absence_is_no_fault_of_the_others():
     time_now = [0.0]
     peer = Peer(1, Client("127.0.0.1", 1, TOKEN), History("worker:1", "", 0.0))

@@ -82,11 +82,17 @@ class Struck(ElasticJob):
         assert not np.array_equal(expected["parameter3"], np.zeros_like(expected["parameter3"]))
 
 
-def test_survivors_go_on_and_others_take_the_places_of_the_lost(tmp_path: Path):
+@pytest.mark.parametrize(
+    "strikes",
+    [
+        pytest.param([("kill", 0)], id="the chief"),
+        pytest.param([("kill", 0), ("preempt", 2), ("kill", 1, 2)], id="one after the other", marks=pytest.mark.nightly),
+    ],
+)
+def test_survivors_go_on_and_others_take_the_places_of_the_lost(tmp_path: Path, strikes):
     with Struck(tmp_path) as job:
-        job.strike("kill", 0)
-        job.strike("preempt", 2)
-        job.strike("kill", 1, 2)
+        for strike in strikes:
+            job.strike(*strike)
         with pytest.raises(ArgumentError, match="Worker 7 does not run now"):
             job.kill(7)
         job.check()
@@ -94,7 +100,6 @@ def test_survivors_go_on_and_others_take_the_places_of_the_lost(tmp_path: Path):
 
 @pytest.mark.nightly  # It waits for the stall time-out.
 @pytest.mark.parametrize("kind", ["stop", "cut"])
-@pytest.mark.nightly
 def test_one_that_gives_no_sign_of_life_is_left_out(kind: str, tmp_path: Path):
     if kind == "cut" and why_no_cables():
         pytest.skip(str(why_no_cables()))

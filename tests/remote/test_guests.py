@@ -14,7 +14,7 @@ from replicax.cluster import proof
 from replicax.cluster.addresses import Address, parse_address
 from replicax.cluster.proof import LONGEST_LINE, proved
 from replicax.remote.events import Events, FoundSilent, Joined, MemberNews, ProcessEnded
-from replicax.remote.guests import Door
+from replicax.remote.guests import SECONDS_OF_SILENCE, Door
 
 LIMIT_S = 20.0
 
@@ -208,6 +208,13 @@ def test_a_lost_connection_is_a_lost_worker(visitor, guest, events):
     visitor.close()
     assert events.get(timeout=LIMIT_S).process is guest
     assert guest.tidy_up() == 128 + signal.SIGHUP
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_KEEPIDLE"), reason="this system does not let a program choose the time")
+def test_the_system_looks_whether_the_cable_of_a_guest_is_cut(guest):
+    connection = guest._session.connection
+    assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert 0 < connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= SECONDS_OF_SILENCE
 
 
 def test_signals_travel(visitor, guest):
