@@ -43,8 +43,8 @@ def pytest_runtest_makereport(
         if cost > _LIMIT_S * _SLOWER_BESIDE_OTHERS and report.passed and not _may_be_slow(item):
             report.outcome = "failed"
             report.longrepr = (
-                f"It took {cost:.1f} seconds of a processor, where {_LIMIT_S:.0f} are the limit on a quiet machine. Make "
-                "it smaller, let @pytest.mark.daily(n) choose fewer cases, or mark it nightly, or slow with a reason."
+                f"It took {cost:.1f} seconds of a processor; on a quiet machine {_LIMIT_S:.0f} are the limit. "
+                "Make it smaller, let @pytest.mark.daily(n) choose fewer cases, or mark it nightly or slow."
             )
     return report
 

@@ -62,6 +62,7 @@ def test_twine_agrees(built: dict[str, Path]):
     assert run(sys.executable, "-m", "twine", "check", "--strict", *built.values()).count("PASSED") == 2
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no clone: git does not know which files there are")
 def test_the_wheel_has_every_file_of_the_packages_and_nothing_else(built: dict[str, Path]):
     with zipfile.ZipFile(built["wheel"]) as archive:

@@ -127,6 +127,7 @@ def test_scheme(
         assert expected in printed
 
 
+@pytest.mark.nightly
 def test_the_guide_shows_the_table():
     """`python examples/dtensor_schemes/table.py` prints the table that belongs there."""
     guide = (ROOT / "docs" / "guides" / "dtensor.md").read_text()

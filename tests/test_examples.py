@@ -74,6 +74,7 @@ def test_optax_loop_needs_no_keras():
     assert output.splitlines()[-1].strip() == "imported:"
 
 
+@pytest.mark.nightly
 def test_seed_loop_prints_the_losses_of_the_guide():
     losses = numbers(r"(?m)^(0\.\d+)$", run("custom_loop_seed.py"))
     assert len(losses) == 30

@@ -51,6 +51,7 @@ def offences_in(tree, path, own):
             yield use
 
 
+@pytest.mark.slow
 def test_private_names_of_others_are_used_in_compat_only(trees, own):
     found = [
         f"{path.relative_to(PACKAGE)}:{use.line}: {use.name}"

@@ -23,6 +23,7 @@ def digits() -> Dataset:
     return load_digits().limited(135)
 
 
+@pytest.mark.nightly
 def test_scores_are_means_over_rows_whatever_the_batches(digits: Dataset):
     """At rate 0 nothing is learned, so all passes over the same rows score alike; 135 rows leave partial batches."""
     same_rows = Dataset("Same", digits.train, digits.train)

@@ -24,7 +24,7 @@ def test_there_are_more_than_a_thousand():
     assert len(BREAK) * EXAMPLES_FOR_EACH_WAY > 1000
 
 
-@pytest.mark.daily(12)
+@pytest.mark.daily(5)
 @pytest.mark.parametrize("how", BREAK)
 def test_a_broken_document_is_refused(how: str):
     seen = 0

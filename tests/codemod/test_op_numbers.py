@@ -52,6 +52,7 @@ def results(conversion):
     return found
 
 
+@pytest.mark.nightly
 def test_every_case_is_converted(conversion):
     assert [finding for finding in conversion.findings if finding.severity == "edit"] == []
     assert "tf." not in conversion.after.split("\n\n", 2)[2].replace("tf.float", "")

@@ -18,6 +18,7 @@ def reference(training: str, sizes: tuple[int, ...]):
     return TRAININGS[training](rx.OneDeviceStrategy("cpu:0"), sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "training", "batches"), matrix(ALL, TRAININGS, BATCHES))
 def test_twenty_adam_steps_equal_one_device(strategy, training, batches):
     sizes = BATCHES[batches]

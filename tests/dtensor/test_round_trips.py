@@ -58,7 +58,7 @@ def parts_of(numbers: np.ndarray, layout: Layout) -> list[np.ndarray]:
     return parts
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(cases())
 def test_numbers_survive(case: tuple[np.ndarray, Layout, Layout, Layout]):
     numbers, first, second, third = case

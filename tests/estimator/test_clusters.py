@@ -79,6 +79,7 @@ def test_the_example_learns_in_every_role(roles, tmp_path, monkeypatch):
     assert found == {"estimator_evaluations": 3.0, "estimator_checkpoints": 3.0}
 
 
+@pytest.mark.nightly
 @pytest.mark.multiprocess
 def test_on_parameter_servers_one_step_after_the_other_is_what_one_device_does(tmp_path):
     with rx.testing.local_cluster(workers=2, servers=1), rx.ParameterServerStrategy(max_staleness=0) as strategy:

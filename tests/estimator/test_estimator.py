@@ -197,7 +197,7 @@ class Failing(Hook):
         self.ended = True
 
 
-@pytest.mark.daily(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_after_an_error_in_a_step_the_last_checkpoint_is_whole_and_training_goes_on_from_it(alone, tmp_path, error):
     estimator = estimator_of("jax", tmp_path, save_checkpoints_steps=1)

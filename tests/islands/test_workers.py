@@ -9,6 +9,7 @@ from tests.islands.test_strategy import X, diloco
 pytestmark = pytest.mark.multiprocess
 
 
+@pytest.mark.nightly
 def test_workers_are_islands(cluster):
     results = cluster.run(train_alone_and_together, workers=2, every=3)
     assert [(each["index"], each["islands"], each["rows"]) for each in results] == [(0, 2, len(X)), (1, 2, len(X))]

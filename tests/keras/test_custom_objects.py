@@ -44,7 +44,7 @@ def found(tmp_path_factory: pytest.TempPathFactory):
     return cloudpickle.loads(result.read_bytes())
 
 
-@pytest.mark.daily(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", travelling.MODELS)
 def test_a_model_trains_there_as_it_does_here(found, name: str):
     here, there, _ = found

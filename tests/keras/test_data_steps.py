@@ -102,7 +102,7 @@ def test_under_every_strategy(name, settings, expected):
     assert_same(worked(made(HOSTS[name](), lambda: model_of(Own, **settings)), X, LABELS), expected, TOLERANCE)
 
 
-@pytest.mark.daily(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_without_a_strategy(eagerly, mirrored, expected):
     with mirrored(2).scope():

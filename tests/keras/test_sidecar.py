@@ -231,6 +231,7 @@ print(strategy.num_workers, strategy.is_chief, strategy.cluster.task, sidecar.ev
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.multiprocess
 def test_an_evaluator_is_a_cluster_of_its_own(tmp_path: Path):
     """It is told of two workers, which are not there, and waits for neither."""

@@ -27,7 +27,7 @@ from tests.keras.comparing import (
 # Ways to run.
 
 
-@pytest.mark.daily(3)
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     "how",
     [{"steps_per_execution": 3}, {"jit_compile": False}, {"run_eagerly": True}],

@@ -102,6 +102,7 @@ print("ends with", int(steps.numpy()), float(total.numpy()[0]), flush=True)
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_a_worker_joins_takes_the_state_and_leaves(job):
     first = job.start(JOINS, "--elastic", "1:2", "--workers", "1", "--log-dir", str(job.logs), arguments=["0"])

@@ -200,6 +200,7 @@ def test_a_full_job_lets_nobody_in(job, joiner, tmp_path):
     assert "does not let this worker in: it has as many workers as it may have (--elastic 1:1)" in said
 
 
+@pytest.mark.nightly
 @pytest.mark.multiprocess
 def test_a_job_to_which_all_workers_come(job, joiner, tmp_path):
     job('wait_for("over"); ends()', workers=0, address="127.0.0.1", environment={"REPLICAX_TOKEN": "ours"})

@@ -75,7 +75,7 @@ def names(mesh):
     return {"batch": mesh[0]} if len(mesh) == 1 else {"batch": mesh[0], "model": mesh[1]}
 
 
-@pytest.mark.daily(2)
+@pytest.mark.daily(1)
 @pytest.mark.filterwarnings("ignore:LayoutStrategy.* leaves .*large variables? whole")
 @pytest.mark.parametrize("train", [fitted, looped])
 @pytest.mark.parametrize(("layout", "mesh"), CASES)

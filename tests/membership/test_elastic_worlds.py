@@ -58,7 +58,7 @@ def test_without_a_loss_there_is_one_world():
     assert list(workers.worlds.values()) == [{(0, 1, 2)}]
 
 
-@pytest.mark.daily(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("at", [1, *(pytest.param(at, marks=pytest.mark.nightly) for at in (2, 5, 9))])
 def test_one_may_end_while_the_first_world_is_formed(at, after):

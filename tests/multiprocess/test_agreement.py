@@ -101,6 +101,7 @@ def outcome(call: Any) -> Any:
         return f"{type(error).__name__}: {error}"
 
 
+@pytest.mark.slow
 def test_workers_have_the_chiefs_values_or_hear_what_differs():
     for mine, found in enumerate(run_workers(worker, workers=2, devices=2)):
         assert found["variables"] == {"a": [97.0] * 3, "b": [98.0] * 3}

@@ -102,6 +102,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return directory, results
 
 
+@pytest.mark.slow
 def test_two_workers_save(saved: Any):
     directory, results = saved
     for result in results:
@@ -352,6 +353,7 @@ def saves_differently(directory: str) -> Any:
     return {"b": b.numpy().tolist(), "failures": failures, "steps": steps, "later": manager.all_steps()}
 
 
+@pytest.mark.nightly
 def test_workers_that_save_different_things_are_told(tmp_path: Path):
     results = run_workers(saves_differently, 2, timeout=250, directory=str(tmp_path))
     for result in results:

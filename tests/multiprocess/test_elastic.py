@@ -86,7 +86,9 @@ class Struck(ElasticJob):
     "strikes",
     [
         pytest.param([("kill", 0)], id="the chief"),
-        pytest.param([("kill", 0), ("preempt", 2), ("kill", 1, 2)], id="one after the other", marks=pytest.mark.nightly),
+        pytest.param(
+            [("kill", 0), ("preempt", 2), ("kill", 1, 2)], id="one after the other", marks=pytest.mark.nightly
+        ),
     ],
 )
 def test_survivors_go_on_and_others_take_the_places_of_the_lost(tmp_path: Path, strikes):

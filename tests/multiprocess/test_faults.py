@@ -70,6 +70,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
         process.wait()
 
 
+@pytest.mark.nightly
 def test_sigterm_ends_a_job_without_a_handler(launch: Callable[..., Launched]):
     job = launch("sigterm", "--grace", "60", stall=30.0)
     job.pid(0), job.pid(1)

@@ -9,6 +9,7 @@ import pytest
 from tests.soak import hostile
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("kind", [pytest.param("fixed", marks=pytest.mark.nightly), "fixed-store"])
 def test_a_job_ends_right_whatever_strangers_send_to_its_ports(kind: str, capsys: pytest.CaptureFixture[str]):

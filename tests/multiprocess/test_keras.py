@@ -156,6 +156,7 @@ def _error_of_logs(model: keras.Model, strategy: Any, x: Any, y: Any) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_two_workers_write_once_and_decide_alike(tmp_path: Path):
     first, second = run_workers(worker, 2, 1, 100, folder=str(tmp_path))
     assert first == second, "also what generators give that were seeded otherwise, after fit"

@@ -133,6 +133,7 @@ def worker(kind: str, rows: int, optimizers: list[str]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [

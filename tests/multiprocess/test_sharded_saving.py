@@ -117,6 +117,7 @@ def assert_equal(found: list[Any], expected: list[Any], tolerance: float = 0.0) 
         np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.nightly
 def test_what_one_process_saves_many_restore_and_back(tmp_path: Path):
     alone = compiled(rx.FullyShardedStrategy(min_size=8))
     fit(alone, 1)

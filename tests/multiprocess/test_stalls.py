@@ -46,7 +46,7 @@ def test_a_stopped_worker(tmp_path: Path):
         assert code != 0
 
 
-@pytest.mark.daily(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", ["callback", "input"])
 def test_a_worker_that_does_not_come(tmp_path: Path, fault: str):
     with job(tmp_path, fault) as running:

@@ -168,6 +168,7 @@ def worker(rows: int) -> dict[str, Any]:
     return values
 
 
+@pytest.mark.slow
 @pytest.mark.daily(1)
 @pytest.mark.parametrize(("workers", "devices", "rows"), [(2, 2, 48), (3, 1, 43)], ids=["even", "uneven"])
 def test_workers_train_as_one_device(workers: int, devices: int, rows: int):

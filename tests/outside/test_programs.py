@@ -11,7 +11,7 @@ ALWAYS = ("collaborative_filtering", "deep_q", "reinforce")  # quick ones: Model
 EACH = [pytest.param(case, id=case.name, marks=[] if case.name in ALWAYS else pytest.mark.nightly) for case in CASES]
 
 
-@pytest.mark.daily(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", EACH)
 def test_is_as_on_one_device(case: Case):
     if not case.can_run:

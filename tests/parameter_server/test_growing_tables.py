@@ -87,6 +87,7 @@ def test_looking_up_gives_no_id_a_row(fake_ray):
         assert np.abs(again[0] - rows[0]).max() > 1e-3
 
 
+@pytest.mark.nightly
 def test_an_id_whose_row_was_taken_begins_anew_with_its_slots(fake_ray):
     with strategy_of(1, 1, max_staleness=0) as strategy:
         coordinator = rx.coordinator.ClusterCoordinator(strategy)

@@ -74,7 +74,8 @@ def on_one_device():
     return trained(rx.OneDeviceStrategy("cpu:0"), "arguments")
 
 
-@pytest.mark.daily(3)
+@pytest.mark.slow
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("how", ["arguments", "captured", "nested"])
 @pytest.mark.parametrize(
     "replicas", [pytest.param(1, marks=pytest.mark.nightly), 2, 3, pytest.param(8, marks=pytest.mark.nightly)]

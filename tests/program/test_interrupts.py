@@ -129,6 +129,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.daily(2)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("way", WAYS)

@@ -67,6 +67,7 @@ def check(steps, replicas, rows, seed):
     np.testing.assert_allclose(found, jax.jit(run)(key, jnp.asarray(x)), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.nightly
 @settings(max_examples=6, deadline=None)
 @given(STEPS, st.sampled_from([2, 4, 8]), st.integers(1, 8), st.integers(0, 9))
 def test_programs_of_draws(steps, replicas, rows, seed):

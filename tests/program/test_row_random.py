@@ -57,6 +57,7 @@ def trained(strategy, steps=5):
     return [np.asarray(variable.value) for variable in model.variables]
 
 
+@pytest.mark.nightly
 def test_training_with_dropout_does_not_depend_on_the_number_of_replicas(strategies):
     expected = trained(rx.OneDeviceStrategy("cpu:0"))
     for number in (3, 8):

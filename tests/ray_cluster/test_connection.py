@@ -183,6 +183,7 @@ def test_nothing_outlives_a_coordinator_that_is_killed(cluster: RayCluster):
     assert_nothing_left(done.stdout.strip())
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_gets_at_no_socket_and_no_log(cluster: RayCluster):
     start(cluster)

@@ -31,6 +31,7 @@ def test_the_bytes_of_a_step(replicas, compression, expected):
     assert bytes_sent(compressed(compression, replicas)) / of_all_reduce == pytest.approx(expected, rel=0.01)
 
 
+@pytest.mark.nightly
 def test_a_sharded_update_moves_more_than_compression_saves():
     options = rx.CommunicationOptions(compression="int8")
     kept_whole = rx.MirroredStrategy(8, communication_options=options)

@@ -56,7 +56,8 @@ def check(way: str, name: str, sizes: tuple[int, ...]) -> None:
     assert many.suggestion == one.suggestion
 
 
-@pytest.mark.daily(2)
+@pytest.mark.slow
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("way", "name", "sizes"),
     [

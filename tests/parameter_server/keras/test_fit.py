@@ -131,6 +131,7 @@ def test_a_py_dataset_trains_and_validates(model):
     assert [len(values) for values in history.values()] == [2, 2, 1, 1]
 
 
+@pytest.mark.nightly
 def test_weights_and_splits_of_arrays(model):
     weights, classes = np.linspace(0, 1, 21), dict.fromkeys(range(CLASSES), 1.0)
     fitted = model.fit(X, Y, batch_size=BATCH, sample_weight=weights, validation_split=1 / 3, verbose=0).history
@@ -310,6 +311,7 @@ def test_a_dataset_without_batches_is_an_error(model):
         model.evaluate(list, verbose=0)
 
 
+@pytest.mark.nightly
 def test_a_model_from_elsewhere_is_refused(strategy):
     optimizer = optimizers.SGD(0.1)
     with pytest.raises(rx.errors.VariableError, match=r"learning_rate|iteration"):
