@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from replicax.ray_cluster.bounded import done_within
@@ -12,6 +13,7 @@ from replicax.ray_cluster.bounded import done_within
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
+_TITLE = b"ray::"  # Ray's processes of actors and tasks are called so.
 _SECONDS_TO_KILL = 10.0
 _SECONDS_TO_ORDER = 5.0
 
@@ -47,8 +49,12 @@ def _alive_nodes() -> list[str]:
 
 
 def kill(pid: int) -> None:
-    """Kills a process of this machine."""
-    with contextlib.suppress(ProcessLookupError):
+    """Kills a process of an actor on this machine, unless its number is somebody else's by now (Linux)."""
+    proc = Path("/proc")
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        # The number may even be that of a thread, and a signal to that goes to its whole process.
+        if (proc / "self").exists() and not (proc / str(pid) / "cmdline").read_bytes().startswith(_TITLE):
+            return
         os.kill(pid, signal.SIGKILL)
 
 

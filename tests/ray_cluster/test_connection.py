@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,6 +118,11 @@ def test_actors_run_and_end_even_if_they_are_stopped(cluster: RayCluster):
         ray.get(actors[1].where.remote(), timeout=60)
     cluster.end_process(node, pid)  # Again does no harm, and neither does a node that nobody knows.
     cluster.end_process("0" * 56, pid)
+    with subprocess.Popen(["sleep", "60"]) as other:  # It has the number of an actor that ended.
+        cluster.end_process(node, other.pid)
+        with pytest.raises(subprocess.TimeoutExpired):
+            other.wait(0.3)
+        other.kill()
     for actor in actors:
         ray.kill(actor)
 
