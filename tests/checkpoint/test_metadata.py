@@ -73,6 +73,10 @@ def test_a_later_format_is_named(path: Path, document: Any):
         read_metadata(path)
 
 
+def _last_file(document: Any, array: str) -> str:
+    return max(name for name in document["files"] if name.startswith(f"{document['arrays'][array]['folder']}/"))
+
+
 FORGERIES: dict[str, Callable[[Any], Any]] = {
     "a path that leads out": lambda d: d["files"].update({"../../secret": {"bytes": 0, "sha256": "0" * 64}}),
     "an absolute path": lambda d: d["files"].update({"/etc/passwd": {"bytes": 0, "sha256": "0" * 64}}),
@@ -82,6 +86,9 @@ FORGERIES: dict[str, Callable[[Any], Any]] = {
     "a size that is true": lambda d: d["files"]["_METADATA"].update(bytes=True),
     "no digest": lambda d: d["files"]["_METADATA"].update(sha256="abc"),
     "another digest of an array": lambda d: d["arrays"]["v"].update(sha256="0" * 64),
+    "a file of an array under another name": lambda d: d["files"].update(
+        {f"{d['arrays']['v']['folder']}/other": d["files"].pop(_last_file(d, "v"))}
+    ),
     "a shape that is no list": lambda d: d["arrays"]["v"].update(shape=3),
     "a shape of strings": lambda d: d["arrays"]["v"].update(shape=["3"]),
     "a negative length": lambda d: d["arrays"]["v"].update(shape=[-3]),
