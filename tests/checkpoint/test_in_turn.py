@@ -57,6 +57,13 @@ def test_no_device_has_more_than_its_part_and_one_piece(
     assert (float(variables["small"].numpy()), int(variables["n"].numpy())) == (3.0, 7)
 
 
+def test_variables_without_a_checkpoint_object_get_all_their_values(variables: dict[str, rx.Variable], tmp_path: Path):
+    path = rx.Checkpoint(**variables).write(tmp_path / "c")
+    zeroed(variables)
+    restore_variables(path, variables)
+    assert [float(variable.numpy().flat[-1]) for variable in variables.values()] == [*range(COUNT), 3.0, 7.0]
+
+
 def test_damage_anywhere_is_found_before_anything_changes(variables: dict[str, rx.Variable], tmp_path: Path):
     path = rx.Checkpoint(**variables).write(tmp_path / "c")
     zeroed(variables)

@@ -96,6 +96,13 @@ def test_diff(written: Path, tmp_path: Path):
     assert "0.5" in call("diff", first, second).stdout
 
 
+def test_the_difference_of_bytes_is_no_byte(tmp_path: Path):
+    first, second = (
+        rx.Checkpoint(bytes=np.array([3, value], np.uint8)).write(tmp_path / str(value)) for value in (7, 9)
+    )
+    assert json.loads(call("diff", first, second, "--json").stdout)["differences"] == {"bytes": 2.0}
+
+
 def test_what_is_no_checkpoint(tmp_path: Path):
     shown = call("inspect", tmp_path)
     assert shown.exit_code == 2
