@@ -22,7 +22,7 @@ LARGEST = 64 * 4096 * 4
 def variables(monkeypatch: pytest.MonkeyPatch) -> dict[str, rx.Variable]:
     monkeypatch.setattr(in_turn, "_LARGE_BYTES", LARGEST)
     with rx.FullyShardedStrategy(8).scope():
-        made = {f"v{i}": rx.Variable(np.full(SHAPE, i, np.float32)) for i in range(COUNT)}
+        made = {f"v{i}": rx.Variable(np.full(SHAPE, i + 1, np.float32)) for i in range(COUNT)}
         return made | {"small": rx.Variable(3.0), "n": rx.Variable(7)}
 
 
@@ -53,7 +53,7 @@ def test_no_device_has_more_than_its_part_and_one_piece(
     for name, variable in variables.items():
         assert array_of(variable).sharding == homes[name]
     for i in range(COUNT):
-        np.testing.assert_array_equal(variables[f"v{i}"].numpy(), np.full(SHAPE, i))
+        np.testing.assert_array_equal(variables[f"v{i}"].numpy(), np.full(SHAPE, i + 1))
     assert (float(variables["small"].numpy()), int(variables["n"].numpy())) == (3.0, 7)
 
 
@@ -61,7 +61,7 @@ def test_variables_without_a_checkpoint_object_get_all_their_values(variables: d
     path = rx.Checkpoint(**variables).write(tmp_path / "c")
     zeroed(variables)
     restore_variables(path, variables)
-    assert [float(variable.numpy().flat[-1]) for variable in variables.values()] == [*range(COUNT), 3.0, 7.0]
+    assert [float(variable.numpy().flat[-1]) for variable in variables.values()] == [*range(1, COUNT + 1), 3.0, 7.0]
 
 
 def test_damage_anywhere_is_found_before_anything_changes(variables: dict[str, rx.Variable], tmp_path: Path):
