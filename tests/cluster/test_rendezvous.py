@@ -216,7 +216,10 @@ def test_a_forged_greeting_takes_no_place():
 
 
 def test_who_listens_in_the_place_of_process_0_learns_no_token_and_is_not_believed():
-    infos, proofs = [{"number": 0, "session": "a stranger's"}, {}], itertools.cycle(["", "known", "signed"])
+    infos, proofs = (
+        [{"number": 0, "session": "a stranger's"}, {}],
+        itertools.cycle(["", "known", "signed", "of other news"]),
+    )
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         meeting(f"127.0.0.1:{server.getsockname()[1]}", 1, count=2, timeout_s=2.0, token="secret") as found,
@@ -229,6 +232,8 @@ def test_who_listens_in_the_place_of_process_0_learns_no_token_and_is_not_believ
                 assert b"secret" not in said
                 known = json.loads(said)["token"]
                 forged = {"": "", "known": known, "signed": shown(known, f"process 0 {json.dumps(infos)}")}
+                heard = rendezvous._Waiting("", 0, [], 1.0, lambda infos: None, "secret").proof([{"number": 0}, {}])
+                forged["of other news"] = heard
                 answer = {"go": infos, "proof": forged[next(proofs)]}
                 with connection, contextlib.suppress(OSError):
                     connection.sendall(json.dumps(answer).encode() + b"\n")

@@ -38,6 +38,11 @@ def test_a_loss_that_replicas_reduce_together_stays(loss):
     assert "`loss` comes from what the replicas reduce together" in reason
 
 
+def test_of_several_reductions_the_first_one_is_named():
+    (reason,) = reasons(step("l = context.all_gather(model(x), 0)\nloss = context.all_reduce('SUM', l)"))
+    assert "reduce together with `all_gather`" in reason
+
+
 @pytest.mark.parametrize(
     "loss",
     [

@@ -54,6 +54,11 @@ def test_reduces_like_a_plain_sum_with_the_same_bits_everywhere(replicas, same_e
         )
 
 
+def test_the_mean_of_halves_whose_sum_is_none_is_that_of_the_numbers(replicas, same_everywhere, ops):
+    (mean,) = jax.jit(replicas(3).reducer(ops, "mean"))(jnp.full((3, 2), 60000, "float16"))
+    assert same_everywhere(mean).tolist() == [60000, 60000]
+
+
 @pytest.mark.nightly
 def test_works_op_by_op(replicas, same_everywhere, ops):
     values = [value for value, (shape, _) in zip(mixed_values(2), MIXED, strict=True) if shape in [(5, 3), ()]]
