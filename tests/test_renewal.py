@@ -92,6 +92,18 @@ def test_nothing_is_compared_alone_or_without_batches(member, monkeypatch):
     assert [*store.values.values()] == [b"worker:0\nrows"]
 
 
+def test_a_batch_of_an_earlier_world_is_made_anew_and_one_of_this_world_is_not(member):
+    member(0, 0, number=2, count=1)
+    arrays = [jnp.ones(1), jnp.ones(1)]
+    early, present = Rows("early"), Rows("present")
+    present.number = 2
+    for array, rows in zip(arrays, (early, present), strict=True):
+        note_source([array], rows)
+    made, same = renewed(arrays)
+    assert isinstance(made, np.ndarray)  # What `Rows` makes.
+    assert same is arrays[1]
+
+
 def test_a_store_that_is_gone_is_left_to_the_call(member):
     class Gone(FakeStore):
         def put_if_absent(self, key, value):

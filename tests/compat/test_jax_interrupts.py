@@ -63,5 +63,8 @@ def test_an_array_that_cannot_be_read_is_explained(explained, read):
 
 def test_errors_of_collectives_are_known_by_their_words():
     assert is_of_lost_collective(jax.errors.JaxRuntimeError("UNKNOWN: Gloo AllGather failed: Read error"))
+    caused = RuntimeError("The step failed.")
+    caused.__cause__ = ValueError("UNKNOWN: Gloo AllReduce failed: Connection closed by peer")
+    assert is_of_lost_collective(caused)
     assert not is_of_lost_collective(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"))
     assert not is_of_lost_collective(None)

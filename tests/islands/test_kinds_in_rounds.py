@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from replicax.islands.exchange import averaged
 from tests.islands.test_strategy import BATCHES, Training
 from tests.islands.threads import run_islands
 
@@ -74,6 +75,11 @@ def test_integers_assigned_operation_by_operation_are_no_step():
         assert run_islands(body, functools.partial(rx.LocalSGDStrategy, 2)) == [(3, 0)] * 2
     finally:
         rx.config.run_eagerly(False)
+
+
+def test_the_mean_of_an_integer_is_the_nearest_one():
+    means = averaged([jnp.float32([7, -7, 5])], [jnp.float32(4)], [jnp.zeros(3, "int32")])
+    assert means[0].tolist() == [2, -2, 1]
 
 
 @pytest.mark.parametrize(("dtype", "devices"), [("float32", 1), ("float16", 2)])

@@ -114,13 +114,28 @@ def test_sigterm_in_an_evaluation_is_heeded_after_it(tmp_path: Path, strategy, u
     assert again.epochs == [1, 2]
 
 
-@pytest.mark.parametrize(("save_freq", "first"), [("epoch", 1), (3, 1)])
-def test_an_error_goes_back_to_the_last_backup(tmp_path: Path, strategy, undisturbed, save_freq: Any, first: int):
+def noting(save: Any, found: list[str]) -> Any:
+    """A `_save` that notes where it is called: behind an epoch, or behind a step of one."""
+
+    def noted(self: Any, epoch: int, step: int) -> None:
+        found.append(f"step {step}" if step else f"epoch {epoch}")
+        save(self, epoch, step)
+
+    return noted
+
+
+@pytest.mark.parametrize(("save_freq", "saved"), [("epoch", ["epoch 1"]), (3, ["step 3", "step 3"])])
+def test_an_error_goes_back_to_the_last_backup(
+    tmp_path: Path, strategy, undisturbed, save_freq: Any, saved: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    found = []
+    monkeypatch.setattr(rx.keras.BackupAndRestore, "_save", noting(rx.keras.BackupAndRestore._save, found))
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path / "b", strategy, Stop(9, "error"), save_freq=save_freq)
+    assert found == saved
     again = Stop(None, "")
-    check_equal(fit(tmp_path / "b", strategy, again, seed=2, save_freq=save_freq), undisturbed, EPOCHS - first)
+    check_equal(fit(tmp_path / "b", strategy, again, seed=2, save_freq=save_freq), undisturbed, EPOCHS - 1)
     assert again.epochs == [1, 2]
     assert signal.getsignal(signal.SIGTERM) is before
 
