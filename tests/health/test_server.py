@@ -223,6 +223,22 @@ def test_a_worker_whose_script_failed_ends_with_that(workers: list[Worker], capf
     assert workers[0].codes == [1]
 
 
+def test_a_goodbye_stays_whatever_arrives_late():
+    history = History("worker:1", "", 0.0)
+    history.ended("done", (3, 4))
+    history.answered(Status("step"), 1.0)
+    assert history.status.ended == "done"
+
+
+def test_an_answer_ends_the_refusals():
+    history = History("worker:1", "", 0.0)
+    history.refused()
+    history.refused()
+    assert history.seen(5.0).refusals == 2
+    history.answered(Status("step"), 6.0)
+    assert history.seen(7.0).refusals == 0
+
+
 def test_of_two_alarms_the_first_counts(workers: list[Worker], capfd: Any):
     workers[0].monitor.on_alarm({"text": "the cause", "code": 71, "culprits": [1]})
     workers[0].monitor.on_alarm({"text": "what follows", "code": 70, "culprits": [0]})

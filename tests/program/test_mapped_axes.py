@@ -56,6 +56,24 @@ def test_a_collective_over_an_axis_of_vmap_is_that_of_plain_jax(two, collective,
     np.testing.assert_allclose(found[1], expected[1], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "of_row",
+    [
+        lambda w, row: row * jax.lax.psum(w.sum(), "rows"),
+        lambda w, row: row + jax.grad(lambda row: jax.lax.all_gather(row, "rows").sum())(row),
+    ],
+    ids=["a value", "a derivative"],
+)
+def test_what_is_no_rows_own_counts_once_for_each_row(two, of_row):
+    def of_rows(w, x):
+        return jax.vmap(lambda row: of_row(w, row), axis_name="rows")(x)
+
+    [batch] = two.distribute_dataset([X])
+    found = two.run(of_rows, args=(two.replicate(jnp.asarray(W)), batch))
+    halves = [of_rows(jnp.asarray(W), half) for half in np.split(X, 2)]
+    np.testing.assert_allclose(two.gather(found, axis=0), np.concatenate(halves), rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["psum", "pmean", "pmax", "pmin"])
 def test_rows_and_replicas_together_are_all_rows(mirrored, name):
     three = mirrored(3)

@@ -10,8 +10,6 @@ import replicax.trackers.tracker as module
 from replicax.errors import ArgumentError
 from replicax.trackers import Tracker
 
-pytestmark = pytest.mark.nightly
-
 
 class Kept(Tracker):
     """Keeps what it is to write."""
@@ -51,6 +49,16 @@ def test_a_chief_that_comes_again_goes_on(monkeypatch, when):
     monkeypatch.setattr(module, "follows_others", lambda: when == "opened")
     tracker.log({"loss": 1.0}, 0)
     assert tracker._goes_on
+
+
+def test_a_worker_that_becomes_the_chief_goes_on(monkeypatch):
+    tracker = Kept()
+    monkeypatch.setattr(module, "is_chief", lambda: False)
+    tracker.log({"loss": 1.0}, 0)
+    monkeypatch.setattr(module, "is_chief", lambda: True)
+    tracker.log({"loss": 1.0}, 1)
+    assert tracker._goes_on
+    assert [step for _, step in tracker.events[1:]] == [1]
 
 
 def test_without_a_value_nothing_is_opened():

@@ -226,7 +226,7 @@ def _may_begin(ledger: Ledger) -> bool:
     if ledger.max_staleness is None:
         return True
     most = ledger.max_staleness
-    return ledger.under_way <= most and all(each.overtaken < most for worker in ledger.running for each in worker)
+    return all(each.overtaken < most for worker in ledger.running for each in worker)
 
 
 def _changed(ledger: Ledger, attempt: Attempt, change: Callable[[RunningClosure], RunningClosure | None]) -> Ledger:

@@ -133,6 +133,12 @@ def test_without_staleness_steps_are_made_one_after_the_other():
     assert seen == [0, 1, 2, 3, 4]
 
 
+def test_no_more_steps_are_under_way_than_may_be_overtaken():
+    ledger, attempts = ledger_of(workers=5, steps=10, max_staleness=2).assign()
+    assert len(attempts) == 3  # The last of them may be applied when two others are.
+    assert ledger.assign()[1] == ()
+
+
 def test_a_slow_step_holds_the_others_back_in_time():
     ledger, (slow, quick) = ledger_of(workers=2, steps=10, max_staleness=2).assign()
     ledger, (quick,) = ledger.finish(quick).assign()
