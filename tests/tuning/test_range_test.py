@@ -173,6 +173,16 @@ def test_a_loss_that_diverges_ends_the_test():
     assert found.smoothed[-1] > 4 * min(found.smoothed)
 
 
+def test_a_loss_that_is_high_in_the_first_steps_ends_nothing():
+    def step(w: Any, x: Any, rate: Any) -> Any:
+        del rate
+        return w + 1, jnp.where(w == 1, 12.0, 1.0) + 0 * x
+
+    found = rx.find_learning_rate(step, [np.float32(0)], state=np.float32(0), steps=30)
+    assert not found.diverged
+    assert len(found.losses) == 30
+
+
 @pytest.mark.parametrize(
     ("least", "most", "words"),
     [(1e-9, 1e-8, "The loss hardly falls, from 4 to 4: .*larger `max_learning_rate`"), (1e-3, 1e-1, None)],
