@@ -158,8 +158,8 @@ def keep_exit_codes() -> None:
 def pass_by_garbage() -> None:
     """Has Python's collector look no more at what exists now; the first call in a process counts.
 
-    For the process of a job, when it joins the others. What it has imported until then lives as long as the process,
-    and takes 0.7 of the 0.8 seconds of a processor that the process needs to end.
+    For the process of a job, when it joins the others: its imports live as long as the process, and take 0.7 of the 0.8
+    seconds of a processor that the process needs to end.
     """
     global _passed_by
     with _lock:
