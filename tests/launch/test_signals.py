@@ -122,6 +122,27 @@ def test_workers_that_take_the_signal_well_end_the_job_well(launcher: Launch):
     assert job.end(signal.SIGTERM)[0] == 0
 
 
+def test_a_job_goes_on_at_a_signal_that_its_starter_ignores(script: Callable[[str], Path], tmp_path: Path):
+    """As `nohup replicax run ...` wants it when the terminal ends."""
+    path = script(
+        """
+        folder = os.path.dirname(os.path.abspath(__file__))
+        open(os.path.join(folder, "up"), "w").close()
+        while not os.path.exists(os.path.join(folder, "go")): time.sleep(0.02)
+        """
+    )
+    options = ["--log-dir", str(tmp_path / "logs"), "--workers", "1"]
+    command = [sys.executable, "-m", "replicax", "run", *options, str(path)]
+    with subprocess.Popen(["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *command]) as job:
+        try:
+            wait_for((tmp_path / "up").exists)
+            job.send_signal(signal.SIGHUP)
+            (tmp_path / "go").touch()
+            assert job.wait(LIMIT_S) == 0
+        finally:
+            job.kill()
+
+
 def test_a_second_ctrl_c_kills(launcher: Launch):
     job = launcher(
         "signal.signal(signal.SIGINT, lambda *_: print('no'))\nready()\nwhile True: sleep()", "--workers", "2"

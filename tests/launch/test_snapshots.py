@@ -70,6 +70,14 @@ def test_it_goes_with_a_launcher_that_is_killed(
     wait_for(lambda: not folders(memory))
 
 
+def test_two_jobs_leave_each_other_their_memory(tmp_path: Path):
+    job = Options("script.py", restarts=1), {SNAPSHOTS: str(tmp_path)}
+    with contextlib.closing(Guard()) as guard, memory_for_snapshots(*job, guard) as first:
+        with memory_for_snapshots(*job, guard) as second:
+            assert sorted(folders(tmp_path)) == sorted([Path(first), Path(second)])
+        assert folders(tmp_path) == [Path(first)]
+
+
 def test_what_killed_launchers_have_left_is_deleted_and_nothing_that_is_in_use(tmp_path: Path):
     left, used = tmp_path / "replicax-snapshots-left", tmp_path / "replicax-snapshots-used"
     for folder in (left, used):

@@ -43,6 +43,17 @@ def test_any_other_value_is_refused_with_advice(value):
         Strategy(experimental_spmd_xla_partitioning=value)
 
 
+@pytest.mark.parametrize("value", [None, False, 0, "extended"])
+def test_a_keyword_that_nothing_takes_the_place_of_is_refused_whatever_it_is(value):
+    @called_as("tf.distribute.Strategy")
+    class Own:
+        def __init__(self):
+            pass
+
+    with pytest.raises(ArgumentError, match="`extended`, which is not in replicax"):
+        Own(extended=value)
+
+
 def test_what_nobody_knows_is_an_ordinary_error():
     with pytest.raises(TypeError, match="unexpected keyword argument 'nothing_like_it'") as caught:
         reduce("sum", 1, nothing_like_it=2)
