@@ -32,6 +32,16 @@ def test_variables_come_by_the_names_of_attributes_and_none_twice():
     assert net.submodules == (net.layers[0], net.layers[1])
 
 
+def test_a_variable_under_two_names_is_one():
+    net = Dense(2)
+    net.tied, net.all = net.weight, [net.weight, net.bias]
+    assert len(net.variables) == 2
+    layer = keras.layers.Dense(2)
+    layer.build((None, 3))
+    net.layer, net.kernel = layer, layer.kernel
+    assert len(net.variables) == 4
+
+
 def test_names():
     assert (TwoLayers().name, Dense(1).name) == ("net", "dense")
     assert type("MLPStricter", (rx.Module,), {})().name == "mlpstricter"

@@ -431,3 +431,11 @@ def test_a_number_that_no_array_holds_is_told():
         rx.Variable(1.0).assign(10**400)
     with pytest.raises(VariableError, match="lose digits"):
         rx.Variable(1).assign(10**30)
+
+
+def test_a_value_of_another_shape_is_refused_also_one_of_as_many_numbers():
+    variable = rx.Variable(np.zeros((2, 3), np.float32))
+    for shape in ((3, 2), (6,), (2, 3, 1), (3,)):
+        with pytest.raises(VariableError, match=r"has shape \(2, 3\), was assigned shape"):
+            variable.assign(np.ones(shape, np.float32))
+    assert not variable.numpy().any()
