@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import threading
 import time
 from pathlib import Path
@@ -89,6 +90,25 @@ def leave(code: int) -> None:
 def test_a_worker_that_ends_without_an_error(code: int, message: str):
     with pytest.raises(RemoteWorkerError, match=message):
         rx.notebook.launch(leave, (code,), workers=1)
+
+
+def wait_to_be_interrupted(folder: Path) -> None:
+    (folder / "up").touch()
+    time.sleep(60)
+
+
+def test_the_interrupt_button_is_an_interrupt(tmp_path: Path):
+    def press() -> None:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "up").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    presser = threading.Thread(target=press)
+    presser.start()
+    with pytest.raises(KeyboardInterrupt):
+        rx.notebook.launch(wait_to_be_interrupted, (tmp_path,), workers=1, grace=5.0)
+    presser.join(60)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ def test_numbers_that_were_given(given, counts):
     [
         ((None, 1), "workers is missing"),
         ((0, 1), "workers must be an int of at least 1, got 0"),
+        ((1, 0), "servers must be an int of at least 1, got 0"),
         ((1, -1), "servers must be an int of at least 1, got -1"),
         ((True, 1), "workers must be an int"),
         (("2", 1), "workers must be an int of at least 1, got '2'"),

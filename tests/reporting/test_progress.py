@@ -37,6 +37,14 @@ def test_a_log_gets_one_line_for_a_pass():
     assert "rows/s" in line
 
 
+def test_a_bar_that_is_closed_again_says_no_more():
+    console = log()
+    with rx.progress([1, 2], console=console) as bar:
+        assert list(bar) == [1, 2]
+    bar.close()
+    assert len(text_of(console).splitlines()) == 1
+
+
 def test_a_terminal_shows_how_far_it_is():
     console = terminal()
     for _ in rx.progress(range(3), description="pass [1]", console=console):
