@@ -24,3 +24,11 @@ def test_a_script_that_cannot_be_replaced_stays_and_nothing_is_left_beside_it(
         read(script).replace("x = 2\n")
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
     assert script.read_text() == "x = 1\n"
+
+
+def test_a_script_keeps_its_permissions(tmp_path: Path):
+    script = tmp_path / "script.py"
+    script.write_text("x = 1\n")
+    script.chmod(0o750)
+    read(script).replace("x = 2\n")
+    assert (script.read_text(), script.stat().st_mode & 0o777) == ("x = 2\n", 0o750)

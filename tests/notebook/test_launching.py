@@ -92,6 +92,16 @@ def test_a_worker_that_ends_without_an_error(code: int, message: str):
         rx.notebook.launch(leave, (code,), workers=1)
 
 
+def variable_of_the_environment() -> str:
+    return os.environ["REPLICAX_OF_A_NOTEBOOK"]
+
+
+def test_a_workers_own_variables_come_before_those_of_this_process(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("REPLICAX_OF_A_NOTEBOOK", "this process")
+    environment = {"REPLICAX_OF_A_NOTEBOOK": "the workers"}
+    assert rx.notebook.launch(variable_of_the_environment, workers=1, environment=environment) == ["the workers"]
+
+
 def wait_to_be_interrupted(folder: Path) -> None:
     (folder / "up").touch()
     time.sleep(60)

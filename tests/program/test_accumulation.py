@@ -149,11 +149,12 @@ def test_auxiliary_values_are_stacked_and_rows_put_together():
     assert aux["name"] == "x"
 
 
-def test_each_micro_batch_gets_another_key():
+@pytest.mark.parametrize("steps", [3, 4])
+def test_each_micro_batch_gets_another_key(steps):
     w = rx.Variable(2.0)
     fn = rx.value_and_grad(lambda x, key: (w * x.sum(), jax.random.normal(key)), [w], has_aux=True)
-    (_, numbers), _ = rx.accumulate_gradients(fn, 4)(jnp.arange(8.0), jax.random.key(0))
-    assert len(set(np.asarray(numbers).tolist())) == 4
+    (_, numbers), _ = rx.accumulate_gradients(fn, steps)(jnp.arange(8.0), jax.random.key(0))
+    assert len(set(np.asarray(numbers).tolist())) == steps
 
 
 def test_variables_that_the_loss_does_not_use_have_no_gradient():

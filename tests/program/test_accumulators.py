@@ -135,6 +135,24 @@ def test_a_step_may_reset_a_metric_and_go_on_and_update_it_inside_a_loss(two, x,
     assert not caplog.records
 
 
+def test_of_a_total_that_is_a_mean_the_mean_stays(two, x):
+    class Largest(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__()
+            self.largest = keras.Variable(0.0, trainable=False, aggregation="mean")
+
+        def update_state(self, x):
+            self.largest.assign(ops.max(x))
+
+        def result(self):
+            return ops.convert_to_tensor(self.largest)
+
+    with two.scope():
+        metric = Largest()
+    two.run(lambda metric, x: metric.update_state(x), args=(metric, x))
+    assert float(metric.result()) == (ROWS[:2].max() + ROWS[2:].max()) / 2
+
+
 def test_one_replica_may_do_anything_with_a_metric(mirrored, caplog):
     with caplog.at_level(logging.WARNING, logger="replicax"):
         metric = updated(mirrored(1), ROWS, WRONG["max"], initial=-1e9)

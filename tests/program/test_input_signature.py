@@ -43,6 +43,11 @@ def test_what_does_not_fit_in_the_dtype_is_refused_and_does_not_wrap_around(dtyp
     assert int(np.max(f(np.ones(shape, np.int64)))) == 2
 
 
+def test_the_largest_and_the_smallest_number_of_a_dtype_fit():
+    f = rx.function(lambda x: x, input_signature=[rx.TensorSpec((2,), "int8")])
+    assert f(np.array([-128, 127])).tolist() == [-128, 127]
+
+
 def test_a_size_of_none_takes_any_and_each_makes_a_program():
     f = doubled(F32)
     assert [f(np.ones((rows, 3), np.float32)).shape for rows in (1, 2, 1)] == [(1, 3), (2, 3), (1, 3)]
