@@ -139,7 +139,7 @@ def test_of_a_total_that_is_a_mean_the_mean_stays(two, x):
     class Largest(keras.metrics.Metric):
         def __init__(self):
             super().__init__()
-            self.largest = keras.Variable(0.0, trainable=False, aggregation="mean")
+            self.largest = keras.Variable(0.0, trainable=False, synchronization="on_read", aggregation="mean")
 
         def update_state(self, x):
             self.largest.assign(ops.max(x))
