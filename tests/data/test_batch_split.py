@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from replicax.data.batch_split import group_batches, split_batch, split_group, usable_replicas
+from replicax.data.batch_split import group_batches, part_of, split_batch, split_group, usable_replicas
 from replicax.errors import BatchError
 
 ROWS = st.integers(1, 17)
@@ -42,6 +42,16 @@ def test_drop_loses_the_last_rows_only(rows, replicas):
     else:
         assert split.replicas == replicas
         assert split.parts["id"].ravel().tolist() == list(range(rows - rows % replicas))
+
+
+@given(ROWS, REPLICAS, st.data())
+def test_some_parts_are_those_of_all(rows, replicas, data):
+    used, parts, _ = split_batch(batch_of(rows), replicas, "exact")
+    first = data.draw(st.integers(0, used))
+    end = data.draw(st.integers(first, used))
+    some = part_of(batch_of(rows), first, end - first, rows // used)
+    assert some["id"].tolist() == parts["id"][first:end].tolist()
+    assert some["x"].tolist() == parts["x"][first:end].tolist()
 
 
 def test_splitting_copies_nothing():

@@ -16,6 +16,7 @@ import hypothesis.strategies as st
 import keras
 import numpy as np
 import pytest
+import safetensors.numpy
 from hypothesis import given, settings
 
 import replicax as rx
@@ -117,6 +118,36 @@ def test_every_field_of_a_safetensors_header(
     assert said in unchanged(model, lambda: rx.load_safetensors(model, path))
 
 
+# Where three tensors of eight bytes lie, and how many bytes there are.
+PLACES = {
+    "a gap": ((0, 16, 24), 32, "'b' begins at byte {16}, and what is before it ends at {8}"),
+    "a gap as long as what lies twice": ((0, 16, 16), 24, "'b' begins at byte {16}, and what is before it ends at {8}"),
+    "a tensor in another one": ((0, 4, 12), 20, "'b' begins at byte {4}, and what is before it ends at {8}"),
+    "bytes before the first": ((8, 16, 24), 32, "'a' begins at byte {8}, and what is before it ends at {0}"),
+    "bytes behind the last": ((0, 8, 16), 32, "its tensors end at byte {24}, and it has {32} bytes"),
+}
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_tensors_lie_one_behind_the_other(tmp_path: Path, kind: str) -> None:
+    starts, size, said = PLACES[kind]
+    header = {
+        name: {"dtype": "F32", "shape": [2], "data_offsets": [start, start + 8]}
+        for name, start in zip("abc", starts, strict=True)
+    }
+    text = json.dumps(header).encode()
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(size))
+    with pytest.raises(safetensors.SafetensorError):
+        safetensors.numpy.load_file(path)
+    begin = 8 + len(text)
+    said = re.sub(r"\{(\d+)\}", lambda match: str(begin + int(match[1])), said)
+    variables = {name: rx.Variable([1.0, 1.0]) for name in header}
+    with pytest.raises(WeightsError, match=said):
+        rx.load_safetensors(variables, path)
+    assert [variable.numpy().tolist() for variable in variables.values()] == [[1.0, 1.0]] * 3
+
+
 @settings(max_examples=40, deadline=None, derandomize=True)  # A crash of HDF5 itself would be no news.
 @given(st.data())
 def test_random_bytes_of_hdf5_change_numbers_or_nothing(model: keras.Model, files: Path, data: st.DataObject) -> None:
@@ -150,7 +181,14 @@ def test_a_tensor_that_is_missing_or_too_much_or_has_another_shape(
         file["layers/other/vars/0"] = np.ones(3)
     said = unchanged(model, lambda: model.load_weights(path))
     assert "/up/kernel' has shape (32, 64), and its weight 'layers/dense/vars/0 (up)' has shape (64, 32)" in said
-    assert "Weight 'layers/other/vars/0' (3,) of the file finds no variable. Nearest: " in said
+    too_much = "Weight 'layers/other/vars/0' (3,) of the file finds no variable. Nearest: "
+    assert too_much in said
+    with h5py.File(path, "a") as file:
+        del file["layers/dense/vars/0"]
+        file["layers/dense/vars/0"] = kernel
+    said = unchanged(model, lambda: model.load_weights(path))
+    assert too_much in said
+    assert said.count("\n") == 1  # Nothing else is wrong.
 
 
 NO_NUMBERS = {

@@ -55,6 +55,15 @@ def test_the_reference_implementation_reads_and_writes_the_same(tmp_path: Path) 
     np.testing.assert_array_equal(np.asarray(other.weights[1]), np.ones(32, "f4"))
 
 
+@pytest.mark.parametrize("length", range(1, 9))
+def test_tensors_begin_at_a_multiple_of_eight_bytes(tmp_path: Path, length: int) -> None:
+    """As in files of the reference implementation: such tensors can be used where they lie."""
+    name, path = "w" * length, tmp_path / "a.safetensors"
+    rx.save_safetensors({name: rx.Variable([1.0, 2.0])}, path)
+    assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0
+    np.testing.assert_array_equal(safetensors.numpy.load_file(path)[name], [1.0, 2.0])
+
+
 def test_whatever_is_left_over_is_named_with_what_is_nearest(tmp_path: Path) -> None:
     tensors = {"up/kernl": np.ones((64, 32), "f4"), "up/bias": np.ones(32, "f4"), "extra": np.ones(3, "f4")}
     safetensors.numpy.save_file(tensors, tmp_path / "a.safetensors")
