@@ -103,6 +103,15 @@ def test_the_difference_of_bytes_is_no_byte(tmp_path: Path):
     assert json.loads(call("diff", first, second, "--json").stdout)["differences"] == {"bytes": 2.0}
 
 
+@pytest.mark.parametrize(
+    ("other", "difference"), [([np.nan, 2.0], 0.0), ([np.nan, 3.5], 1.5), ([1.0, 2.0], "not a number on one side")]
+)
+def test_nan_is_like_nan_and_like_no_number(tmp_path: Path, other: list[float], difference: float | str):
+    values = {"first": [np.nan, 2.0], "second": other}
+    paths = [rx.Checkpoint(a=np.array(value)).write(tmp_path / name) for name, value in values.items()]
+    assert json.loads(call("diff", *paths, "--json").stdout)["differences"] == {"a": difference}
+
+
 def test_what_is_no_checkpoint(tmp_path: Path):
     shown = call("inspect", tmp_path)
     assert shown.exit_code == 2
