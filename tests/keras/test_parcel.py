@@ -77,6 +77,28 @@ def test_training_goes_on_exactly(rounds: int):
     assert copy.layers[2].by == 3.0
 
 
+class Shift(keras.layers.Layer):
+    """A layer whose configuration says nothing of whether it is trained."""
+
+    def build(self, shape):
+        self.by = self.add_weight(shape=(shape[-1],))
+
+    def call(self, x):
+        return x + self.by
+
+    def get_config(self):
+        return {"name": self.name}
+
+
+def test_frozen_layers_stay_frozen():
+    model = keras.Sequential([keras.Input((3,)), Shift(), keras.layers.Dense(4), keras.layers.Dense(1)])
+    model.layers[0].trainable = model.layers[1].trainable = False
+    model.compile("sgd", "mse")
+    copy = travelled(ModelParcel.of(model, None)).opened()
+    assert [layer.trainable for layer in copy.layers] == [False, False, True]
+    assert len(copy.trainable_variables) == 2
+
+
 def test_a_state_does_not_fit_another_model():
     model, other = make(), keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     before = [np.asarray(variable) for variable in other.variables]
