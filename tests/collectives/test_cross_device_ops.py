@@ -186,6 +186,8 @@ def test_an_equal_value_is_refused_because_it_would_be_multiplied(replicas):
         ReduceError, match=r"Value 1 \(shape \(3,\), dtype float32\) is equal on all 2.*multiply it by 2"
     ):
         reduce_inside(replicas, lambda x: [x, jnp.ones(3)])
+    with pytest.raises(ReduceError, match=r"Value 1 \(shape \(\), dtype float32\) is equal on all 2"):
+        reduce_inside(replicas, lambda x: [x, jnp.float32(3)])
 
 
 @pytest.mark.parametrize("dtype", ["bool", "key<fry>"])

@@ -30,7 +30,6 @@ class Evaluations(Hook):
         note_evaluation(self.folder, {"loss": value, "score": -value, "global_step": context.step})
 
 
-@pytest.mark.daily(3)
 @pytest.mark.parametrize(
     ("make", "stops_at"),
     [

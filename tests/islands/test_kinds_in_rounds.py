@@ -77,6 +77,26 @@ def test_integers_assigned_operation_by_operation_are_no_step():
         rx.config.run_eagerly(False)
 
 
+def test_a_sum_counts_the_steps_of_all_islands_once():
+    def body(strategy):
+        training = Training(strategy)
+        with strategy.scope():
+            count = rx.Variable(0.0, synchronization="on_read", aggregation="sum", trainable=False, name="count")
+
+        def step(batch):
+            count.assign_add(1.0)
+            return training.step(batch)
+
+        train = rx.function(lambda batch: strategy.run(step, args=(batch,)))
+        for number, batch in enumerate(strategy.distribute_dataset(BATCHES[: STEPS * strategy.num_islands])):
+            train(batch)
+            if number % 2:
+                strategy.synchronize()
+        return float(count.numpy())
+
+    assert run_islands(body, functools.partial(rx.LocalSGDStrategy, 2), 2) == [2.0 * STEPS] * 2
+
+
 def test_the_mean_of_an_integer_is_the_nearest_one():
     means = averaged([jnp.float32([7, -7, 5])], [jnp.float32(4)], [jnp.zeros(3, "int32")])
     assert means[0].tolist() == [2, -2, 1]

@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -25,6 +26,14 @@ def expected(rate, momentum):
         moments = [momentum * m + g for m, g in zip(moments, gradients, strict=True)]
         values = [x - rate * (g + momentum * m) for x, m, g in zip(values, moments, gradients, strict=True)]
     return values
+
+
+@pytest.mark.parametrize("optimizer", [Nesterov(), outer_optimizer(optax.sgd(0.7, 0.9))], ids=["own", "optax"])
+def test_a_state_that_grows_keeps_what_belongs_to_each_variable(optimizer):
+    values = [jnp.zeros(2), jnp.zeros(2)]
+    _, state = optimizer.update([jnp.ones(2), 2 * jnp.ones(2)], optimizer.init(values), values)
+    grown = optimizer.grown(state, [1, None, 0], [jnp.zeros(2)] * 3)
+    assert [float(leaf[0]) for leaf in jax.tree.leaves(grown)] == [2, 0, 1]
 
 
 def keras_sgd():

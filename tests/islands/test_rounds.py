@@ -15,6 +15,15 @@ def test_each_fragment_is_due_once_a_round_and_the_last_at_its_end(every, fragme
     assert len({step for step, _ in due}) == fragments, "never two at once: the bytes are spread"
 
 
+def test_a_fragment_is_due_when_its_share_of_the_round_is_over():
+    schedule = Schedule(10, 3)  # After 3.3, 6.7 and 10 steps.
+    assert {step: list(schedule.due(step)) for step in range(1, 11) if [*schedule.due(step)]} == {
+        4: [0],
+        7: [1],
+        10: [2],
+    }
+
+
 @pytest.mark.parametrize(("every", "fragments"), [(0, 1), (3, 0), (3, 4), (2.5, 1), (True, 1)])
 def test_impossible_rounds_are_refused(every, fragments):
     with pytest.raises(ArgumentError):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+import pytest
 
 import replicax as rx
+from replicax.errors import LayoutError
 from replicax.layouts.decisions import over_data
 from replicax.layouts.patterns import PatternRules
 from replicax.layouts.slots import by_name
@@ -21,6 +23,17 @@ def test_the_first_pattern_that_is_found_decides():
     assert rules.unused() == ["kernel"]
     assert rules.decide(other).axes == ("model", None)
     assert rules.unused() == []
+
+
+def test_each_axis_must_divide_the_dimension_that_it_cuts():
+    rules = PatternRules({"kernel": (None, "model")}, {"model": 4})
+    for shape, fits in (((3, 8), True), ((8, 6), False)):
+        variable = rx.Variable(jnp.zeros(shape), name="kernel")
+        if fits:
+            assert rules.decide(variable).axes == (None, "model")
+        else:
+            with pytest.raises(LayoutError, match="must divide what they cut"):
+                rules.decide(variable)
 
 
 def test_the_longest_path_of_several_is_the_parameters():

@@ -34,7 +34,9 @@ def test_times_are_summed_by_operation_and_program(tmp_path):
 
 def test_the_longest_come_first_and_no_more_than_asked_for(tmp_path):
     trace = written(tmp_path, "worker-0", [operation(f"op{i}", i) for i in range(1, 9)])
-    assert [spot.operation for spot in hot_spots(trace, most=2)] == ["op8", "op7"]
+    first, second = hot_spots(trace, most=2)
+    assert (first.operation, second.operation) == ("op8", "op7")
+    assert first.share == pytest.approx(8 / 36)  # Of the time of all, shown or not.
 
 
 def test_traces_are_found_by_worker(tmp_path):

@@ -151,3 +151,17 @@ kept.file.write(", joined")
 """
     code, said, _ = _ended(script, tmp_path)
     assert (code, (tmp_path / "log").read_text()) == (0, "begun, joined"), said
+
+
+def test_an_error_that_another_one_has_caused_has_its_exit_code(tmp_path: Path):
+    script = """
+from replicax.runtime.ending import keep_exit_codes
+keep_exit_codes()
+class Lost(Exception):
+    exit_code = 71
+try:
+    raise Lost("a peer")
+except Lost as error:
+    raise RuntimeError("the step failed") from error
+"""
+    assert _ended(script, tmp_path)[0] == 71

@@ -5,6 +5,7 @@ import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
 from replicax.runtime import REPLICA_AXIS, mirrored_sharding, replica_mesh, stacked_sharding
+from replicax.runtime.mesh import longest_divisible
 
 
 def test_a_replica_mesh_is_one_axis_of_devices_in_the_given_order():
@@ -13,6 +14,12 @@ def test_a_replica_mesh_is_one_axis_of_devices_in_the_given_order():
     assert mesh.axis_names == (REPLICA_AXIS,)
     assert mesh.axis_types == (AxisType.Auto,)
     assert list(mesh.devices) == devices
+
+
+def test_the_longest_dimension_that_is_divided_is_cut_and_of_equal_ones_the_first():
+    shapes = {(702, 512): 1, (8, 8): 0, (4, 8, 8): 1, (7, 3): None, (0, 8): 1}
+    assert {shape: longest_divisible(shape, 4) for shape in shapes} == shapes
+    assert longest_divisible((8, 8), 4, taken=[0]) == 1
 
 
 def test_a_mirrored_value_is_whole_on_every_device():
