@@ -1,7 +1,7 @@
 """What the tests cost: seconds of a processor of each, which other work on the machine does not lengthen much.
 
 `make test` ends with the ten that took most. `REPLICAX_TESTS_COSTS=FILE` writes those of all, and those of each folder.
-A test that is neither `slow` nor `nightly` fails where it costs too much.
+A test that is neither `slow`, `multiprocess` nor `nightly` fails where it costs too much.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 _NAME = "seconds of a processor"
 _SHOWN = 10
 _LIMIT_S = 5.0
-_SLOWER_BESIDE_OTHERS = 1.5  # The tests of `make test` share caches and memory with two other processes.
+_SLOWER_BESIDE_OTHERS = 2.0  # The tests of `make test` share caches and memory with two other processes.
 _BEGAN = pytest.StashKey[float]()
 
 
@@ -50,7 +50,7 @@ def pytest_runtest_makereport(
 
 
 def _may_be_slow(item: pytest.Item) -> bool:
-    return any(item.get_closest_marker(name) for name in ("slow", "nightly"))
+    return any(item.get_closest_marker(name) for name in ("slow", "multiprocess", "nightly"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

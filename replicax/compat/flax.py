@@ -160,12 +160,16 @@ class _Switch:
         self._originals = [(owner, name, vars(owner)[name]) for owner, name, _ in self._hooked]
 
     def on(self, to: Redirection) -> None:
+        self.askers.add(to)
+        # Also where they are on: an interrupt may have left them half on.
         for (owner, name, hook), (_, _, original) in zip(self._hooked, self._originals, strict=True):
             setattr(owner, name, hook(original, to))
 
-    def off(self) -> None:
-        for owner, name, original in self._originals:
-            setattr(owner, name, original)
+    def off(self, to: Redirection) -> None:
+        self.askers.discard(to)
+        if not self.askers:
+            for owner, name, original in self._originals:
+                setattr(owner, name, original)
 
 
 @functools.cache
@@ -182,15 +186,11 @@ def redirected(to: Redirection) -> Iterator[None]:
     prepare()
     switch = _switch()
     try:
-        with switch.lock:
-            switch.askers.add(to)
-            switch.on(to)  # Also where they are on: an interrupt may have left them half on.
+        # On one line: see `runtime/turns.py`.
+        with switch.lock: switch.on(to)  # noqa: E701  # fmt: skip
         yield
     finally:
-        with switch.lock:
-            switch.askers.discard(to)
-            if not switch.askers:
-                switch.off()
+        with switch.lock: switch.off(to)  # noqa: E701  # fmt: skip
 
 
 class _Value:

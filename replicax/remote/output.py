@@ -26,7 +26,12 @@ _DEATH = re.compile(
     # JAX's coordination service, in a process that waits for one which has been ended.
     r"|^[EF]\d{4} \S+ +\d+ \S+\] (Polled an error from coordination service|Terminating process because the JAX )"
 )
-_NOISE = re.compile(r"\[Gloo\] Rank \d+ is connected to ")  # XLA prints it for each group of devices.
+# XLA prints it for each group of devices: "[Gloo] Rank 1 is connected to 3 peer ranks. ...", in pieces, which the
+# threads of several devices mix.
+_NOISE = re.compile(
+    r"(?=.*(\[Gloo\] Rank |peer ranks))"
+    r"(\[Gloo\] Rank |\d+| is connected to | peer ranks\. |Expected number of connected peer ranks is : )+$"
+)
 # Into a pipe Keras draws its progress bar as one line after the other.
 _KERAS_BAR = re.compile(r"^\x1b\[1m *\d+/(\d+|Unknown)\x1b\[0m .*━")
 

@@ -52,5 +52,6 @@ def test_a_model_trains_there_as_it_does_here(found, name: str):
     jax.tree.map(np.testing.assert_array_equal, here[name][2], there[name][2])
 
 
+@pytest.mark.slow  # The first of these tests trains for all.
 def test_a_registered_class_is_registered_there(found):
     assert found[2] == ["Custom>Registered"]

@@ -7,6 +7,7 @@ import pathlib
 import random
 import signal
 import sys
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -185,6 +186,10 @@ def test_an_interrupt_at_any_line_that_redirects_variables_of_flax(mirrored):
         with pytest.raises(KeyboardInterrupt) as caught, Lines(at):
             redirected()
         np.testing.assert_array_equal(gradient().kernel[...], np.ones((2, 1)), str(caught.value))
+        other = threading.Thread(target=redirected, daemon=True)  # It needs the locks that this one may have kept.
+        other.start()
+        other.join(30)
+        assert not other.is_alive(), str(caught.value)
 
 
 @pytest.mark.nightly

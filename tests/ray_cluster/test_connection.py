@@ -173,6 +173,7 @@ def test_who_does_not_know_the_token_is_refused(cluster: RayCluster, token: str)
     assert "nauth" in done.stdout + done.stderr
 
 
+@pytest.mark.multiprocess
 def test_nothing_outlives_a_coordinator_that_is_killed(cluster: RayCluster):
     # Its own cluster beside this one, with an actor that is stopped.
     code = (

@@ -246,3 +246,10 @@ def test_without_a_traceback_or_long_after_it_the_last_lines_count():
     lines = [f"line {number}" for number in range(400)]
     assert last_traceback(lines) == "\n".join(lines[-20:])
     assert last_traceback([TRACEBACK, *lines]) == "\n".join(lines[-20:])
+
+
+def test_what_gloo_prints_is_not_shown_also_where_its_threads_mix_their_pieces():
+    lines, out = stream()
+    says = b" is connected to 5 peer ranks. Expected number of connected peer ranks is : 5\n"
+    lines.feed(b"[Gloo] Rank 1" + says + b"[Gloo] Rank [Gloo] Rank 4" + says + b"5" + says + b"5\n")
+    assert out.getvalue() == "[worker 0] 5\n"
