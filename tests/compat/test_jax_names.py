@@ -84,6 +84,7 @@ def compared():
     return names_of_comparisons()
 
 
+@pytest.mark.slow
 def test_comparisons_are_found(compared):
     assert len(compared) > 20
     assert {"scatter-add", "name", "select_n"} <= compared.keys()

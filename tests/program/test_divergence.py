@@ -156,6 +156,7 @@ def test_nested_loops_are_not_repeated_for_each_level(two):
     assert time.process_time() - begin < 20
 
 
+@pytest.mark.slow
 def test_random_replica_functions_are_what_their_types_claim():
     jax.config.update("jax_disable_most_optimizations", True)  # Most of the time is XLA's.
     try:

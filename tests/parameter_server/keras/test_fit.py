@@ -304,6 +304,7 @@ def test_data_that_cannot_be_trained_on_are_refused(model, data, given, message)
         model.fit(data, **given, verbose=0)
 
 
+@pytest.mark.slow
 def test_a_dataset_without_batches_is_an_error(model):
     with pytest.raises(rx.errors.BatchError, match="no batch at all"):
         model.fit(list, steps_per_epoch=1, verbose=0)
