@@ -81,11 +81,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     `REPLICAX_TESTS_ORDER`, a number, shuffles the files, and the tests in each.
     """
+    matrices.leave_to_the_night(items)  # By the order in which the cases stand: another order has the same cases.
     if seed := os.environ.get("REPLICAX_TESTS_ORDER"):
         chance = random.Random(int(seed))
         place = {path: chance.random() for path in dict.fromkeys(item.path for item in items)}
         items.sort(key=lambda item: (place[item.path], chance.random()))
-    matrices.leave_to_the_night(items)
     for item in items:
         if not item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.cpu)

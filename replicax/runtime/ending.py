@@ -9,7 +9,7 @@ and the exit code is 1.
 SIGTERM ends a script, too: whoever sends it gives some time before SIGKILL. Files being written are finished first,
 unless the script handles the signal.
 
-At its end Python looks for garbage among all objects, three times. In a process of a job nearly all of them are JAX's
+At its end Python looks for garbage among all objects, several times. In a process of a job nearly all of them are JAX's
 and Keras's, and there are as many such processes on a machine as it has devices: what exists when a process joins its
 job is left out (`pass_by_garbage`).
 """
