@@ -52,6 +52,25 @@ def forget_shutdown() -> None:
     atexit.unregister(importlib.import_module("ray._private.worker").shutdown)
 
 
+def end_node_at_once() -> None:
+    """Has `ray.shutdown` kill the processes of the node that it has started, all at once.
+
+    Ray asks one after another to end, and gives each a second: most of a short script's end. What these processes have
+    started themselves is left to the caller. Without the names: the end takes longer.
+    """
+    node = getattr(importlib.import_module("ray._private.worker"), "_global_node", None)
+    if node is None or not hasattr(node, "live_processes"):
+        return
+    wait_for_all = node.kill_all_processes
+
+    def kill_all(**options: bool) -> None:
+        for _, process in node.live_processes():
+            process.kill()
+        wait_for_all(**options)
+
+    node.kill_all_processes = kill_all
+
+
 def forget_token() -> None:
     """Lets Ray in this process read token and mode anew from the environment; it keeps those of an earlier cluster.
 

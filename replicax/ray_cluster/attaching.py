@@ -10,7 +10,7 @@ from types import ModuleType
 from replicax.cluster import ClusterSpec, Task, parse_address
 from replicax.cluster.addresses import join_address
 from replicax.cluster.own_address import is_mine
-from replicax.compat.ray import NodeOptions, forget_token, node_options, waiting_for_node
+from replicax.compat.ray import NodeOptions, end_node_at_once, forget_token, node_options, waiting_for_node
 from replicax.errors import ClusterError
 from replicax.ray_cluster.actor_placement import alive_resources
 from replicax.ray_cluster.authentication import optional_token, own_token, shared_token
@@ -184,6 +184,8 @@ def _disconnect_by(ending: contextlib.ExitStack, ray: ModuleType, folder: Folder
 
 def _shut_down(ray: ModuleType, folder: Folder | None) -> None:
     """Ends the connection and the node in the folder, even if Ray's processes are stopped and do not answer."""
+    if folder is not None:
+        end_node_at_once()  # The folder takes what these processes have started with it.
     if done_within(_SECONDS_TO_DISCONNECT, ray.shutdown):
         return
     _log.warning("Ray has not answered for %g s: its processes are killed.", _SECONDS_TO_DISCONNECT)

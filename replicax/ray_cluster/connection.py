@@ -19,7 +19,7 @@ from replicax.ray_cluster.head import Head, head_of_connection, limit
 from replicax.ray_cluster.nodes import HEAD_LIMIT
 from replicax.ray_cluster.task_counts import SERVERS, WORKERS, TaskCounts, given_counts, told_counts
 from replicax.ray_cluster.tasks import SERVER, WORKER, check_cluster, check_coordinator, own_task
-from replicax.runtime.ending import keep_exit_codes
+from replicax.runtime.ending import keep_exit_codes, pass_by_garbage
 
 _WAYS = (
     "Run the script with `replicax run --ps 1 --workers 2`, pass the numbers of workers and servers, set TF_CONFIG or "
@@ -61,6 +61,7 @@ class RayCluster:
         self.workers, self.servers = counts
         self.resolver, self.head = resolver, head
         keep_exit_codes()
+        pass_by_garbage()
         self.is_local = is_local
         self._placement = placement
         self._ending = ending or contextlib.ExitStack()

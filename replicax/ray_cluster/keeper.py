@@ -29,13 +29,13 @@ def main(folder: str) -> None:
         folder: The node's folder, the value of the variable.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    starter, rulers = os.getppid(), raylets(folder)
+    starter, rulers = os.getppid(), raylets(marked(folder))
     # A process that the starter forked may hold the pipe open after its end.
     while not select.select([sys.stdin], [], [], _SECONDS_BETWEEN_LOOKS)[0] and os.getppid() == starter:
-        rulers = rulers or raylets(folder)
-    rulers |= raylets(folder)
+        rulers = rulers or raylets(marked(folder))
     deadline = time.monotonic() + _SECONDS_TO_END
     while (left := marked(folder)) and time.monotonic() < deadline:
+        rulers |= raylets(left)
         for process in left:
             with contextlib.suppress(OSError):
                 os.kill(process, signal.SIGKILL)
@@ -45,13 +45,13 @@ def main(folder: str) -> None:
         semaphore.unlink(missing_ok=True)
 
 
-def raylets(folder: str) -> set[int]:
-    """Returns the numbers of the node's raylets, after which the semaphores of its mutable objects are named.
+def raylets(processes: list[int]) -> set[int]:
+    """Returns which of a node's processes are raylets, after which the semaphores of its mutable objects are named.
 
     Ray leaves those behind if an actor does not end by itself.
     """
     found = set()
-    for process in marked(folder):
+    for process in processes:
         with contextlib.suppress(OSError):
             if Path(f"/proc/{process}/comm").read_text(encoding="utf-8").strip() == "raylet":
                 found.add(process)

@@ -13,7 +13,7 @@ from tests.compat.guards import compat_file, needs
 
 ray = pytest.importorskip("ray")
 NAMES = {
-    "ray._private.worker": ["custom_excepthook", "normal_excepthook", "shutdown"],
+    "ray._private.worker": ["_global_node", "custom_excepthook", "normal_excepthook", "shutdown"],
     "ray._private.services": [NODE, NODE_IP_ADDRESS],
     "ray._raylet": ["Config.initialize", "AuthenticationTokenLoader.instance"],
     "ray.scripts.scripts": ["main"],
@@ -38,6 +38,12 @@ def test_ray_init_still_takes(name):
 def test_the_token_that_ray_keeps_can_be_forgotten():
     loader = importlib.import_module("ray._raylet").AuthenticationTokenLoader.instance()
     needs("ray", "AuthenticationTokenLoader.reset_cache", lambda: loader.reset_cache)
+
+
+def test_the_processes_of_a_node_can_be_killed_at_once():
+    node = importlib.import_module("ray._private.node").Node
+    needs("ray", "Node.live_processes", lambda: node.live_processes)
+    needs("ray", "Node.kill_all_processes", lambda: node.kill_all_processes)
 
 
 def test_each_private_module_has_a_guard():

@@ -27,7 +27,7 @@ def test_semaphores_of_the_nodes_mutable_objects_go_with_it_and_no_others(tmp_pa
     try:
         for path in (*own, other):
             path.touch()
-        wait_for(lambda: keeper.raylets(str(folder)) == {raylet.pid})
+        wait_for(lambda: keeper.raylets(keeper.marked(str(folder))) == {raylet.pid})
         command = [sys.executable, "-I", "-S", keeper.__file__, str(folder)]
         process = subprocess.Popen(command, stdin=subprocess.PIPE)
         process.communicate(timeout=60)
