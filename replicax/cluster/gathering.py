@@ -17,14 +17,12 @@ from typing import TypedDict, cast
 
 from replicax.cluster.addresses import parse_address
 from replicax.cluster.lines import decoded, encoded, is_number
+from replicax.cluster.patience import Patience
 from replicax.cluster.proof import Strangers
 from replicax.errors import ClusterError
 
-SECONDS_BETWEEN_QUESTIONS = 1.0
-SECONDS_OF_SILENCE = 5.0  # after which a process that has come counts as silent
 LONGEST_GREETING = 2**16
 _BACKLOG = 1024
-_SECONDS_TO_SEND = 5.0
 _SECONDS_TO_RECOVER = 0.05
 MOST_NAMED = 100  # processes that a question names: thousands ask who is missing
 _ACCEPTED_AT_ONCE = 256
@@ -91,10 +89,10 @@ class Guest:
         with contextlib.suppress(BlockingIOError):
             self._unsent = self._unsent[self.connection.send(self._unsent) :]
 
-    def say(self, message: bytes) -> None:
-        """Sends a message that must arrive, and waits a while if necessary."""
+    def say(self, message: bytes, seconds: float) -> None:
+        """Sends a message that must arrive, and waits so long if necessary."""
         with contextlib.suppress(OSError):  # It is closed.
-            self.connection.settimeout(_SECONDS_TO_SEND)
+            self.connection.settimeout(seconds)
             self.connection.sendall(self._unsent + message)
             self._unsent = b""
             self.connection.setblocking(False)
@@ -106,10 +104,11 @@ class RendezvousServer:
     Args:
         listener: The listening socket.
         mine: The greeting of process 0; see `rendezvous.meet`.
+        patience: How long it waits.
     """
 
-    def __init__(self, listener: socket.socket, mine: Greeting):
-        self._listener, self._mine = listener, mine
+    def __init__(self, listener: socket.socket, mine: Greeting, patience: Patience):
+        self._listener, self._mine, self._patience = listener, mine, patience
         self._selector = selectors.DefaultSelector()
         self._strangers = Strangers[Guest]()
         self.came: dict[int, Guest] = {}
@@ -137,7 +136,7 @@ class RendezvousServer:
         """Returns for each process that came and is silent now, how many seconds it has been so."""
         here = [(process, guest) for process, guest in sorted(self.came.items()) if process not in self._through]
         ages = {process: time.monotonic() - guest.heard_at for process, guest in here}
-        return {process: age for process, age in ages.items() if age > SECONDS_OF_SILENCE}
+        return {process: age for process, age in ages.items() if age > self._patience.silence}
 
     def complete(self) -> bool:
         """Returns whether all are here and have answered a question that came after the last arrival."""
@@ -161,7 +160,7 @@ class RendezvousServer:
         """Sends a message to all processes that have come."""
         line = encoded(message)
         for guest in self.came.values():
-            guest.say(line)
+            guest.say(line, self._patience.silence)
 
     def _ask(self) -> None:
         """Asks the processes that have come whether they are still there, and tells them which are not."""
@@ -170,7 +169,7 @@ class RendezvousServer:
             self._asked_all = None
         if now < self._next_question and (self._missing or self._asked_all is not None):
             return
-        self._asked, self._next_question = self._asked + 1, now + SECONDS_BETWEEN_QUESTIONS
+        self._asked, self._next_question = self._asked + 1, now + self._patience.again
         if not self._missing and self._asked_all is None:
             self._asked_all, self._unanswered = self._asked, {*self.came}
         missing, silent = self.missing(), [*self.silent()]
@@ -213,7 +212,7 @@ class RendezvousServer:
     def _greet(self, guest: Guest, message: Mapping[str, object]) -> None:
         refusal = refused(message, self._mine, self._is_taken)
         if refusal is not None:
-            guest.say(encoded({"no": refusal}))
+            guest.say(encoded({"no": refusal}), self._patience.silence)
             raise ConnectionRefusedError(refusal)
         greeting = cast(Greeting, message)  # `refused` has checked it.
         guest.process, guest.info, guest.heard_at = greeting["process"], greeting["info"], time.monotonic()

@@ -23,14 +23,9 @@ from typing import TypeAlias
 
 from replicax.cluster.addresses import parse_address
 from replicax.cluster.answers import LONGEST_ANSWER, NOT_OURS, Answer, checked
-from replicax.cluster.gathering import (
-    SECONDS_BETWEEN_QUESTIONS,
-    SECONDS_OF_SILENCE,
-    Greeting,
-    RendezvousServer,
-    listening,
-)
+from replicax.cluster.gathering import Greeting, RendezvousServer, listening
 from replicax.cluster.lines import encoded
+from replicax.cluster.patience import Patience
 from replicax.cluster.signing import shown
 from replicax.cluster.work import Work
 from replicax.errors import ClusterError, ClusterTimeoutError
@@ -38,10 +33,10 @@ from replicax.errors import ClusterError, ClusterTimeoutError
 _log = logging.getLogger(__name__)
 _SECONDS_BETWEEN_TRIES = 0.1
 _SECONDS_BETWEEN_KNOCKS = 0.005
-_SECONDS_TO_SEND = 5.0
-_SECONDS_FOR_THE_LAST_WORD = 2.0
 _SECONDS_BETWEEN_GLANCES = 0.05  # at the work
-SECONDS_TO_CONNECT = 60.0  # at least, for the work while all are there
+# The work has at least a minute while all are there. A process answers within 5 s, even on a busy machine. At the end
+# process 0 waits until the others have heard why, and they wait a little longer than it does.
+PATIENCE = Patience(start=60.0, silence=5.0, end=2.0, again=1.0)
 _MOST_REPORTED = 20  # processes that a warning names
 _WHILE_CONNECTING = "; all had come, and JAX was connecting them"
 _GUEST, _HOST = "process", "process 0"  # for what the token is shown
@@ -58,6 +53,7 @@ def meet(
     timeout_s: float,
     token: str = "",
     work: Callable[[Infos], None] = lambda infos: None,
+    patience: Patience = PATIENCE,
 ) -> list[dict[str, object]]:
     """Returns when all processes have called it and this one has done its work.
 
@@ -73,6 +69,7 @@ def meet(
             travel.
         work: What to do, in a thread, once all are there, with the `info` of each; all do it at the same time. If a
             process has gone when the time is up, the thread of the others goes on by itself.
+        patience: How long the work may take at least while all are there, and how long one may say nothing.
 
     Returns:
         The `info` of each process, in the order of `names`.
@@ -86,7 +83,7 @@ def meet(
         token.encode()
     except UnicodeEncodeError:
         raise ClusterError("REPLICAX_TOKEN", None, "has bytes that are not UTF-8", "Take letters and digits.") from None
-    waiting = _Waiting(address, process, list(names), timeout_s, work, token)
+    waiting = _Waiting(address, process, list(names), timeout_s, work, token, patience)
     own = shown(token, _GUEST)
     greeting: Greeting = {"process": process, "processes": len(names), "token": own, "info": dict(info)}
     if process == 0:
@@ -121,8 +118,9 @@ class _Waiting:
         timeout_s: float,
         work: Callable[[Infos], None],
         token: str,
+        patience: Patience,
     ):
-        self._work, self._token = work, token
+        self._work, self._token, self.patience = work, token, patience
         self.address, self.process, self.names, self.timeout_s = address, process, names, timeout_s
         self._start = time.monotonic()
         self._next_report = self._start + _FIRST_REPORT_AFTER
@@ -172,7 +170,7 @@ class _Waiting:
 
 
 def _gather(waiting: _Waiting, mine: Greeting) -> list[dict[str, object]]:
-    with listening(waiting.address) as listener, RendezvousServer(listener, mine) as gathering:
+    with listening(waiting.address) as listener, RendezvousServer(listener, mine, waiting.patience) as gathering:
         while not gathering.complete():
             if time.monotonic() >= waiting.soon():  # It takes a while where thousands are missing.
                 absent, note = _absent(waiting, gathering)
@@ -197,7 +195,7 @@ def _absent(waiting: _Waiting, gathering: RendezvousServer) -> tuple[list[int], 
 
 def _accompany(waiting: _Waiting, gathering: RendezvousServer, infos: Infos) -> None:
     """Does this process's work, and watches meanwhile whether the others are still there."""
-    work, latest = waiting.begun(infos), time.monotonic() + SECONDS_TO_CONNECT
+    work, latest = waiting.begun(infos), time.monotonic() + waiting.patience.start
     while not work.is_over():
         now = time.monotonic()
         if now >= waiting.soon():
@@ -205,7 +203,7 @@ def _accompany(waiting: _Waiting, gathering: RendezvousServer, infos: Infos) -> 
             note += (f"; hung up: {', '.join(waiting.names[i] for i in gone)}" if gone else "") + _WHILE_CONNECTING
             if now >= waiting.deadline and (absent or now >= latest):
                 gathering.tell({"over": absent, "note": note})
-                time.sleep(_SECONDS_FOR_THE_LAST_WORD)  # JAX aborts the others when its service, here, is gone.
+                time.sleep(waiting.patience.end)  # JAX aborts the others when its service, here, is gone.
                 raise waiting.over(absent, note)
             waiting.report(absent, note)
         gathering.serve(now + _SECONDS_BETWEEN_GLANCES)
@@ -270,7 +268,7 @@ class _RendezvousClient:
         self._say(greeting)
         begun = time.monotonic()
         while time.monotonic() < self._end():
-            line = self._line(min(self._end(), time.monotonic() + SECONDS_BETWEEN_QUESTIONS))
+            line = self._line(min(self._end(), time.monotonic() + self._waiting.patience.again))
             message = None if line is None else checked(line, len(self._waiting.names))
             if message is not None and "go" in message:
                 if not hmac.compare_digest(message["proof"].encode(), self._waiting.proof(message["go"]).encode()):
@@ -289,7 +287,7 @@ class _RendezvousClient:
             ClusterTimeoutError: Process 0 has given up, or the time is up and nothing comes from it.
         """
         waiting, begun = self._waiting, time.monotonic()
-        work, latest, lost = waiting.begun(infos), begun + SECONDS_TO_CONNECT + _SECONDS_FOR_THE_LAST_WORD, ""
+        work, latest, lost = waiting.begun(infos), begun + waiting.patience.start + waiting.patience.end, ""
         self.missing, self._heard_at = [], begun
         while not work.is_over(_SECONDS_BETWEEN_GLANCES if lost or self._alone else 0.0):
             try:
@@ -302,7 +300,7 @@ class _RendezvousClient:
                 lost = f"; its connection ended ({error})"
             if not lost and not self._alone:
                 self._notice_silence(begun)
-            now, end = time.monotonic(), waiting.deadline + _SECONDS_FOR_THE_LAST_WORD
+            now, end = time.monotonic(), waiting.deadline + waiting.patience.end
             if now >= end and (lost or self.missing == [0] or now >= latest):
                 raise waiting.over([0] if lost else self.missing, (lost or self.note) + _WHILE_CONNECTING)
             waiting.report([0] if lost else self.missing, (lost or self.note) + _WHILE_CONNECTING)
@@ -312,7 +310,7 @@ class _RendezvousClient:
 
     def _end(self) -> float:
         """Returns when to give up: after process 0, if it is there, since that knows which processes are missing."""
-        return self._waiting.deadline + (_SECONDS_FOR_THE_LAST_WORD if self.missing != [0] else 0.0)
+        return self._waiting.deadline + (self._waiting.patience.end if self.missing != [0] else 0.0)
 
     def _hear(self, message: Answer) -> None:
         names = self._waiting.names
@@ -334,7 +332,7 @@ class _RendezvousClient:
 
     def _notice_silence(self, begun: float) -> None:
         silence = time.monotonic() - (self._heard_at or begun)
-        if silence > SECONDS_OF_SILENCE:
+        if silence > self._waiting.patience.silence:
             last = "has not answered yet" if self._heard_at is None else "was here, and has been silent since"
             self.missing, self.unnamed = [0], 0
             self.note = (
@@ -342,7 +340,7 @@ class _RendezvousClient:
             )
 
     def _say(self, message: Mapping[str, object]) -> None:
-        self._connection.settimeout(_SECONDS_TO_SEND)
+        self._connection.settimeout(self._waiting.patience.silence)
         self._connection.sendall(encoded(message))
 
     def _line(self, until: float) -> bytes | None:

@@ -19,7 +19,7 @@ from replicax.cluster.gathering import difference
 from replicax.cluster.outages import outlast_outages
 from replicax.cluster.own_address import own_ip_of
 from replicax.cluster.reach import agree_on_addresses
-from replicax.cluster.rendezvous import SECONDS_TO_CONNECT, Infos, await_listener, meet
+from replicax.cluster.rendezvous import PATIENCE, Infos, await_listener, meet
 from replicax.cluster.signing import begin_session, given_token, job_token
 from replicax.compat import jax_clusters as jax_clusters
 from replicax.compat.jax_cache import write_compilation_cache_from_every_process
@@ -127,7 +127,7 @@ def connect(
     def connect_jax(infos: Infos) -> None:
         nonlocal connected_at
         begin_session(str(infos[0].get(_SESSION)))
-        seconds = max(SECONDS_TO_CONNECT, deadline - time.monotonic()) + _SECONDS_MORE
+        seconds = max(PATIENCE.start, deadline - time.monotonic()) + _SECONDS_MORE
         if process != 0:
             await_listener(address, seconds)
         _initialize(address, process, names, seconds, heartbeat_s)

@@ -13,9 +13,12 @@ import time
 
 import pytest
 
-from replicax.cluster import gathering, proof, rendezvous
+from replicax.cluster import proof, rendezvous
+from replicax.cluster.rendezvous import PATIENCE
 from replicax.cluster.signing import shown
 from replicax.errors import ClusterError, ClusterTimeoutError
+
+QUICK = PATIENCE._replace(silence=0.5, again=0.1)
 
 
 def free_address():
@@ -27,8 +30,8 @@ def names(count):
     return [f"worker:{i} at host{i}:1" for i in range(count)]
 
 
-def meet(address, process, count=3, timeout_s=20.0, token="", **info):
-    return rendezvous.meet(address, process, names(count), info, timeout_s, token)
+def meet(address, process, count=3, timeout_s=20.0, token="", patience=PATIENCE, **info):
+    return rendezvous.meet(address, process, names(count), info, timeout_s, token, patience=patience)
 
 
 def soon(condition, seconds=20.0):
@@ -49,13 +52,13 @@ def connected(address):
 
 
 @contextlib.contextmanager
-def meeting(address, *processes, count=3, timeout_s=20.0, token="", **info):
+def meeting(address, *processes, count=3, timeout_s=20.0, token="", patience=PATIENCE, **info):
     """Lets processes meet in threads; gives the result, or the error, of each that is through by the block's end."""
     found = {}
 
     def run(process):
         try:
-            found[process] = meet(address, process, count, timeout_s, token, number=process, **info)
+            found[process] = meet(address, process, count, timeout_s, token, patience, number=process, **info)
         except Exception as error:
             found[process] = error
 
@@ -232,7 +235,9 @@ def test_who_listens_in_the_place_of_process_0_learns_no_token_and_is_not_believ
                 assert b"secret" not in said
                 known = json.loads(said)["token"]
                 forged = {"": "", "known": known, "signed": shown(known, f"process 0 {json.dumps(infos)}")}
-                heard = rendezvous._Waiting("", 0, [], 1.0, lambda infos: None, "secret").proof([{"number": 0}, {}])
+                heard = rendezvous._Waiting("", 0, [], 1.0, lambda infos: None, "secret", PATIENCE).proof(
+                    [{"number": 0}, {}]
+                )
                 forged["of other news"] = heard
                 answer = {"go": infos, "proof": forged[next(proofs)]}
                 with connection, contextlib.suppress(OSError):
@@ -255,11 +260,9 @@ def test_those_who_say_nothing_delay_nobody():
     assert len(found[0]) == 3
 
 
-def test_a_process_that_stops_after_its_greeting_is_named(monkeypatch):
-    monkeypatch.setattr(gathering, "SECONDS_OF_SILENCE", 0.5)
-    monkeypatch.setattr(gathering, "SECONDS_BETWEEN_QUESTIONS", 0.1)
+def test_a_process_that_stops_after_its_greeting_is_named():
     address = free_address()
-    with meeting(address, 0, 2, timeout_s=3.0) as found, connected(address) as stopped:
+    with meeting(address, 0, 2, timeout_s=3.0, patience=QUICK) as found, connected(address) as stopped:
         stopped.sendall(json.dumps(greeting(token="")).encode() + b"\n")
         heard_of = soon(lambda: len(found) == 2)
     assert heard_of
@@ -269,10 +272,9 @@ def test_a_process_that_stops_after_its_greeting_is_named(monkeypatch):
         assert "came, but does not answer any more (stopped?): worker:1 at host1:1" in str(error)
 
 
-def test_one_that_goes_on_in_time_is_waited_for(monkeypatch):
-    monkeypatch.setattr(gathering, "SECONDS_BETWEEN_QUESTIONS", 0.1)
+def test_one_that_goes_on_in_time_is_waited_for():
     address = free_address()
-    with meeting(address, 0, count=2) as found, connected(address) as slow:
+    with meeting(address, 0, count=2, patience=PATIENCE._replace(again=0.1)) as found, connected(address) as slow:
         slow.sendall(json.dumps(greeting(processes=2, token="")).encode() + b"\n")
         slow.settimeout(20)
         file = slow.makefile()
@@ -288,12 +290,10 @@ def test_one_that_goes_on_in_time_is_waited_for(monkeypatch):
 @pytest.mark.parametrize(
     "words", [(), (b'{"ask": 1, "missing": [2], "silent": [], "absent": 1}\n',)], ids=["never", "no more"]
 )
-def test_process_0_that_is_stopped_is_named(monkeypatch, words):
-    monkeypatch.setattr(rendezvous, "SECONDS_OF_SILENCE", 0.3)
-    monkeypatch.setattr(rendezvous, "SECONDS_BETWEEN_QUESTIONS", 0.1)
+def test_process_0_that_is_stopped_is_named(words):
     with socket.create_server(("127.0.0.1", 0)) as stopped:
         address = f"127.0.0.1:{stopped.getsockname()[1]}"
-        with meeting(address, 1, timeout_s=1.5) as found:
+        with meeting(address, 1, timeout_s=1.5, patience=QUICK) as found:
             connection = stopped.accept()[0]
             for word in words:
                 connection.sendall(word)
@@ -335,13 +335,15 @@ def test_a_port_that_is_taken_is_told():
 
 
 @contextlib.contextmanager
-def working(address, works, timeout_s=20.0):
+def working(address, works, timeout_s=20.0, patience=PATIENCE):
     """As `meeting`; each process has work to do once all have come."""
     found = {}
 
     def run(process, work):
         try:
-            found[process] = rendezvous.meet(address, process, names(3), {}, timeout_s, work=lambda infos: work())
+            found[process] = rendezvous.meet(
+                address, process, names(3), {}, timeout_s, work=lambda infos: work(), patience=patience
+            )
         except Exception as error:
             found[process] = error
 
@@ -381,13 +383,11 @@ def test_an_error_of_the_work_is_raised():
 
 
 @pytest.mark.parametrize("goes", [False, True], ids=["is stopped", "hangs up"])
-def test_who_is_lost_while_all_work_is_named(monkeypatch, goes):
-    monkeypatch.setattr(gathering, "SECONDS_OF_SILENCE", 0.5)
-    monkeypatch.setattr(gathering, "SECONDS_BETWEEN_QUESTIONS", 0.1)
+def test_who_is_lost_while_all_work_is_named(goes):
     address, never = free_address(), threading.Event()
     hang = lambda: never.wait(60)  # noqa: E731
     begun = time.monotonic()
-    with working(address, {0: hang, 2: hang}, timeout_s=4.0) as found, connected(address) as lost:
+    with working(address, {0: hang, 2: hang}, timeout_s=4.0, patience=QUICK) as found, connected(address) as lost:
         lost.sendall(json.dumps(greeting(token="")).encode() + b"\n")
         for line in lost.makefile():
             message = json.loads(line)
@@ -406,12 +406,11 @@ def test_who_is_lost_while_all_work_is_named(monkeypatch, goes):
         assert "all had come, and JAX was connecting them" in str(error)
 
 
-def test_process_0_that_is_stopped_while_all_work_is_named(monkeypatch):
-    monkeypatch.setattr(rendezvous, "SECONDS_OF_SILENCE", 0.3)
+def test_process_0_that_is_stopped_while_all_work_is_named():
     never = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as stopped:
         address = f"127.0.0.1:{stopped.getsockname()[1]}"
-        with working(address, {1: lambda: never.wait(60)}, timeout_s=2.0) as found:
+        with working(address, {1: lambda: never.wait(60)}, timeout_s=2.0, patience=QUICK) as found:
             connection = stopped.accept()[0]
             connection.sendall(json.dumps({"go": [{}] * 3, "proof": ""}).encode() + b"\n")
         connection.close()
@@ -420,8 +419,8 @@ def test_process_0_that_is_stopped_while_all_work_is_named(monkeypatch):
     assert "was here, and has been silent since" in str(found[1])
 
 
-def test_while_all_are_there_the_work_may_take_longer(monkeypatch):
-    monkeypatch.setattr(rendezvous, "SECONDS_TO_CONNECT", 20.0)
-    with working(free_address(), dict.fromkeys(range(3), lambda: time.sleep(4.0)), timeout_s=1.0) as found:
+def test_while_all_are_there_the_work_may_take_longer():
+    works = dict.fromkeys(range(3), lambda: time.sleep(4.0))
+    with working(free_address(), works, timeout_s=1.0, patience=PATIENCE._replace(start=20.0)) as found:
         assert soon(lambda: len(found) == 3)
     assert all(isinstance(result, list) for result in found.values()), found
