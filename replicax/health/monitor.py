@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
 from replicax.cluster.exchange import accompany
+from replicax.cluster.patience import Patience
 from replicax.compat.jax_interrupts import explain_reads
 from replicax.exit_codes import ExitCode, from_signal
 from replicax.health.diagnosis import DONE, Diagnosis, Limits, WorkerObservation, diagnose, disagrees, diverged
@@ -23,7 +24,7 @@ from replicax.health.order import OUTSIDE, CallDescription, Order, order_from, r
 from replicax.health.peers import Peer, tell
 from replicax.health.phases import LEAVE, now
 from replicax.health.programs import ProgramComparison
-from replicax.health.raising import SECONDS_TO_COME, Alarm, Connections
+from replicax.health.raising import PATIENCE, Alarm, Connections
 from replicax.health.reporting import AlarmReport, alarm_report, gather, table, write
 from replicax.health.status import Status, status_of
 from replicax.health.traffic import Traffic
@@ -55,6 +56,7 @@ class Monitor:
         traffic: Counts the bytes between this process and others.
         end: Ends the process with an exit code.
         clock: Returns the time in seconds.
+        patience: How long the script may take when there is an alarm.
 
     Attributes:
         alarm: Raises an alarm in the script.
@@ -70,9 +72,10 @@ class Monitor:
         traffic: Traffic | None = None,
         end: Callable[[int], object] = os._exit,
         clock: Callable[[], float] = time.monotonic,
+        patience: Patience = PATIENCE,
     ):
         self.peers, self.programs, self.order = tuple(peers), ProgramComparison(index, name), Order()
-        self._index, self._name, self._limits = index, name, limits
+        self._index, self._name, self._limits, self._patience = index, name, limits, patience
         self._end, self._clock = end, clock
         traffic = Traffic(()) if traffic is None else traffic
         self.observer = Observer(index, name, address, self.peers, limits, traffic, clock)
@@ -81,8 +84,9 @@ class Monitor:
         self._told: Mapping[str, object] | None = None
         self._error: BaseException | None = None
         self._ended, self._left, self._exits = "", False, False
-        self._connections = Connections(len(self.peers) + 1)
-        self.alarm = Alarm(self._connections, lambda: self._wait_for_looks(3))  # A dead peer is noticed by then.
+        self._connections = Connections(len(self.peers) + 1, patience=patience)
+        # A dead peer is noticed within three looks.
+        self.alarm = Alarm(self._connections, lambda: self._wait_for_looks(3), patience)
 
     # Questions of the server.
 
@@ -211,7 +215,7 @@ class Monitor:
             with self._looked:
                 self._looked.notify_all()
             self.alarm.wait_for_script()
-        self._leave(own_code, reached, SECONDS_TO_COME + self.alarm.seconds_to_end if in_script else 0.0)
+        self._leave(own_code, reached, self._patience.start + self._patience.end if in_script else 0.0)
 
     def _leave(self, code: int, reached: Sequence[Peer], longer_s: float = 0.0) -> None:
         if (

@@ -12,17 +12,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from replicax.cluster.patience import Patience
 from replicax.compat.jax_interrupts import collective_ports, is_of_lost_collective, shut_down_connections
 from replicax.errors import WorkerLostError
 from replicax.runtime.threads import StoppedAtEnd
 
 _log = logging.getLogger(__name__)
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 60.0
-_SECONDS_FOR_AN_ANSWER = 1.0
-#: Seconds until the script has raised the alarm. It cannot while it is stuck in something else than a collective.
-SECONDS_TO_COME = 5.0
-#: Seconds for its `except` and `finally` blocks, unless the environment says otherwise.
-SECONDS_TO_END = 30.0
+#: Process 0 answers within a second, if at all, and is asked again from half a second on. The script comes within 5 s,
+#: unless it is stuck in something else than a collective. Its `except` and `finally` blocks have half a minute.
+PATIENCE = Patience(start=5.0, silence=1.0, end=30.0, again=0.5)
+_LONGEST_PAUSE_S = 60.0
 
 
 class Connections:
@@ -34,12 +33,13 @@ class Connections:
     Args:
         processes: Number of processes; each listens at one port.
         ports: Returns the ports, and may wait for process 0.
+        patience: How long process 0 may take, and when it is asked again.
     """
 
-    def __init__(self, processes: int, ports: Callable[[], set[int]] = collective_ports):
-        self._list, self._processes = ports, processes
+    def __init__(self, processes: int, ports: Callable[[], set[int]] = collective_ports, patience: Patience = PATIENCE):
+        self._list, self._processes, self._patience = ports, processes, patience
         self._ports = set[int]()
-        self._ask_at, self._pause, self._calls = 0.0, _FIRST_PAUSE_S, 0
+        self._ask_at, self._pause, self._calls = 0.0, patience.again, 0
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -51,7 +51,7 @@ class Connections:
             calls: How many programs of all processes this one has begun to run: they listen from the first one on.
         """
         if calls and not self._calls:
-            self._ask_at, self._pause = 0.0, _FIRST_PAUSE_S
+            self._ask_at, self._pause = 0.0, self._patience.again
         self._calls = calls
         if len(self._ports) < self._processes and time.monotonic() >= self._ask_at:
             self._pause = min(2 * self._pause, _LONGEST_PAUSE_S)
@@ -62,7 +62,7 @@ class Connections:
         if len(self._ports) < self._processes:
             self._begin()
             if self._thread is not None:
-                self._thread.join(_SECONDS_FOR_AN_ANSWER)
+                self._thread.join(self._patience.silence)
         return shut_down_connections(self._ports)
 
     def close(self) -> None:
@@ -90,14 +90,11 @@ class Alarm:
     Args:
         connections: What the script may be waiting for.
         wait: Waits for a while until the monitor has found out why a computation has failed.
-
-    Attributes:
-        seconds_to_end: How long the script's `except` and `finally` blocks may take.
+        patience: How long the script may take until it raises the alarm, and then until it ends.
     """
 
-    def __init__(self, connections: Connections, wait: Callable[[], None]):
-        self._connections, self._wait = connections, wait
-        self.seconds_to_end = SECONDS_TO_END
+    def __init__(self, connections: Connections, wait: Callable[[], None], patience: Patience = PATIENCE):
+        self._connections, self._wait, self._patience = connections, wait, patience
         self._raised: tuple[str, int, tuple[str, ...]] | None = None
         self._came, self._over = threading.Event(), threading.Event()
 
@@ -153,5 +150,5 @@ class Alarm:
 
     def wait_for_script(self) -> None:
         """Returns when the script has ended, or does not come or end in time."""
-        if self._came.wait(SECONDS_TO_COME):
-            self._over.wait(self.seconds_to_end)
+        if self._came.wait(self._patience.start):
+            self._over.wait(self._patience.end)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import replicax.cluster.runtime as runtime
 from replicax.cluster import ClusterConfig, parse_address
+from replicax.cluster.patience import Patience
 from replicax.cluster.signing import job_token, shown
 from replicax.errors import ArgumentError
 from replicax.health import monitor
@@ -19,7 +20,7 @@ from replicax.health.diagnosis import Limits
 from replicax.health.launcher import tell_of_meeting, tell_of_watching
 from replicax.health.peers import History, Peer
 from replicax.health.phases import START, now
-from replicax.health.raising import SECONDS_TO_END
+from replicax.health.raising import PATIENCE
 from replicax.health.server import HealthServer
 from replicax.health.traffic import Traffic
 
@@ -70,7 +71,7 @@ def start(config: ClusterConfig, timeout_s: float, stall_timeout: float | None) 
         return runtime.start(config, lambda ip: {}, timeout_s)
     slow = _seconds(os.environ.get(SLOW_TIMEOUT) or Limits.slow, SLOW_TIMEOUT)
     limits = Limits(stall_timeout, max(stall_timeout, slow))
-    seconds_to_end = _seconds(os.environ.get(END_TIMEOUT) or SECONDS_TO_END, END_TIMEOUT)
+    patience = PATIENCE._replace(end=_seconds(os.environ.get(END_TIMEOUT) or PATIENCE.end, END_TIMEOUT))
     server: HealthServer | None = None
 
     def introduction(ip: str) -> dict[str, object]:
@@ -87,7 +88,7 @@ def start(config: ClusterConfig, timeout_s: float, stall_timeout: float | None) 
     if server is None:
         _log.info("JAX was connected before the strategy was made, and REPLICAX_TOKEN is not set: nobody watches.")
     else:
-        _watch(config, server, workers, limits, seconds_to_end)
+        _watch(config, server, workers, limits, patience)
     return workers
 
 
@@ -96,7 +97,7 @@ def _watch(
     server: HealthServer,
     workers: Sequence[runtime.Member],
     limits: Limits,
-    seconds_to_end: float,
+    patience: Patience,
 ) -> None:
     token = shown(job_token(), "health")
     peers = []
@@ -107,8 +108,8 @@ def _watch(
             peers.append(Peer(i, Client(host, port, token), history))
     name = workers[config.process_id].name
     traffic = Traffic(_busy_ports(config, workers))
-    watching = monitor.Monitor(config.process_id, name, _address(config, name), peers, limits, traffic)
-    watching.alarm.seconds_to_end = seconds_to_end
+    address = _address(config, name)
+    watching = monitor.Monitor(config.process_id, name, address, peers, limits, traffic, patience=patience)
     now.thread = threading.get_ident()
     now.at = (START, time.monotonic())
     server.answer(token, watching)

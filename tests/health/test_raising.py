@@ -9,15 +9,14 @@ import jax
 import pytest
 
 from replicax.errors import WorkerLostError
-from replicax.health import raising
 from replicax.health.phases import WAIT, exchange, now, phase
-from replicax.health.raising import Alarm, Connections
+from replicax.health.raising import PATIENCE, Alarm, Connections
 
 LOST = ValueError("UNKNOWN: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:1")
 
 
-def alarm(wait=lambda: None) -> Alarm:
-    return Alarm(Connections(2, lambda: set()), wait)
+def alarm(wait=lambda: None, **waits) -> Alarm:
+    return Alarm(Connections(2, lambda: set()), wait, PATIENCE._replace(**waits))
 
 
 @pytest.fixture
@@ -81,21 +80,18 @@ def test_a_phase_of_the_user_s_own_code_keeps_its_errors(rung):
         raise LOST
 
 
-def test_the_monitor_waits_for_the_script_but_not_forever(monkeypatch):
-    monkeypatch.setattr(raising, "SECONDS_TO_COME", 0.05)
-    absent = alarm()
+def test_the_monitor_waits_for_the_script_but_not_forever():
+    absent = alarm(start=0.05)
     absent.ring("", 70, [])
     begun = time.monotonic()
     absent.wait_for_script()
     assert time.monotonic() - begun < 10
-    endless = alarm()
-    endless.seconds_to_end = 0.1
+    endless = alarm(end=0.1)
     endless.ring("", 70, [])
     with pytest.raises(WorkerLostError):
         endless.check()
     endless.wait_for_script()
-    ending = alarm()
-    ending.seconds_to_end = 1000.0
+    ending = alarm(end=1000.0)
     ending.ring("", 70, [])
     threading.Timer(0.05, ending.end).start()
     ending.wait_for_script()
@@ -129,10 +125,9 @@ def test_process_0_is_asked_soon_after_the_first_program_however_long_the_start_
     assert asked == [1]
 
 
-def test_process_0_that_does_not_answer_keeps_nobody(monkeypatch):
-    monkeypatch.setattr(raising, "_SECONDS_FOR_AN_ANSWER", 0.05)
+def test_process_0_that_does_not_answer_keeps_nobody():
     over = threading.Event()
-    connections = Connections(2, lambda: over.wait(60) and set())
+    connections = Connections(2, lambda: over.wait(60) and set(), PATIENCE._replace(silence=0.05))
     assert connections.shut_down() == 0
     over.set()
 
