@@ -159,11 +159,12 @@ def pass_by_garbage() -> None:
     """Has Python's collector look no more at what exists now; the first call in a process counts.
 
     For the process of a job, when it joins the others: its imports live as long as the process, and take 0.7 of the 0.8
-    seconds of a processor that the process needs to end.
+    seconds of a processor that the process needs to end. An interactive session is left alone: what its user has made
+    before may become garbage, and nobody waits for its end.
     """
     global _passed_by
     with _lock:
-        if _passed_by is not None:
+        if _passed_by is not None or hasattr(sys, "ps1"):
             return
         gc.collect()
         objects = gc.get_objects()

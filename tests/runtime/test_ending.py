@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import replicax as rx
+from replicax.runtime import ending
 
 _BEGIN = """
 import os, sys, threading, time
@@ -151,6 +153,14 @@ kept.file.write(", joined")
 """
     code, said, _ = _ended(script, tmp_path)
     assert (code, (tmp_path / "log").read_text()) == (0, "begun, joined"), said
+
+
+def test_what_the_user_of_an_interactive_session_has_made_can_become_garbage(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "ps1", "In : ", raising=False)  # IPython sets it, too.
+    monkeypatch.setattr(ending, "_passed_by", None)
+    before = gc.get_freeze_count()
+    ending.pass_by_garbage()
+    assert gc.get_freeze_count() == before
 
 
 def test_an_error_that_another_one_has_caused_has_its_exit_code(tmp_path: Path):
