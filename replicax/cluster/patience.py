@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 
@@ -13,9 +14,11 @@ class Patience(NamedTuple):
         silence: For a sign of one that is there; afterwards it counts as silent.
         end: For those that are about to end.
         again: Until it asks once more.
+        stall: For progress of one that is there; by default it may take any time.
     """
 
     start: float
     silence: float
     end: float
     again: float
+    stall: float = math.inf

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 import replicax.health as health
+from replicax.cluster.patience import Patience
 from replicax.errors import BarrierTimeoutError, ClusterTimeoutError, MeetingError, WorkersDisagreeError
 from replicax.exit_codes import ExitCode
 from replicax.health.launcher import tell_launcher
@@ -25,7 +26,6 @@ from replicax.membership.decisions import AGAIN, Admits, Life, Sheet, View, expe
 from replicax.membership.meeting import MemberLostError, Roll
 from replicax.membership.watch import Watch
 
-_SECONDS_BETWEEN_LOOKS = 0.1
 _SECONDS_AT_ONCE = 0.001
 # After a broken connection a process without a sign of life is lost sooner.
 _SECONDS_IF_BROKEN = 10.0
@@ -35,20 +35,6 @@ _FAILURES_IN_A_ROW = 5
 
 class BegunError(Exception):
     """A job has begun without this process, which was late, or has taken the place of a lost one."""
-
-
-class Patience(NamedTuple):
-    """How long a process waits, in seconds.
-
-    Attributes:
-        start: For all others at the start of the job.
-        stall: For one that does nothing.
-        pulse: For one that gives no sign of life.
-    """
-
-    start: float
-    stall: float
-    pulse: float
 
 
 class Rules(NamedTuple):
@@ -213,7 +199,7 @@ class ElasticMeeting:
         began = self._clock()
         while True:
             self._propose(last, what, self._clock() - began)
-            found = self._board.roll(last.number + 1 if last else 1, _SECONDS_BETWEEN_LOOKS)
+            found = self._board.roll(last.number + 1 if last else 1, self.patience.again)
             if found is None:
                 continue
             last = found
@@ -292,7 +278,7 @@ class ElasticMeeting:
             notes: The notes on the board.
             number: The number of the roll whose members may have been suspected by others on it.
         """
-        dead_s = min(self.patience.pulse, _SECONDS_IF_BROKEN if self._broken else math.inf)
+        dead_s = min(self.patience.silence, _SECONDS_IF_BROKEN if self._broken else math.inf)
         beats = self._board.beats()
         others = set(watched) - {self.life}
         silent = self._watch.silent(others - set(waiting), beats, self.patience.stall, dead_s)
@@ -312,7 +298,7 @@ class ElasticMeeting:
                 break
             self._check_outcome(sheet, name, came={life for life in sheet.lives if life.index in found})
             absent = next(life.index for life in sheet.lives if life.index not in found)
-            self._board.wait_for(name, absent, _SECONDS_BETWEEN_LOOKS)
+            self._board.wait_for(name, absent, self.patience.again)
         if len(set(found.values())) > 1:
             own = {self.names[index]: [text] for index, text in sorted(found.items())}
             raise WorkersDisagreeError("arrays to be summed", own)
@@ -323,12 +309,12 @@ class ElasticMeeting:
         deadline = self._clock() + self.patience.stall + sum(part.nbytes for part in parts) / _SLOWEST_BYTES_PER_S
         self._watch.begin()
         try:
-            while not attempt.ended.wait(_SECONDS_BETWEEN_LOOKS):
+            while not attempt.ended.wait(self.patience.again):
                 self._check_outcome(sheet, name, late=self._clock() > deadline)
             self._board.tell_end(name, self.index, attempt.error)
             if attempt.fault is not None:
                 raise attempt.fault
-            while not self._check_outcome(sheet, name, attempt.error, wait_s=_SECONDS_BETWEEN_LOOKS):
+            while not self._check_outcome(sheet, name, attempt.error, wait_s=self.patience.again):
                 pass
         except BaseException:
             attempt.give_up()

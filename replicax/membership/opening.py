@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from replicax.cluster import ClusterConfig, parse_address
 from replicax.cluster.own_address import own_ip, own_ip_of
+from replicax.cluster.patience import Patience
 from replicax.cluster.signing import check_token, given_token
 from replicax.compat.jax_cliques import Clique, StoreClient
 from replicax.compat.jax_worlds import WorldClique, prepare_gpus
@@ -21,7 +22,7 @@ from replicax.errors import ClusterTimeoutError, MeetingError
 from replicax.membership.attempts import CliqueLike
 from replicax.membership.board import Board
 from replicax.membership.decisions import Life, Sheet
-from replicax.membership.elastic import ElasticMeeting, Patience, Rules
+from replicax.membership.elastic import ElasticMeeting, Rules
 from replicax.membership.elastic_worlds import ElasticWorlds
 from replicax.membership.hosting import Host
 from replicax.membership.lookout import Lookout
@@ -36,9 +37,11 @@ from replicax.runtime.ending import pass_by_garbage
 
 #: Where the board is (`"host:port"`), if whoever started the processes keeps it, and which run of its task this is.
 MEETING, LIFE = "REPLICAX_MEETING", "REPLICAX_LIFE"
-_DEFAULT_STALL_S = 300.0
-# Where no launcher tells who has ended, a process that gives no sign of life for this long is left out.
-_SECONDS_OF_SILENCE = 15.0
+#: `silence` counts where no launcher tells who has ended: who gives no sign of life for so long is left out. While a
+#: process waits for a sum, it looks ten times a second whether somebody is lost.
+PATIENCE = Patience(start=300.0, silence=15.0, end=10.0, again=0.1, stall=300.0)
+# A call of another member is heard at once; all else may take a second. Each look costs all workers, and the board.
+_SECONDS_BETWEEN_WATCHES = 1.0
 _SECONDS_BETWEEN_TRIES = 0.1
 _SECONDS_FOR_SERVICE = 60.0
 
@@ -67,7 +70,7 @@ def open_meeting(
     """
     if config.num_processes == 1:
         return SoloMeeting(str(config.task or "worker:0"))
-    stall_s = stall_timeout or _DEFAULT_STALL_S
+    stall_s = stall_timeout or PATIENCE.stall
     meeting, pulse, lookout, _ = _opened(config, config.num_processes, timeout_s, stall_s, environ, Clique)
     atexit.register(_close, meeting, pulse, lookout)
     return meeting
@@ -119,7 +122,8 @@ def _opened(
     life = Life(config.process_id, _number_of_life(board, config.process_id, environ))
     pulse = Pulse(connect(), life)
     make_clique = functools.partial(_clique, clique_type, board, own_ip_of(config, timeout_s) if ip is None else ip)
-    patience = Patience(timeout_s, stall_s, stall_s if MEETING in environ else min(stall_s, _SECONDS_OF_SILENCE))
+    silence = stall_s if MEETING in environ else min(stall_s, PATIENCE.silence)
+    patience = PATIENCE._replace(start=timeout_s, stall=stall_s, silence=silence)
     meeting = ElasticMeeting(board, life, names, make_clique, patience, rules=rules)
     return Opened(meeting, pulse, lookout, connect)
 
@@ -150,14 +154,15 @@ def open_worlds(
     if environ.get(MEETING) or config.coordinator_address:
         check_token("the place in Model.fit, for workers that join")
     prepare_gpus()
-    stall_s = stall_timeout or _DEFAULT_STALL_S
+    stall_s = stall_timeout or PATIENCE.stall
     rules = Rules(config.num_processes, fewest, renews=True, admits=_is_given_state)
     size = max(most, config.num_processes)
     # Where the launcher keeps the board, the address of the coordinator may be that of the board.
     ip = own_ip(str(config.task), "", [environ[MEETING]], timeout_s) if environ.get(MEETING) else None
     opened = _opened(config, size, timeout_s, stall_s, environ, WorldClique, rules, ip)
     is_newcomer = opened.meeting.has_begun()
-    sentry = Sentry(opened.connect(), opened.meeting.life, opened.meeting, opened.meeting.patience, opened.lookout.tell)
+    patience = opened.meeting.patience._replace(again=_SECONDS_BETWEEN_WATCHES)
+    sentry = Sentry(opened.connect(), opened.meeting.life, opened.meeting, patience, opened.lookout.tell)
     worlds = ElasticWorlds(opened.meeting, sentry, fewest)
     install(worlds)
     atexit.register(_close_worlds, worlds, opened.pulse, opened.lookout)

@@ -11,21 +11,18 @@ from typing import Protocol
 
 import jax
 
+from replicax.cluster.patience import Patience
 from replicax.errors import MeetingError
 from replicax.health.launcher import tell_launcher
 from replicax.health.phases import WAITING_PHASES, now
 from replicax.membership.board import Board
 from replicax.membership.breaking import Breaker
 from replicax.membership.decisions import Life, Sheet, View
-from replicax.membership.elastic import Patience
 from replicax.membership.watch import Watch
 from replicax.runtime.threads import StoppedAtEnd
 
 _log = logging.getLogger(__name__)
-# A call of another member is heard at once; all else may take a second. Each look costs all workers, and the board.
-_SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_BETWEEN_INTERRUPTS = 0.05
-_SECONDS_TO_STOP = 10.0
 _SECONDS_TO_FAIL = 1.0  # that a collective has when its connections are shut down
 _SECONDS_IN_A_CALL = 1800.0  # after which nobody is to blame, and the members meet anew
 
@@ -118,7 +115,7 @@ class Sentry:
 
     def stop(self) -> None:
         """Ends the thread."""
-        self._thread.stop(_SECONDS_TO_STOP)
+        self._thread.stop(self._patience.end)
 
     def _ask_to_stop(self) -> None:
         self._stopped.set()
@@ -136,14 +133,14 @@ class Sentry:
                 return
             except jax.errors.JaxRuntimeError:
                 _log.exception("The sentry could not read the board of the meeting; it goes on.")
-                time.sleep(_SECONDS_BETWEEN_LOOKS)
+                time.sleep(self._patience.again)
 
     def _look(self) -> None:
         sheet = self._meeting.sheet
         if sheet is None:
-            self._stopped.wait(_SECONDS_BETWEEN_LOOKS)
+            self._stopped.wait(self._patience.again)
             return
-        called = self._board.called(sheet.number, _SECONDS_BETWEEN_LOOKS)
+        called = self._board.called(sheet.number, self._patience.again)
         view = self._view(sheet)
         lost = [life for life in sheet.lives if not view.is_up(life)]
         # A newcomer waits if it has come, is up, and no roll has named it.
@@ -155,7 +152,7 @@ class Sentry:
         if (lost or late) and called is None:
             self._board.call(sheet.number, f"{lost} are lost" if lost else "a call takes too long")
         if not self._awake.is_set():  # The members meet, and learn from here who gives no sign of life.
-            self._stopped.wait(_SECONDS_BETWEEN_LOOKS)
+            self._stopped.wait(self._patience.again)
             return
         if not (lost or late or called is not None) or sheet is not self._meeting.sheet:
             return
@@ -182,7 +179,7 @@ class Sentry:
     def _view(self, sheet: Sheet) -> View:
         beats, notes, newest = self._board.beats(), self._board.notes(), self._board.newest()
         others = {*sheet.lives, *newest.values()} - {self._life}
-        silent = self._watch.silent(others, beats, float("inf"), self._patience.pulse)
+        silent = self._watch.silent(others, beats, float("inf"), self._patience.silence)
         if self._seconds_in_call() > self._patience.stall:
             silent |= self._late(sheet, beats)
         return View(newest, self._board.gone(), silent, notes)
@@ -195,7 +192,7 @@ class Sentry:
         if now.at[0] not in WAITING_PHASES:
             return set()
         away = {life for life in sheet.lives if life != self._life and not _is_in_call(beats.get(life, b""))}
-        return self._watch.silent(away, beats, self._patience.stall, self._patience.pulse)
+        return self._watch.silent(away, beats, self._patience.stall, self._patience.silence)
 
     def _seconds_in_call(self) -> float:
         since = self._works_since

@@ -11,9 +11,10 @@ import time
 
 import numpy as np
 
+from replicax.cluster.patience import Patience
 from replicax.membership.board import Board
 from replicax.membership.decisions import Life
-from replicax.membership.elastic import ElasticMeeting, Patience, Rules
+from replicax.membership.elastic import ElasticMeeting, Rules
 from replicax.membership.elastic_worlds import ElasticWorlds
 from replicax.membership.opening import _is_given_state
 from replicax.membership.sentry import Sentry
@@ -132,11 +133,12 @@ class Workers:
     def _train(self, life):
         dies_at, after = self.dies.get(life, (None, False))
         is_dead = functools.partial(self.cliques.dead.__contains__, life)
-        store, seconds = MortalStore(self.store, dies_at, after, is_dead), Patience(SECONDS, SECONDS, SECONDS)
+        store = MortalStore(self.store, dies_at, after, is_dead)
+        patience = Patience(SECONDS, SECONDS, end=SECONDS, again=0.005, stall=SECONDS)
         rules = Rules(self.size, 1, renews=True, admits=_is_given_state)
-        meeting = ElasticMeeting(Board(store), life, self.names, self.cliques.of(life), seconds, rules=rules)
+        meeting = ElasticMeeting(Board(store), life, self.names, self.cliques.of(life), patience, rules=rules)
         is_newcomer = meeting.has_begun()
-        sentry = Sentry(Board(self.store), life, meeting, seconds, lost=lambda why: None)
+        sentry = Sentry(Board(self.store), life, meeting, patience._replace(again=0.01), lost=lambda why: None)
         worlds, count = ElasticWorlds(meeting, sentry, 1), self.counts[life]
         worlds.state = count
         try:

@@ -12,10 +12,11 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 
+from replicax.cluster.patience import Patience
 from replicax.membership import MemberLostError
 from replicax.membership.board import Board
 from replicax.membership.decisions import Life, Sheet
-from replicax.membership.elastic import ElasticMeeting, Patience
+from replicax.membership.elastic import ElasticMeeting
 from replicax.membership.watch import Watch
 
 SECONDS = 20.0
@@ -147,7 +148,7 @@ class Islands:
 
     def meeting(self, life, dies_at=None, after=False, dies_in_sum=None, watch: Watch | None = None):
         board = Board(MortalStore(self.store, dies_at, after, functools.partial(self._is_dead, life)))
-        patience = Patience(SECONDS, self.stall_s, self.stall_s)
+        patience = Patience(SECONDS, self.stall_s, end=SECONDS, again=0.005, stall=self.stall_s)
         return ElasticMeeting(board, life, self.names, self.cliques.of(life, dies_in_sum), patience, watch)
 
     def start(self, life, rounds, **how):

@@ -9,18 +9,11 @@ import jax.numpy as jnp
 import pytest
 
 from replicax.errors import BarrierTimeoutError, ClusterTimeoutError, MeetingError, WorkersDisagreeError
-from replicax.membership import elastic
 from replicax.membership.board import Board
 from replicax.membership.decisions import Life
-from replicax.membership.elastic import Patience
 from tests.membership.fakes import Islands
 
 ROUNDS = 3
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(elastic, "_SECONDS_BETWEEN_LOOKS", 0.005)
 
 
 def operations_of_a_job():
@@ -146,7 +139,7 @@ def test_different_arrays_are_refused_on_all():
 def test_a_missing_island_is_named():
     islands = Islands(3)
     meeting = islands.meeting(Life(1, 0))
-    meeting.patience = Patience(0.05, 1.0, 1.0)
+    meeting.patience = meeting.patience._replace(start=0.05, silence=1.0, stall=1.0)
     with pytest.raises(ClusterTimeoutError, match=r"worker:1 waited 0.05 s .* for worker:0, worker:2"):
         meeting.gather("the start", b"")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replicax.membership import elastic, elastic_worlds, sentry
+from replicax.membership import elastic_worlds
 from replicax.membership.decisions import Life
 from tests.membership.fake_worlds import Workers, rows_of
 from tests.membership.fakes import Died
@@ -16,9 +16,7 @@ _FIRST_WORLD = 12  # operations, about, until a worker is in the first world
 
 @pytest.fixture(autouse=True)
 def _in_threads(monkeypatch):
-    """Threads share JAX's client, and look more often."""
-    monkeypatch.setattr(elastic, "_SECONDS_BETWEEN_LOOKS", 0.005)
-    monkeypatch.setattr(sentry, "_SECONDS_BETWEEN_LOOKS", 0.01)
+    """Threads share JAX's client."""
     monkeypatch.setattr(elastic_worlds, "install_alone", lambda: None)
     monkeypatch.setattr(elastic_worlds.exchange, "begin_anew", lambda closes: None)
     monkeypatch.setattr(elastic_worlds, "tell_of_world", lambda *told: None)

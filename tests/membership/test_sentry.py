@@ -7,17 +7,17 @@ from queue import SimpleQueue
 
 import pytest
 
+from replicax.cluster.patience import Patience
 from replicax.errors import MeetingError
 from replicax.membership import sentry as sentry_module
 from replicax.membership.board import Board
 from replicax.membership.decisions import Life, Sheet
-from replicax.membership.elastic import Patience
 from replicax.membership.sentry import Sentry
 from tests.launch.conftest import wait_for
 from tests.membership.fakes import MemoryStore
 
 OWN, OTHER = Life(0, 0), Life(1, 0)
-PATIENCE = Patience(start=60.0, stall=60.0, pulse=60.0)
+PATIENCE = Patience(start=60.0, silence=60.0, end=10.0, again=0.1, stall=60.0)
 
 
 class Meeting:
@@ -49,7 +49,7 @@ def sentry(meeting):
 
 def test_a_newcomer_waits_until_a_roll_names_it(sentry, meeting):
     wait_for(sentry.somebody_knocks)
-    # The thread looks about once a second; the thread that trains asks in each call, and must not take it in again.
+    # The thread looks ten times a second; the thread that trains asks in each call, and must not take it in again.
     meeting.sheet = Sheet(2, 2, (OWN, OTHER), (b"", b""), (OWN,))
     assert not sentry.somebody_knocks()
 
@@ -63,9 +63,9 @@ def test_the_launcher_is_told_of_a_newcomer_that_is_stopped_before_it_takes_part
         board.enter(life)
     for life in (Life(2, 0), Life(2, 1)):  # One is over, and its successor has ended.
         board.end(life)
-    made = Sentry(board, OWN, meeting, PATIENCE._replace(pulse=0.1), lost=lambda why: None)
+    made = Sentry(board, OWN, meeting, PATIENCE._replace(silence=0.1, again=0.1), lost=lambda why: None)
     assert told.get(timeout=20) == {"silent": "worker 1", "life": 0}
-    time.sleep(2.5)  # It looks once a second.
+    time.sleep(0.5)  # It looks ten times a second.
     made.stop()
     assert told.empty()
 
