@@ -55,8 +55,8 @@ def forget_shutdown() -> None:
 def end_node_at_once() -> None:
     """Has `ray.shutdown` kill the processes of the node that it has started, all at once.
 
-    Ray asks one after another to end, and gives each a second: most of a short script's end. What these processes have
-    started themselves is left to the caller. Without the names: the end takes longer.
+    Ray asks one after another to end, and gives each a second: most of a short script's end. The caller ends what these
+    processes have started themselves. Without the names: the end takes longer.
     """
     node = getattr(importlib.import_module("ray._private.worker"), "_global_node", None)
     if node is None or not hasattr(node, "live_processes"):
