@@ -12,7 +12,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from replicax.compat.ray_node import NODE, NODE_IP_ADDRESS, patient
 
@@ -58,13 +58,13 @@ def end_node_at_once() -> None:
     Ray asks one after another to end, and gives each a second: most of a short script's end. The caller ends what these
     processes have started themselves. Without the names: the end takes longer.
     """
-    node = getattr(importlib.import_module("ray._private.worker"), "_global_node", None)
-    if node is None or not hasattr(node, "live_processes"):
+    node: Any = getattr(importlib.import_module("ray._private.worker"), "_global_node", None)
+    living, wait_for_all = getattr(node, "live_processes", None), getattr(node, "kill_all_processes", None)
+    if living is None or wait_for_all is None:
         return
-    wait_for_all = node.kill_all_processes
 
     def kill_all(**options: bool) -> None:
-        for _, process in node.live_processes():
+        for _, process in living():
             process.kill()
         wait_for_all(**options)
 
