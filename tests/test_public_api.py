@@ -200,7 +200,7 @@ NOT_AT_FIRST = (
     "orbax",
     "ray",
 )
-MODULES_OF_A_FIRST_STEP = 275
+MODULES_OF_A_FIRST_STEP = 276
 FIRST_STEP = """
 import sys
 import jax
