@@ -15,6 +15,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -59,6 +60,10 @@ def main() -> int:
             )
         failed = FAILED.findall(done.stdout) or ([f"make test: exit code {done.returncode}"] if done.returncode else [])
         failures.update(failed)
+        if failed:
+            kept = Path(tempfile.gettempdir()) / f"steady-{os.getpid()}-round-{number + 1}.txt"
+            kept.write_text(done.stdout, encoding="utf-8")
+            failed.append(f"all of its output: {kept}")
         print(f"  {(time.monotonic() - begun) / 60:.1f} min", *failed, sep="\n  ", flush=True)
     for test, times in failures.most_common():
         print(f"{times} of {options.rounds}: {test}")
