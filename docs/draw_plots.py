@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import replicax.plots as plots
+import replicax.tools.plots as plots
 
 DOCS = Path(__file__).parent
 IMAGES = DOCS / "images" / "plots"

@@ -197,7 +197,8 @@ _LATER = {
 
 if TYPE_CHECKING:
     import replicax.testing as testing
-    from replicax import checkpoint, coordinator, dtensor, estimator, keras as keras, notebook, plots, trackers
+    from replicax import checkpoint, coordinator, dtensor, estimator, keras as keras
+    from replicax.tools import notebook, plots, trackers
     from replicax.averages import ExponentialMovingAverage
     from replicax.checkpoint import (
         Checkpoint,
@@ -222,11 +223,11 @@ if TYPE_CHECKING:
     from replicax.program.accumulation import accumulate_gradients
     from replicax.program.loops import cond, fori_loop, scan, switch, while_loop
     from replicax.program.rematerialized import remat
-    from replicax.reporting.printing import print
-    from replicax.reporting.progress import progress
+    from replicax.tools.reporting.printing import print
+    from replicax.tools.reporting.progress import progress
     from replicax.strategies.fully_sharded import FullyShardedStrategy
     from replicax.strategies.layout import LayoutStrategy
-    from replicax.tuning import BatchSize, LearningRates, find_batch_size, find_learning_rate, scaled_learning_rate
+    from replicax.tools.tuning import BatchSize, LearningRates, find_batch_size, find_learning_rate, scaled_learning_rate
     from replicax.weights import load_safetensors, save_safetensors
 else:  # For a type checker every name would exist.
 

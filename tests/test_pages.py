@@ -61,7 +61,7 @@ def exists(name: str) -> bool:
 
 
 def _is_module(name: str) -> bool:
-    """Returns whether a module is there that nobody imports: a command such as replicax.launch.membership_picture."""
+    """Returns whether a module is there that nobody imports: a command such as replicax.tools.plots.membership."""
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:  # nor is its package

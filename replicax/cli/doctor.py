@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from replicax.launch.doctor import DoctorReport, Finding, Severity, diagnose
+from replicax.tools.doctor import DoctorReport, Finding, Severity, diagnose
 
 _STYLES = {Severity.OK: "green", Severity.WARN: "yellow", Severity.FAIL: "bold red"}
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from replicax.errors import ClusterError, LaunchError
 from replicax.exit_codes import ExitCode
 from replicax.launch import Options, launch
-from replicax.profiling import hot_spots, traces
+from replicax.tools.profiling import hot_spots, traces
 
 _STEPS = re.compile(r"(?P<first>[1-9]\d*)(:(?P<last>[1-9]\d*))?")
 
@@ -54,7 +54,7 @@ def profile(
             raise LaunchError(f"{folder} is not empty. Choose another folder with --out.")
         told = (str(first), str(last), str(folder), script, *arguments)
         traced = Options(
-            "replicax.profiling.traced", told, module=True, workers=workers, devices_per_worker=devices,
+            "replicax.tools.profiling.traced", told, module=True, workers=workers, devices_per_worker=devices,
             log_dir=folder / "logs",
         )  # fmt: skip
         code = launch(traced)

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from replicax.cli.training import Epoch
-from replicax.plots.style import LIGHT, style
+from replicax.tools.plots.style import LIGHT, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

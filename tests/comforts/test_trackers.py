@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-import replicax.trackers.tracker as module
+import replicax.tools.trackers.tracker as module
 from replicax.errors import ArgumentError
 from tests.comforts import reading
 

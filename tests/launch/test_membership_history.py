@@ -6,7 +6,7 @@ import pytest
 
 from replicax.errors import LaunchError
 from replicax.launch.membership_history import Span, history_of, read_history
-from replicax.launch.membership_picture import bars, summary, svg, table
+from replicax.tools.plots.membership import bars, summary, svg, table
 from replicax.membership.decisions import Life
 from replicax.membership.log import MembershipLog
 

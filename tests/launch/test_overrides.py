@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import replicax
-from replicax.launch.doctor.findings import Severity
-from replicax.launch.doctor.overrides import OF_LAUNCHERS, OVERRIDES, check_overrides
+from replicax.tools.doctor.findings import Severity
+from replicax.tools.doctor.overrides import OF_LAUNCHERS, OVERRIDES, check_overrides
 
 
 def test_what_is_set_is_shown():

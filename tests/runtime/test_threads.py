@@ -114,7 +114,7 @@ _PLAIN = {
     "health/monitor.py": "looks at answers, and must go on until the process is gone",
     "health/reporting.py": "writes a report to a file",
     "health/server.py": "answers other workers by HTTP",
-    "launch/doctor/network.py": "opens sockets",
+    "tools/doctor/network.py": "opens sockets",
     "launch/joining.py": "reads a socket",
     "launch/timed.py": "waits",
     "membership/lookout.py": "reads a socket",

@@ -1,6 +1,0 @@
-"""The checks of `replicax doctor`: software, devices, the cluster, this machine, and a real all-reduce."""
-
-from replicax.launch.doctor.diagnosis import DoctorReport, diagnose
-from replicax.launch.doctor.findings import SCHEMA_VERSION, Finding, Severity
-
-__all__ = ["SCHEMA_VERSION", "DoctorReport", "Finding", "Severity", "diagnose"]

@@ -1,5 +1,0 @@
-"""Training on several workers from a notebook: `rx.notebook.launch`."""
-
-from replicax.notebook.launching import launch
-
-__all__ = ["launch"]

@@ -1,3 +1,0 @@
-"""`replicax profile`: a trace of a few steps of a script on all its workers, and the operations that took the time."""
-
-from replicax.profiling.hot_spots import HotSpot as HotSpot, hot_spots as hot_spots, traces as traces

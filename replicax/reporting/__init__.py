@@ -1,4 +1,0 @@
-"""The words that a training says to the person who watches it: once a job, from whichever process is the chief."""
-
-from replicax.reporting.chief import follows_others as follows_others, is_chief as is_chief
-from replicax.reporting.progress import Progress as Progress, progress as progress

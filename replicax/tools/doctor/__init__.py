@@ -1,0 +1,6 @@
+"""The checks of `replicax doctor`: software, devices, the cluster, this machine, and a real all-reduce."""
+
+from replicax.tools.doctor.diagnosis import DoctorReport, diagnose
+from replicax.tools.doctor.findings import SCHEMA_VERSION, Finding, Severity
+
+__all__ = ["SCHEMA_VERSION", "DoctorReport", "Finding", "Severity", "diagnose"]
