@@ -1,6 +1,6 @@
 """Checks that each public name of TensorFlow has a row, and that the row is true; `--write` renews the guide's tables.
 
-The names are in `tests/golden/tf_names.txt`, the rows in `replicax/migration/`. A row is true if the name that it gives
+The names are in `tests/golden/tf_names.txt`, the rows in `replicax/tensorflow/names/`. A row is true if the name that it gives
 is there and takes TensorFlow's keywords (or has a row that says why not), and if asking for a name that is not here is
 answered with its advice.
 """
@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 import replicax as rx
 from replicax.errors import AbsentNameError
-from replicax.migration import NAMES, Advised, Row, asked_as, resolved
-from replicax.migration.beside import BESIDE
-from replicax.migration.cluster import CLUSTER
-from replicax.migration.dtensor import DTENSOR
-from replicax.migration.estimator import ESTIMATOR
-from replicax.migration.strategies import STRATEGIES
-from replicax.migration.values import VALUES
-from replicax.migration.variables import VARIABLES
+from replicax.tensorflow.names import NAMES, Advised, Row, asked_as, resolved
+from replicax.tensorflow.names.outside_distribute import BESIDE
+from replicax.tensorflow.names.cluster import CLUSTER
+from replicax.tensorflow.names.dtensor import DTENSOR
+from replicax.tensorflow.names.estimator import ESTIMATOR
+from replicax.tensorflow.names.strategies import STRATEGIES
+from replicax.tensorflow.names.values import VALUES
+from replicax.tensorflow.names.variables import VARIABLES
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "tests" / "golden" / "tf_names.txt"

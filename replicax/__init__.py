@@ -20,7 +20,7 @@ from replicax.collectives import (
 from replicax.data import AutoShardPolicy, InputContext, InputOptions, ValueContext
 from replicax.errors import ReplicaDivergenceError, ReplicaxError
 from replicax.losses import compute_average_loss, scale_regularization_loss
-from replicax.migration import not_found
+from replicax.tensorflow.names import not_found
 from replicax.program import TensorSpec, function, grad, value_and_grad
 from replicax.program.keras_backend import choose_jax_for_keras
 from replicax.reduce_op import ReduceOp

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from replicax.migration import not_found
+from replicax.tensorflow.names import not_found
 from replicax.parameter_server.compiling.recording import current_worker_index as get_current_worker_index
 from replicax.parameter_server.coordinator import ClusterCoordinator
 from replicax.parameter_server.scheduling.remote_values import (

@@ -28,9 +28,9 @@ BRINGS = {
 ONLY_FOR_JAX = {"flatbuffers"}
 OURS = {"replicax", "pytest_replicax"}
 # Folders that one command loads: its extra's module may be imported at the top there.
-OF_ONE_COMMAND = {"libcst": "replicax/codemod/"}
+OF_ONE_COMMAND = {"libcst": "replicax/tensorflow/codemod/"}
 # The proof of a conversion runs the script with the interpreter that its user names, which has TensorFlow.
-IN_ANOTHER_INTERPRETER = ("tensorflow", "replicax/codemod/proof/on_tensorflow.py")
+IN_ANOTHER_INTERPRETER = ("tensorflow", "replicax/tensorflow/proof/on_tensorflow.py")
 LARGE = ("matplotlib", "sklearn", "ray")
 
 

@@ -19,7 +19,7 @@ preempted, at a step on which all workers agree (`stop_agreement.py`).
 `tensorflow/` reads checkpoints that TensorFlow wrote.
 """
 
-from replicax.checkpoint import tensorflow
+from replicax.tensorflow import checkpoints
 from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.load_status import LoadStatus

@@ -37,8 +37,8 @@ from replicax.checkpoint.name_matching import check_kinds, check_names, differen
 from replicax.checkpoint.read_checkpoint import Prepared, ReadCheckpoint
 from replicax.checkpoint.reading import checked_metadata, read_arrays, read_state
 from replicax.checkpoint.snapshot import values_of
-from replicax.checkpoint.tensorflow.locating import is_tensorflow
-from replicax.checkpoint.tensorflow.restoring import restore_tensorflow
+from replicax.tensorflow.checkpoints.locating import is_tensorflow
+from replicax.tensorflow.checkpoints.restoring import restore_tensorflow
 from replicax.checkpoint.writing import (
     PREPARED,
     TIMEOUT_S,
@@ -49,13 +49,13 @@ from replicax.checkpoint.writing import (
     write_in_place,
 )
 from replicax.errors import ArgumentError, CheckpointError
-from replicax.migration import Advised, called_as
+from replicax.tensorflow.names import Advised, called_as
 from replicax.typing import PyTree
 from replicax.variable_access import AssignableLike
 from replicax.variables import Variable
 
 if TYPE_CHECKING:
-    from replicax.checkpoint.tensorflow.user_mapping import TensorMapping
+    from replicax.tensorflow.checkpoints.user_mapping import TensorMapping
 
 _log = logging.getLogger(__name__)
 _SAVES = "save_counter"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import replicax.checkpoint.background as background
 from replicax.checkpoint.metadata import FILE, name_of_replaced, place_of
-from replicax.checkpoint.tensorflow.locating import STATE as TENSORFLOW_STATE, located
+from replicax.tensorflow.checkpoints.locating import STATE as TENSORFLOW_STATE, located
 from replicax.checkpoint.writing import Directory, absolute
 from replicax.errors import CheckpointError
-from replicax.migration import called_as
+from replicax.tensorflow.names import called_as
 
 _NAME = re.compile(r"(?:(?P<prefix>.*)-)?(?P<number>\d+)", re.DOTALL)
 _DIGITS = 8  # At least so many without a prefix, since other folders may have a number as name.

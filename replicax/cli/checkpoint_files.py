@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from replicax.checkpoint import damaged_files, newest, read_arrays, read_metadata, read_state
-from replicax.checkpoint.tensorflow import TensorFlowCheckpoint, is_tensorflow, open_checkpoint
+from replicax.tensorflow.checkpoints import TensorFlowCheckpoint, is_tensorflow, open_checkpoint
 
 
 @dataclasses.dataclass(frozen=True)

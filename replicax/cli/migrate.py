@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from replicax.cli import proving
-from replicax.codemod.files import Source, read, scripts
+from replicax.tensorflow.codemod.files import Source, read, scripts
 from replicax.errors import ArgumentError
 from replicax.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from replicax.codemod.conversion import Conversion
+    from replicax.tensorflow.codemod.conversion import Conversion
 
 
 def migrate(
@@ -80,7 +80,7 @@ def _migrate(source: Source, write: bool, diff: bool, keep_tf_data: bool) -> int
 
 def _converted(source: Source, keep_tf_data: bool) -> Conversion:
     try:
-        from replicax.codemod.conversion import convert
+        from replicax.tensorflow.codemod.conversion import convert
     except ImportError as error:
         raise ArgumentError("`replicax migrate` needs libcst and ruff: pip install 'replicax[migrate]'.") from error
     return convert(source.text, str(source.path), "keep" if keep_tf_data else "convert")

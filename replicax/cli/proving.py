@@ -10,8 +10,8 @@ from pathlib import Path
 
 import typer
 
-from replicax.codemod.proof.proving import prove, tensorflow_python
-from replicax.codemod.proof.running import RunFailedError
+from replicax.tensorflow.proof.proving import prove, tensorflow_python
+from replicax.tensorflow.proof.running import RunFailedError
 from replicax.errors import ArgumentError
 from replicax.exit_codes import ExitCode
 

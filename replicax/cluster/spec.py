@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from replicax.checks import is_int
 from replicax.cluster.addresses import Address, parse_address
 from replicax.errors import ClusterError
-from replicax.migration import Advised, called_as
+from replicax.tensorflow.names import Advised, called_as
 from replicax.shown import html_table
 
 _JOB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")

@@ -14,7 +14,7 @@ from replicax.collectives.compression import BFLOAT16, is_of_gradients
 from replicax.collectives.options import CommunicationOptions
 from replicax.compat.jax import vary, varying_axes
 from replicax.errors import ArgumentError, ContextError, ReduceError
-from replicax.migration import NAMES, AdvisedContract
+from replicax.tensorflow.names import NAMES, AdvisedContract
 from replicax.reduce_op import ReduceOp, check_numbers, in_which_means_add_up
 from replicax.runtime.packing import Packing, arrays_per_pack, packs_by_bytes, packs_by_number
 

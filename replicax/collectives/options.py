@@ -8,7 +8,7 @@ import math
 from replicax.checks import is_int, is_real
 from replicax.collectives.compression import Compression, compression_of
 from replicax.errors import ArgumentError
-from replicax.migration import called_as
+from replicax.tensorflow.names import called_as
 from replicax.named import Named, member_of
 
 

@@ -46,7 +46,7 @@ from replicax.data.input_options import AutoShardPolicy, InputOptions
 from replicax.data.iterator import DistributedIterator
 from replicax.data.optional import Optional
 from replicax.data.worker_channel import InputWorkers as InputWorkers
-from replicax.migration import not_found
+from replicax.tensorflow.names import not_found
 
 __all__ = [
     "ArraySource",

@@ -6,7 +6,7 @@ import dataclasses
 
 from replicax.checks import checked_int, checked_seconds
 from replicax.errors import ArgumentError
-from replicax.migration import Advised, called_as
+from replicax.tensorflow.names import Advised, called_as
 from replicax.named import Named, member_of
 
 _REMAINDERS = ("exact", "drop")

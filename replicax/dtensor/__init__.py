@@ -48,7 +48,7 @@ from replicax.dtensor.tensors import (
     unpack,
 )
 from replicax.dtensor.variable import DVariable, enable_save_as_bf16
-from replicax.migration import not_found
+from replicax.tensorflow.names import not_found
 
 __all__ = [
     "MATCH",

@@ -17,7 +17,7 @@ from replicax.compat.jax_processes import backends_have_started
 from replicax.config import set_virtual_devices
 from replicax.dtensor.environment import JOBS, client_settings
 from replicax.errors import ArgumentError, ContextError, DeviceError
-from replicax.migration import called_as
+from replicax.tensorflow.names import called_as
 
 _DEVICE_TYPES = ("tpu", "gpu", "cpu")  # best first
 _SECONDS_BETWEEN_SIGNS_OF_LIFE = {True: 100, False: 10 * 365 * 24 * 60 * 60}

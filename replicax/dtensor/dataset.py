@@ -22,7 +22,7 @@ from replicax.dtensor.layout import Layout
 from replicax.dtensor.mesh import Mesh, MeshLike
 from replicax.dtensor.specs import Spec
 from replicax.errors import ArgumentError, BatchError
-from replicax.migration import AdvisedContract, called_as
+from replicax.tensorflow.names import AdvisedContract, called_as
 from replicax.typing import PyTree
 
 

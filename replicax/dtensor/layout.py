@@ -25,7 +25,7 @@ from replicax.dtensor.specs import (
     text_of,
 )
 from replicax.errors import LayoutError
-from replicax.migration import Advised, called_as
+from replicax.tensorflow.names import Advised, called_as
 from replicax.shown import Shown
 
 if TYPE_CHECKING:

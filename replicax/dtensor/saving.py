@@ -18,7 +18,7 @@ from replicax.dtensor.layout import Layout
 from replicax.dtensor.mesh import Mesh, MeshLike
 from replicax.dtensor.variable import DVariable
 from replicax.errors import CheckpointError, LayoutError, ProgramError, TensorError
-from replicax.migration import called_as
+from replicax.tensorflow.names import called_as
 
 
 class Checkpoint(_Checkpoint):

@@ -18,7 +18,7 @@ from replicax.data.batch_placement import owned_copy
 from replicax.dtensor.arrays import TensorLike, as_array, checked_layout, is_traced, laid_out, layout_of
 from replicax.dtensor.layout import MATCH, Layout
 from replicax.errors import LayoutError, ProgramError, TensorError
-from replicax.migration import called_as
+from replicax.tensorflow.names import called_as
 from replicax.program.keras_state import owner_of
 
 

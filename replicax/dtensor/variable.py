@@ -17,7 +17,7 @@ from replicax.dtensor.arrays import TensorLike, as_array, checked_layout, is_tra
 from replicax.dtensor.creation import call_with_layout
 from replicax.dtensor.layout import MATCH, Layout
 from replicax.errors import ContextError, LayoutError, VariableError
-from replicax.migration import called_as
+from replicax.tensorflow.names import called_as
 from replicax.shown import Shown
 from replicax.variables import Variable
 

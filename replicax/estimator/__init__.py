@@ -37,7 +37,7 @@ from replicax.estimator.spec import EstimatorSpec
 from replicax.estimator.specs import EvalSpec, TrainSpec
 from replicax.estimator.train_and_evaluate import train_and_evaluate
 from replicax.estimator.warm_start import WarmStartSettings
-from replicax.migration import not_found
+from replicax.tensorflow.names import not_found
 
 __all__ = [
     "BestExporter",

@@ -10,7 +10,7 @@ from replicax.checks import explained
 from replicax.errors import EstimatorError
 from replicax.estimator.estimator import Estimator
 from replicax.estimator.run_config import RunConfig
-from replicax.migration import called_as
+from replicax.tensorflow.names import called_as
 
 if TYPE_CHECKING:
     import keras

@@ -31,7 +31,7 @@ from replicax.estimator.serving import export_model
 from replicax.estimator.spec import EstimatorSpec
 from replicax.estimator.training import Training
 from replicax.estimator.warm_start import WarmStartSettings, warm_start
-from replicax.migration import Advised
+from replicax.tensorflow.names import Advised
 from replicax.strategies import Strategy
 from replicax.typing import PyTree
 

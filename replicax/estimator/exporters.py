@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from replicax.checks import checked_int
 from replicax.errors import ArgumentError
 from replicax.estimator.export_folder import ExportFolder
-from replicax.migration import AdvisedContract, called_as
+from replicax.tensorflow.names import AdvisedContract, called_as
 from replicax.typing import PyTree
 
 if TYPE_CHECKING:

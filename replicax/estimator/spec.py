@@ -13,7 +13,7 @@ import numpy as np
 
 from replicax.errors import EstimatorError
 from replicax.estimator.mode_keys import ModeKeys
-from replicax.migration import Advised, called_as
+from replicax.tensorflow.names import Advised, called_as
 from replicax.typing import PyTree
 from replicax.variable_access import VariableLike
 

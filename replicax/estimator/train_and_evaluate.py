@@ -16,7 +16,7 @@ from replicax.estimator.journal import Result, checkpoints, forget_end, note_end
 from replicax.estimator.roles import EVALUATOR, LOCAL, SERVER, WORKER
 from replicax.estimator.run_config import RunConfig
 from replicax.estimator.specs import EvalSpec, TrainSpec
-from replicax.migration import called_as
+from replicax.tensorflow.names import called_as
 from replicax.strategies import Strategy
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import jax
 
 from replicax.checks import checked_int, explain_misfit
 from replicax.errors import ArgumentError
-from replicax.migration import called_as
+from replicax.tensorflow.names import called_as
 from replicax.parameter_server.actors.actor_errors import closed
 from replicax.parameter_server.scheduling.actor_group import RayActorGroup
 from replicax.parameter_server.scheduling.closures import StepPrograms

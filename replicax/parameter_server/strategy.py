@@ -21,7 +21,7 @@ from replicax.collectives import CommunicationOptions
 from replicax.data import InputContext, InputOptions, ValueContext
 from replicax.errors import ArgumentError, ContextError
 from replicax.host import NoPlacement
-from replicax.migration import called_as
+from replicax.tensorflow.names import called_as
 from replicax.parameter_server.actors.created_rows import CreatedRows
 from replicax.parameter_server.actors.current import worker_index
 from replicax.parameter_server.actors.messages import ShardId

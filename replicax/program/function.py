@@ -17,7 +17,7 @@ import replicax.context as context
 from replicax.compat.jax import is_weak
 from replicax.errors import ArgumentError, ProgramError
 from replicax.membership.worlds import number, running
-from replicax.migration import Advised, called_as
+from replicax.tensorflow.names import Advised, called_as
 from replicax.program.advice import advise_of_changed_object
 from replicax.program.calls import check_function
 from replicax.program.global_view import GlobalView

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from replicax.cluster import ClusterConfig, ClusterResolver, ClusterSpec, found_cluster
 from replicax.errors import ClusterError
-from replicax.migration import Advised, called_as
+from replicax.tensorflow.names import Advised, called_as
 from replicax.ray_cluster.authentication import shared_token
 from replicax.ray_cluster.deadline import Deadline, wait_for
 from replicax.ray_cluster.nodes import Node, answers, node_ip, task_arguments

@@ -23,7 +23,7 @@ from replicax.data import (
 from replicax.errors import ArgumentError, ContextError
 from replicax.host import HostDefaults
 from replicax.keras.entering import keras_entered
-from replicax.migration import AdvisedContract, called_as
+from replicax.tensorflow.names import AdvisedContract, called_as
 from replicax.placement_like import PlacementLike
 from replicax.program.calls import checked_call
 from replicax.program.enclosing import noted

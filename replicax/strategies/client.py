@@ -16,7 +16,7 @@ import numpy as np
 from replicax.cluster import ClusterResolver, ClusterSpec
 from replicax.data import DistributedDataset, InputContext, InputOptions, ValueContext
 from replicax.errors import ArgumentError, ContextError
-from replicax.migration import called_as
+from replicax.tensorflow.names import called_as
 from replicax.program.keras_backend import keras_is_loaded
 from replicax.reduce_op import ReduceOp
 from replicax.remote.call import Call, pickled, unpickled

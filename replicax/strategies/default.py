@@ -18,7 +18,7 @@ from replicax.data import InputContext, InputOptions, ValueContext
 from replicax.data.sources import can_open
 from replicax.errors import ArgumentError, ContextError
 from replicax.host import NoPlacement
-from replicax.migration import called_as
+from replicax.tensorflow.names import called_as
 from replicax.program.calls import called, check_function
 from replicax.program.pytrees import is_number_like
 from replicax.reduce_op import ReduceOp, as_mean, check_numbers

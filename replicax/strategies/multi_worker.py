@@ -14,7 +14,7 @@ from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.errors import ArgumentError
 from replicax.health import DEFAULT_STALL_TIMEOUT_S
 from replicax.host import PER_REPLICA, PER_ROW, NoPlacement
-from replicax.migration import called_as
+from replicax.tensorflow.names import called_as
 from replicax.strategies.client import ClientMethods, RemoteCluster, runs_for_a_client
 from replicax.strategies.elastic import Elastic, RunsInWorlds, elastic_from
 from replicax.strategies.mesh_strategy import checked_random_numbers

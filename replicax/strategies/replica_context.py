@@ -23,7 +23,7 @@ from replicax.compat.jax import vary
 from replicax.compat.jax_primitives import assert_equal_over_axis
 from replicax.equality import difference
 from replicax.errors import ArgumentError, ContextError, ProgramError, ReduceError
-from replicax.migration import called_as
+from replicax.tensorflow.names import called_as
 from replicax.program.calls import called, checked_call
 from replicax.program.components import without_per_replica
 from replicax.reduce_op import ReduceOp, as_mean, check_numbers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from replicax.cluster import ClusterResolver
 from replicax.collectives import CommunicationOptions
 from replicax.errors import DeviceError
-from replicax.migration import called_as
+from replicax.tensorflow.names import called_as
 from replicax.strategies.multi_worker import MultiWorkerMirroredStrategy
 
 

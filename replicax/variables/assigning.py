@@ -14,7 +14,7 @@ from replicax.compat.jax import is_weak, strongly_typed, vary
 from replicax.compat.jax_tracing import is_tracing
 from replicax.errors import ProgramError, VariableError
 from replicax.host import host_of
-from replicax.migration import called_as
+from replicax.tensorflow.names import called_as
 from replicax.reduce_op import terms_of
 from replicax.runtime import turns
 from replicax.runtime.mesh import REPLICA_AXIS

@@ -17,7 +17,7 @@ from replicax.aggregation import VariableAggregation, VariableSynchronization, c
 from replicax.compat.jax_tracing import outside_traces
 from replicax.errors import InitialValueError, VariableError
 from replicax.host import Host, host_of
-from replicax.migration import Advised, called_as
+from replicax.tensorflow.names import Advised, called_as
 from replicax.placement_like import FirstValueLike
 from replicax.typing import Leaf
 from replicax.variable_access import was_made

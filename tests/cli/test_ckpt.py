@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 import replicax as rx
 from replicax.checkpoint import read_metadata
 from replicax.checkpoint.metadata import FILE, complete
-from replicax.checkpoint.tensorflow import open_checkpoint
+from replicax.tensorflow.checkpoints import open_checkpoint
 from replicax.cli.app import app
 from tests.migrate.recorded import FIXTURES
 

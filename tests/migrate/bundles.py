@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from replicax.checkpoint.tensorflow.bundle import slice_key
-from replicax.checkpoint.tensorflow.crc32c import crc32c, masked
-from replicax.checkpoint.tensorflow.table import MAGIC
-from replicax.checkpoint.tensorflow.tensors import DTYPES
+from replicax.tensorflow.checkpoints.bundle import slice_key
+from replicax.tensorflow.checkpoints.crc32c import crc32c, masked
+from replicax.tensorflow.checkpoints.table import MAGIC
+from replicax.tensorflow.checkpoints.tensors import DTYPES
 
 Field = int | bytes | str
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from replicax.codemod.proof.recording import Recording
+from replicax.tensorflow.proof.recording import Recording
 
 FOLDER = Path(__file__).resolve().parent / "corpus"
 RECORDINGS = Path(__file__).resolve().parent / "recordings"

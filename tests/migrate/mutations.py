@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from replicax.checkpoint.tensorflow import open_checkpoint
-from replicax.checkpoint.tensorflow.crc32c import crc32c, masked
-from replicax.checkpoint.tensorflow.table import Table
+from replicax.tensorflow.checkpoints import open_checkpoint
+from replicax.tensorflow.checkpoints.crc32c import crc32c, masked
+from replicax.tensorflow.checkpoints.table import Table
 from replicax.errors import CheckpointError
 from tests.migrate import bundles, recorded
 
@@ -235,7 +235,7 @@ def mutated(data: bytes, rng: Rng, depth: int = 0) -> bytes:
 
 def parsed(data: bytes) -> list[tuple[int, int, int | bytes]]:
     """Returns the fields of a protocol buffer with their kinds; nothing of what is none."""
-    from replicax.checkpoint.tensorflow.wire import varint
+    from replicax.tensorflow.checkpoints.wire import varint
 
     fields, position = list[tuple[int, int, int | bytes]](), 0
     try:

@@ -2,7 +2,7 @@
 
 The expressions stand in op_cases.txt, one in a line; `cos sin | f | h` stands for four.
 
-`record_ops.py` evaluates them with TensorFlow; tests/codemod/test_op_numbers.py translates each, evaluates the
+`record_ops.py` evaluates them with TensorFlow; tests/tensorflow/codemod/test_op_numbers.py translates each, evaluates the
 translation with Keras on JAX, and compares.
 """
 

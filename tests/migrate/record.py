@@ -14,7 +14,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from replicax.codemod.proof.running import Run, RunFailedError, on_tensorflow
+from replicax.tensorflow.proof.running import Run, RunFailedError, on_tensorflow
 from tests.migrate.corpus_scripts import RECORDINGS, Script, beside, scripts
 
 

@@ -1,4 +1,4 @@
-"""Records results of TensorFlow's functions for tests/codemod/test_op_numbers.py.
+"""Records results of TensorFlow's functions for tests/tensorflow/codemod/test_op_numbers.py.
 
 Run with a Python that has TensorFlow 2: ``python tests/migrate/record_ops.py``. Results are kept as text: dtype,
 shape and the bytes of each array in base64.

@@ -9,7 +9,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from replicax.checkpoint.tensorflow import TensorFlowCheckpoint, open_checkpoint
+from replicax.tensorflow.checkpoints import TensorFlowCheckpoint, open_checkpoint
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

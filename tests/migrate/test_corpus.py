@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from replicax.codemod.conversion import convert
+from replicax.tensorflow.codemod.conversion import convert
 from tests.migrate.corpus_scripts import FOLDER, HELPERS, scripts
 from tests.migrate.report import PAGE, edits_only, outcome, page_with
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from replicax.codemod.conversion import convert
+from replicax.tensorflow.codemod.conversion import convert
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "guides" / "leaving-tf-distribute.md").read_text()

@@ -11,7 +11,7 @@ from replicax.cluster.config import ClusterConfig
 from replicax.cluster.environment import Environ
 from replicax.cluster.spec import ClusterSpec, Task
 from replicax.errors import ArgumentError, ClusterError
-from replicax.migration import AdvisedContract, called_as
+from replicax.tensorflow.names import AdvisedContract, called_as
 
 
 class Verdict(NamedTuple):

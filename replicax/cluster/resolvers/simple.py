@@ -8,7 +8,7 @@ from replicax.cluster.environment import Environ
 from replicax.cluster.resolvers.base import ClusterResolver, with_prefix
 from replicax.cluster.spec import ClusterSpec
 from replicax.errors import ArgumentError
-from replicax.migration import called_as
+from replicax.tensorflow.names import called_as
 
 
 class SimpleClusterResolver(ClusterResolver):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from replicax.cluster.resolvers.base import ClusterResolver
 from replicax.cluster.spec import ClusterSpec
 from replicax.errors import ArgumentError, ClusterError
-from replicax.migration import called_as
+from replicax.tensorflow.names import called_as
 
 
 class UnionResolver(ClusterResolver):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax.errors import ArgumentError, ContextError
-from replicax.migration import called_as
+from replicax.tensorflow.names import called_as
 from replicax.parameter_server.compiling.recording import PytreeSpec, recorder
 from replicax.parameter_server.scheduling.waiting import check_timeout
 from replicax.typing import PyTree

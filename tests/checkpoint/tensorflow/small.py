@@ -8,7 +8,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from replicax.checkpoint.tensorflow.crc32c import crc32c, masked
+from replicax.tensorflow.checkpoints.crc32c import crc32c, masked
 from tests.migrate.bundles import entry, message, number_of, shape, table, varint
 
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"

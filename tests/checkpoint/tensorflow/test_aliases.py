@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.checkpoint.tensorflow import open_checkpoint
+from replicax.tensorflow.checkpoints import open_checkpoint
 from replicax.errors import CheckpointError
 from tests.checkpoint.tensorflow.small import dense_model, numbers, write_graph
 from tests.migrate import restored, zoo

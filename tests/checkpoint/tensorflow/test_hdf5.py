@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from replicax.checkpoint.tensorflow.reader import open_checkpoint
+from replicax.tensorflow.checkpoints.reader import open_checkpoint
 from replicax.errors import CheckpointError
 
 

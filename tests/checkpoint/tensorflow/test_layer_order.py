@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.checkpoint.tensorflow.layer_order import numbered
+from replicax.tensorflow.checkpoints.layer_order import numbered
 from replicax.errors import CheckpointError
 from tests.checkpoint.tensorflow.small import dense_model, dense_tensors, numbers
 from tests.migrate import restored

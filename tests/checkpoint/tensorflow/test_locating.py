@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replicax.checkpoint.tensorflow import is_tensorflow, open_checkpoint
-from replicax.checkpoint.tensorflow.locating import located
+from replicax.tensorflow.checkpoints import is_tensorflow, open_checkpoint
+from replicax.tensorflow.checkpoints.locating import located
 from replicax.errors import CheckpointError
 from tests.migrate import bundles, recorded
 

@@ -30,10 +30,10 @@ def test_many_more(seed):
 
 def test_the_harness_notices_what_is_wrong(monkeypatch, tmp_path):
     """Wrong values and errors of any other kind are both reported: a reader without checksums has them."""
-    monkeypatch.setattr("replicax.checkpoint.tensorflow.bundle.Bundle._compare", lambda *_: None)
+    monkeypatch.setattr("replicax.tensorflow.checkpoints.bundle.Bundle._compare", lambda *_: None)
     found = mutations.raw_errors(100)
     assert any("wrong values of" in problem for problem in found)
-    monkeypatch.setattr("replicax.checkpoint.tensorflow.reader.located", lambda _: 1 // 0)
+    monkeypatch.setattr("replicax.tensorflow.checkpoints.reader.located", lambda _: 1 // 0)
     assert all("ZeroDivisionError" in problem for problem in mutations.raw_errors(3))
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.checkpoint.tensorflow.names import grouped
+from replicax.tensorflow.checkpoints.names import grouped
 from replicax.errors import CheckpointError
 from tests.checkpoint.tensorflow.small import dense_model
 from tests.migrate import restored, zoo

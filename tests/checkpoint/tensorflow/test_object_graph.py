@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from replicax.checkpoint.tensorflow.object_graph import SavedTensor, Slot, parsed
+from replicax.tensorflow.checkpoints.object_graph import SavedTensor, Slot, parsed
 from tests.migrate.bundles import message
 
 

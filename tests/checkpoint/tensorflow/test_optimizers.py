@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.checkpoint.tensorflow.optimizers import SaverSlot, saver_slots
+from replicax.tensorflow.checkpoints.optimizers import SaverSlot, saver_slots
 from replicax.errors import CheckpointError
 from tests.checkpoint.tensorflow.small import dense_model, numbers, write_graph
 from tests.migrate import restored, zoo

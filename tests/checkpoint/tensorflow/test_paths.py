@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.checkpoint.tensorflow.object_graph import VALUE
-from replicax.checkpoint.tensorflow.paths import graph_of
+from replicax.tensorflow.checkpoints.object_graph import VALUE
+from replicax.tensorflow.checkpoints.paths import graph_of
 from replicax.errors import CheckpointError
 from tests.checkpoint.tensorflow.small import dense_model, numbers, write_graph
 from tests.migrate import restored, zoo

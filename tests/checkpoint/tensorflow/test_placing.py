@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.checkpoint.tensorflow.reader import TensorFlowCheckpoint
+from replicax.tensorflow.checkpoints.reader import TensorFlowCheckpoint
 from replicax.errors import CheckpointError
 from tests.checkpoint.tensorflow.small import numbers
 from tests.migrate.bundles import write_bundle

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.checkpoint.tensorflow import open_checkpoint
+from replicax.tensorflow.checkpoints import open_checkpoint
 from replicax.errors import CheckpointError
 from tests.migrate import bundles, recorded
 

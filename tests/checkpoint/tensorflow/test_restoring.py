@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.checkpoint.tensorflow import placing
+from replicax.tensorflow.checkpoints import placing
 from replicax.errors import ArgumentError, CheckpointError, UnmatchedError
 from tests.checkpoint.tensorflow.small import dense_model, numbers, write_graph
 from tests.migrate import restored, zoo

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from replicax.checkpoint.tensorflow.crc32c import crc32c, masked
-from replicax.checkpoint.tensorflow.table import MAGIC, Table, uncompressed
+from replicax.tensorflow.checkpoints.crc32c import crc32c, masked
+from replicax.tensorflow.checkpoints.table import MAGIC, Table, uncompressed
 from tests.migrate import bundles
 
 # What Google's library made of some bytes, in base 85.

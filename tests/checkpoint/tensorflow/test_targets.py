@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.checkpoint.tensorflow.targets import Targets, child_of, names_in_list, own_variables, snake_case
+from replicax.tensorflow.checkpoints.targets import Targets, child_of, names_in_list, own_variables, snake_case
 from tests.checkpoint.tensorflow.small import dense_model
 from tests.migrate import zoo
 

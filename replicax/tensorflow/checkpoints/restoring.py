@@ -1,0 +1,239 @@
+"""Restoring a checkpoint of TensorFlow's into objects here; what `rx.Checkpoint.restore` calls for such a path."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.checkpoint.contents import with_values
+from replicax.checkpoint.coordination import Coordination
+from replicax.checkpoint.deferred import DeferredRestore, drop_replaced
+from replicax.checkpoint.load_status import LoadStatus
+from replicax.checkpoint.name_matching import warn_of_left_out
+from replicax.tensorflow.checkpoints.layer_order import order_note
+from replicax.tensorflow.checkpoints.matches import Matches
+from replicax.tensorflow.checkpoints.matching import matched
+from replicax.tensorflow.checkpoints.placing import placed_value, value_of, verify
+from replicax.tensorflow.checkpoints.reader import TensorFlowCheckpoint, open_checkpoint
+from replicax.tensorflow.checkpoints.user_mapping import TensorMapping
+from replicax.checkpoint.unbuilt import unbuilt_objects
+from replicax.errors import CheckpointError
+from replicax.program.keras_state import give_value
+from replicax.typing import Leaf, PyTree
+from replicax.variable_access import AssignableLike
+
+if TYPE_CHECKING:
+    from replicax.checkpoint.variable_names import KerasObject
+
+_log = logging.getLogger(__name__)
+_COUNTER = "save_counter/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+def restore_tensorflow(
+    path: Path,
+    objects: dict[str, PyTree],
+    coordination: Coordination,
+    mapping: TensorMapping | None,
+    strict: bool,
+    should_verify: bool,
+) -> tuple[LoadStatus, int | None]:
+    """Restores a checkpoint of TensorFlow's; with several processes all of them call this.
+
+    Args:
+        path: The checkpoint.
+        objects: The objects by name; values in it that are no variables are replaced.
+        coordination: Through which the processes agree.
+        mapping: What the user says of which tensor belongs to which variable.
+        strict: Whether nothing may be left on either side.
+        should_verify: Whether to compare all checksums before anything is assigned.
+
+    Returns:
+        What was restored, and the number of saves if the checkpoint has one.
+
+    Raises:
+        CheckpointError: Something does not fit, or cannot be read. Nothing was assigned.
+    """
+
+    def prepared() -> tuple[TensorFlowRestore, Matches]:
+        restore = TensorFlowRestore(path, objects, mapping, strict, should_verify)
+        return restore, restore.prepare()
+
+    restore, matches = coordination.run("read", prepared, f"The checkpoint {path} could not be restored")
+    coordination.end()
+    drop_replaced(objects, [match.target.path for match in matches.found.values()], ())
+    return restore.run(matches), restore.saves()
+
+
+class TensorFlowRestore:
+    """A restore, which goes on while there are models and optimizers that are not built.
+
+    `prepare` reads and checks everything and changes nothing; `run` assigns. When an object is built, all is matched
+    anew, since the names and shapes of its variables are known then, and the new variables get their values.
+
+    Args:
+        path: The checkpoint.
+        objects: The objects by name; values in it that are no variables are replaced.
+        mapping: What the user says of which tensor belongs to which variable.
+        strict: Whether nothing may be left on either side.
+        should_verify: Whether to compare all checksums before anything is assigned.
+
+    Raises:
+        CheckpointError: There is no such checkpoint, or it cannot be read.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        objects: dict[str, PyTree],
+        mapping: TensorMapping | None,
+        strict: bool,
+        should_verify: bool,
+    ):
+        self.checkpoint: TensorFlowCheckpoint = open_checkpoint(path)
+        self._path, self._objects, self._mapping = path, objects, mapping
+        self._strict, self._should_verify = strict, should_verify
+        self._done: set[str] = set()  # Paths of targets, in checkpoints of replicax.
+
+    def prepare(self) -> Matches:
+        """Matches everything that is built, reads it once, and returns the matches.
+
+        Raises:
+            CheckpointError: Something does not fit, or is damaged.
+        """
+        waiting = unbuilt_objects(self._objects)
+        matches = matched(self.checkpoint, self._objects, self._mapping)
+        matches.check(self._strict, is_final=not waiting)
+        verify(self.checkpoint, matches.found.values(), self._should_verify)
+        return matches
+
+    def run(self, matches: Matches) -> LoadStatus:
+        """Assigns what was matched; the rest waits. Returns what was restored."""
+        variables = {name: match for name, match in matches.found.items() if match.target.variable is not None}
+        self._done.update(match.target.path for match in matches.found.values())
+        for match in variables.values():
+            assert match.target.variable is not None
+            match.target.variable.assign(placed_value(self.checkpoint, match))
+        new = {
+            match.target.path: _like(value_of(self.checkpoint, match), match.target.old)
+            for name, match in matches.found.items()
+            if name not in variables
+        }
+        waiting = [
+            Waiting(self._path, path, target, self.advance) for path, target in unbuilt_objects(self._objects).items()
+        ]
+        for each in waiting:
+            each.wait(dict, not self._strict)
+        unused = [] if waiting else matches.unused
+        _tell(matches, self._path, unused, self._strict)
+        values = self._take(new)
+        return LoadStatus(
+            values,
+            self._path,
+            len(matches.found),
+            list(map(matches.shown, unused)),
+            matches.unmatched,
+            waiting,
+            notes(matches),
+        )
+
+    def advance(self) -> None:
+        """Gives variables that have been made since then their values.
+
+        Raises:
+            CheckpointError: Something does not fit.
+        """
+        waiting = unbuilt_objects(self._objects)
+        matches = matched(self.checkpoint, self._objects, self._mapping)
+        matches.check(self._strict, is_final=not waiting)
+        new = [each for each in matches.found.values() if each.target.path not in self._done]
+        verify(self.checkpoint, new, self._should_verify)
+        for match in new:
+            if match.target.variable is not None:
+                give_value(match.target.variable, np.asarray(value_of(self.checkpoint, match)))
+            self._done.add(match.target.path)
+        if not waiting:
+            _tell(matches, self._path, matches.unused, self._strict)
+
+    def saves(self) -> int | None:
+        """Returns the number of saves that the checkpoint has noted."""
+        return int(self.checkpoint.read(_COUNTER)) if _COUNTER in self.checkpoint.tensors else None
+
+    def _take(self, new: Mapping[str, Leaf]) -> dict[str, PyTree]:
+        restored = {}
+        for name, value in self._objects.items():
+            if any(path == name or path.startswith(f"{name}/") for path in new):
+                restored[name] = self._objects[name] = with_values(value, name, new)
+        return restored
+
+
+class Waiting(DeferredRestore):
+    """An object that is not built, for which the checkpoint may have values.
+
+    Args:
+        directory: The checkpoint.
+        path: The path to the object.
+        target: The object.
+        advance: Gives its variables their values when they are there.
+    """
+
+    def __init__(self, directory: Path, path: str, target: KerasObject, advance: Callable[[], None]):
+        super().__init__(directory, path, target, {})
+        self._advance = advance
+
+    @property
+    def is_missed(self) -> bool:
+        return not self.is_done
+
+    @property
+    def is_empty(self) -> bool:
+        return False
+
+    @property
+    def lacks_variables(self) -> bool:
+        return True
+
+    def to_write(self, path: str) -> dict[str, np.ndarray]:
+        raise CheckpointError(
+            f"{path or 'root'!r} is to get its values from {self.directory} when it is built: {self.what_to_do()}"
+        )
+
+    def _assign(self, variables: Mapping[str, AssignableLike], partial: bool) -> None:
+        self._advance()
+        self.is_done = True
+
+
+def notes(matches: Matches) -> list[str]:
+    """Returns what a user should know, as sentences: what was left out on purpose, and what is doubtful."""
+    return [*_left_out(matches), *matches.notes, *order_note(matches), *matches.doubts]
+
+
+def _left_out(matches: Matches) -> list[str]:
+    said = [f"{matches.shown(name)!r} in the checkpoint was left out: {why}." for name, why in matches.ignored.items()]
+    return said + [f"{name!r} is as before: {why}." for name, why in matches.kept.items()]
+
+
+def _tell(matches: Matches, path: Path, unused: list[str], strict: bool) -> None:
+    for note in [*_left_out(matches), *order_note(matches)]:
+        _log.info("%s", note)
+    if not strict:
+        for doubt in matches.doubts:
+            _log.warning("%s", doubt)
+        found = [each.target.name for each in matches.found.values()]
+        warn_of_left_out(path, [*found, *map(matches.shown, unused)], [*found, *matches.unmatched])
+
+
+def _like(value: np.ndarray, old: Leaf) -> Leaf:
+    """Returns a value of the kind that it replaces: a number for a number."""
+    if isinstance(old, (bool, int, float)):
+        return type(old)(value)
+    if isinstance(old, np.generic):
+        return old.dtype.type(value)
+    if isinstance(old, np.ndarray):
+        return value
+    return jax.device_put(value, old.sharding) if old.committed else jnp.asarray(value)

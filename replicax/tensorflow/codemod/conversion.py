@@ -1,0 +1,149 @@
+"""Converts one script."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+import libcst as cst
+from libcst import matchers as m
+
+from replicax.tensorflow.codemod import imports, leftovers, losses, plans, reduced_batches, tables, wide
+from replicax.tensorflow.codemod.depth import check_depth, too_deep
+from replicax.tensorflow.codemod.findings import Finding
+from replicax.tensorflow.codemod.formatting import formatted
+from replicax.tensorflow.codemod.rewriter import Action, Rewriter
+from replicax.tensorflow.codemod.rules import Call, Rename
+from replicax.tensorflow.codemod.script import Script
+from replicax.tensorflow.codemod.spreading import joined
+from replicax.tensorflow.codemod.writer import Binding, Writer
+from replicax.errors import ArgumentError
+
+_NOTHING: Mapping[cst.CSTNode, Action] = {}
+_OF_TF = m.Attribute(value=m.Name("tf"))
+
+
+class Conversion(NamedTuple):
+    """The result of a conversion.
+
+    Attributes:
+        before: The script.
+        after: The script converted, as far as it can be.
+        findings: The places that need a hand edit, and notes, in the order of lines.
+    """
+
+    before: str
+    after: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def edits(self) -> tuple[Finding, ...]:
+        """The findings that need a hand edit: none if the script is converted."""
+        return tuple(each for each in self.findings if is_edit(each))
+
+
+def is_edit(finding: Finding) -> bool:
+    """Returns whether a finding needs a hand edit."""
+    return finding.severity == "edit"
+
+
+def convert(text: str, name: str = "<script>", tf_data: Literal["convert", "keep"] = "convert") -> Conversion:
+    """Converts a script of TensorFlow to replicax, Keras 3 and JAX.
+
+    Places that cannot be converted stay as they are, below a comment `# replicax: ...`, and are findings. A script that
+    does not import TensorFlow is not changed.
+
+    Args:
+        text: The script.
+        name: Its name, for errors.
+        tf_data: Whether pipelines of tf.data become Grain's, or stay TensorFlow's, which has to be installed then.
+            If one has a step without a counterpart in Grain, all of them stay.
+
+    Raises:
+        ArgumentError: It is no Python, or Python 2, or its expressions are nested too deeply.
+
+    Example:
+        >>> convert("import tensorflow as tf\\nstrategy = tf.distribute.MirroredStrategy()\\n").after
+        'import replicax as rx\\n\\nstrategy = rx.MirroredStrategy()\\n'
+    """
+    check_depth(text, name)
+    try:
+        return _converted(text, name, tf_data)
+    except RecursionError as error:
+        raise ArgumentError(too_deep(name)) from error
+
+
+def _converted(text: str, name: str, tf_data: Literal["convert", "keep"]) -> Conversion:
+    try:
+        script = Script.parse(text, tables.KINDS)
+    except cst.ParserSyntaxError as error:
+        raise ArgumentError(_unparsable(name, text, error)) from error
+    if not script.imports_tensorflow():
+        if (spelled := _with_import_behind_star(script, text)) is None:
+            return Conversion(text, text, ())
+        found = _converted(spelled, name, tf_data)
+        return found._replace(before=text)
+    writer, module = _rewritten(dataclasses.replace(script, tf_data=tf_data))
+    if tf_data == "convert" and any(each.name.startswith("tf.data") for each in writer.findings if is_edit(each)):
+        writer, module = _rewritten(dataclasses.replace(script, tf_data="stay"))
+    module = _with_imports(writer, module)
+    more = leftovers.taken(writer.script, writer.modules & imports.MODULES.keys())
+    if not any(is_edit(each) for each in writer.findings):
+        more = {**more, **leftovers.unexplained(writer.script, module, writer.left)}
+    if more:
+        writer, module = _rewritten(writer.script, more)
+        module = _with_imports(writer, module)
+    notes = (note for each in (losses, reduced_batches, wide) for note in each.notes(writer.script))
+    return Conversion(text, formatted(text, module.code), tuple(sorted({*writer.findings, *notes})))
+
+
+def _with_import_behind_star(script: Script, text: str) -> str | None:
+    """Returns the script with TensorFlow's import behind the first `from mine import *`, which may bring `tf`; or None.
+
+    A script that does not read `tf`, or assigns it itself, has no such import.
+    """
+    stars = [
+        each for each in ast.walk(ast.parse(text)) if isinstance(each, ast.ImportFrom) and each.names[0].name == "*"
+    ]
+    read = [cst.ensure_type(each, cst.Attribute).value for each in m.findall(script.module, _OF_TF)]
+    if not stars or all(script.names.assignments(cst.ensure_type(each, cst.Name)) for each in read):
+        return None
+    first = min(stars, key=lambda each: each.lineno)
+    lines = text.splitlines(keepends=True)
+    line, end = (first.end_lineno or first.lineno) - 1, first.end_col_offset
+    written = lines[line].encode()
+    lines[line] = (written[:end] + b"; import tensorflow as tf" + written[end:]).decode()
+    return "".join(lines)
+
+
+def _with_imports(writer: Writer, module: cst.Module) -> cst.Module:
+    rules = {binding: tables.lookup(binding[1]) for binding in writer.converted}
+    targets = {binding: rule.target for binding, rule in rules.items() if isinstance(rule, (Rename, Call))}
+    return imports.fixed(module, targets, writer.modules)
+
+
+def _rewritten(script: Script, more: Mapping[cst.CSTNode, Action] = _NOTHING) -> tuple[Writer, cst.Module]:
+    """Returns the writer, with its notes, and the rewritten script.
+
+    An import that is needed both as it was and with a new meaning stays as it was.
+    """
+    spelled_out: frozenset[Binding] = frozenset()
+    while True:
+        writer = Writer(script, spelled_out)
+        rewriter = Rewriter(writer, {**plans.actions(script), **more}, plans.kept(script))
+        module = joined(cst.ensure_type(script.module.visit(rewriter), cst.Module), script.spread.before)
+        both = writer.converted & writer.left
+        if both <= spelled_out:
+            return writer, module
+        spelled_out |= both
+
+
+def _unparsable(name: str, text: str, error: cst.ParserSyntaxError) -> str:
+    line = text.splitlines()[error.raw_line - 1 : error.raw_line]
+    shown = f" ({line[0].strip()!r})" if line else ""
+    return (
+        f"{name}, line {error.raw_line}{shown} is no Python 3 that can be parsed. Correct it first; Python 2 is "
+        "converted by `2to3`, a notebook by `jupyter nbconvert --to script`."
+    )

@@ -1,0 +1,123 @@
+"""Starts the processes that run a script under control."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from replicax.tensorflow.proof.recording import Recording
+from replicax.errors import ArgumentError, ReplicaxError
+
+FOLDER = Path(__file__).resolve().parent
+
+
+class Run(NamedTuple):
+    """A script to run, and how.
+
+    Attributes:
+        script: The script.
+        arguments: Its arguments.
+        environment: Variables of the environment to add.
+        devices: How many replicas there are.
+        steps: How many steps are recorded.
+        stop: Whether the script ends after these steps.
+        every: Whether variables are recorded after every step, not only after some.
+        limit_s: How long the run may take, in seconds.
+    """
+
+    script: Path
+    arguments: Sequence[str] = ()
+    environment: Mapping[str, str] = {}
+    devices: int = 1
+    steps: int = 50
+    stop: bool = False
+    every: bool = False
+    limit_s: float = 300.0
+
+
+class RunFailedError(ReplicaxError, RuntimeError):
+    """A controlled run left no recording."""
+
+
+def on_tensorflow(run: Run, python: Path, legacy_keras: bool = False) -> Recording:
+    """Runs a script on TensorFlow.
+
+    Args:
+        run: The script, and how to run it.
+        python: An interpreter that has TensorFlow. It need not have replicax.
+        legacy_keras: Whether `tf.keras` is to be Keras 2.
+
+    Raises:
+        RunFailedError: The process ended without a recording, or took too long.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        # The package is found under another name, with nothing of replicax beside it.
+        (Path(folder) / "proof").symlink_to(FOLDER)
+        return _run(
+            run,
+            [str(python), "-m", "proof.on_tensorflow"],
+            {"PYTHONPATH": folder, "KERAS_BACKEND": "tensorflow"},
+            legacy_keras,
+        )
+
+
+def on_replicax(run: Run) -> Recording:
+    """Runs a converted script on replicax, on CPU devices, in this interpreter.
+
+    Raises:
+        RunFailedError: The process ended without a recording, or took too long.
+    """
+    flags = [each for each in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in each]
+    flags.append(f"--xla_force_host_platform_device_count={run.devices}")
+    return _run(
+        run,
+        [sys.executable, "-m", "replicax.tensorflow.proof.on_replicax"],
+        {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(flags)},
+    )
+
+
+def _run(run: Run, command: Sequence[str], environment: Mapping[str, str], legacy_keras: bool = False) -> Recording:
+    if not run.script.is_file():
+        raise ArgumentError(f"{run.script} is no file. Name the script to run.")
+    with tempfile.TemporaryDirectory() as folder:
+        specification, out = Path(folder, "specification.json"), Path(folder, "recording.json")
+        wanted = {
+            "script": str(run.script.resolve()),
+            "arguments": list(run.arguments),
+            "devices": run.devices,
+            "steps": run.steps,
+            "stop": run.stop,
+            "every": run.every,
+            "legacy_keras": legacy_keras,
+            "out": str(out),
+        }
+        specification.write_text(json.dumps(wanted), encoding="utf-8")
+        work = Path(folder, "work")
+        work.mkdir()
+        try:
+            done = subprocess.run(
+                [*command, str(specification)],
+                cwd=work,
+                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment, **run.environment},
+                capture_output=True,
+                text=True,
+                timeout=run.limit_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise RunFailedError(
+                f"{run.script.name} was not done after {run.limit_s:g} s ({' '.join(command)}, {run.devices} "
+                "replicas). Give it more time, or fewer steps."
+            ) from error
+        if not out.is_file():
+            raise RunFailedError(
+                f"{run.script.name} left no recording (exit code {done.returncode}, {' '.join(command)}, "
+                f"{run.devices} replicas). It ended with:\n{(done.stdout + done.stderr)[-2000:]}"
+            )
+        return Recording.read(out)
