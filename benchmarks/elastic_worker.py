@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax as rx
-from replicax.membership.telling import elastic_range
+from replicax.group.membership.launcher_news import elastic_range
 
 BATCH, WIDTH = 240, 1024
 _POLL_S, _WARM_STEPS = 0.005, 4

@@ -88,7 +88,7 @@ def fake_workers(seconds: float) -> None:
     """Answers status questions of a watcher like many workers would; prints its port, then the number of questions."""
     import dataclasses
 
-    from replicax.health.status import Status
+    from replicax.group.health.status import Status
 
     body = json.dumps(dataclasses.asdict(Status("wait", 0.1, 5, 4, None, "step", "f" * 16, quiet=0.0)))
     answer = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
@@ -146,13 +146,13 @@ def rendezvous(processes: int) -> Figures:
 
 def watcher(processes: int, looks: int = 3) -> Figures:
     """Measures the watcher of one worker: it asks the others, and judges; figures are for a second of a healthy job."""
-    from replicax.health.client import Client
-    from replicax.health.diagnosis import Limits, diagnose, disagrees
-    from replicax.health.observer import SECONDS_BETWEEN_LOOKS, Observer
-    from replicax.health.order import Order
-    from replicax.health.peers import History, Peer
-    from replicax.health.status import status_of
-    from replicax.health.traffic import Traffic
+    from replicax.group.health.client import Client
+    from replicax.group.health.diagnosis import Limits, diagnose, disagrees
+    from replicax.group.health.observer import SECONDS_BETWEEN_LOOKS, Observer
+    from replicax.runtime.call_order import Order
+    from replicax.group.health.peers import History, Peer
+    from replicax.group.health.status import status_of
+    from replicax.group.health.traffic import Traffic
 
     seconds = (looks + 1) * 2.2 + 3
     fakes = started("workers", seconds)

@@ -4,7 +4,8 @@ import importlib
 import sys
 from typing import TYPE_CHECKING
 
-from replicax import cluster as cluster_resolver, config, data, errors, health
+from replicax import cluster as cluster_resolver, config, data, errors
+from replicax.group import health
 from replicax.aggregation import VariableAggregation, VariableSynchronization
 from replicax.collectives import (
     CommunicationImplementation,

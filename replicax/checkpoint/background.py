@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import replicax.health as health
+import replicax.group.health as health
 from replicax.runtime.ending import finish_at_end, finished
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 import replicax.context as context
-import replicax.membership.worlds as worlds
+import replicax.contracts.worlds as worlds
 from replicax.checkpoint.contents import Contents, ObjectParts, is_value, parts_of, replace_values
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.deferred import deferred_restores, drop_replaced, values_to_write

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 import jax
 
-import replicax.health as health
-import replicax.membership.worlds as worlds
+import replicax.group.health as health
+import replicax.contracts.worlds as worlds
 from replicax.cluster.exchange import (
     AbsentError,
     ClosedError,

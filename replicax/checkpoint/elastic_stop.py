@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 import jax
 
-import replicax.health as health
+import replicax.group.health as health
 from replicax.errors import CheckpointError, MeetingError
-from replicax.membership.preemption import Preemption
-from replicax.membership.worlds import Worlds
+from replicax.group.membership.preemption import Preemption
+from replicax.contracts.worlds import Worlds
 from replicax.runtime.threads import StoppedAtEnd
 
 _WAIT_S = 1.0

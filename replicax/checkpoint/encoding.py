@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import replicax.membership.worlds as worlds
+import replicax.contracts.worlds as worlds
 from replicax.compat.jax import is_random_key
 from replicax.errors import CheckpointError
 from replicax.typing import Leaf, PyTree

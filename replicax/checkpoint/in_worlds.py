@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-import replicax.membership.worlds as worlds
+import replicax.contracts.worlds as worlds
 from replicax.checkpoint.coordination import Coordination
 
 _T = TypeVar("_T")

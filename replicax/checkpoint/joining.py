@@ -9,7 +9,7 @@ from typing import Protocol, cast
 import jax
 import numpy as np
 
-import replicax.membership.worlds as worlds
+import replicax.contracts.worlds as worlds
 from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.contents import is_value, replace_values
 from replicax.checkpoint.deferred import values_to_write

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import jax
 
-import replicax.health as health
-import replicax.membership.worlds as worlds
+import replicax.group.health as health
+import replicax.contracts.worlds as worlds
 from replicax.checkpoint.background import BackgroundSave, wait_for
 from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.checkpoint_folder import CheckpointFolder

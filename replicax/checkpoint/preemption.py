@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import ParamSpec, TypeVar
 
-import replicax.membership.worlds as worlds
+import replicax.contracts.worlds as worlds
 from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.elastic_stop import ElasticStop
 from replicax.checkpoint.manager import CheckpointManager

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import jax
 
-import replicax.health as health
+import replicax.group.health as health
 from replicax.cluster.exchange import AbsentError, ClosedError, Exchange
 from replicax.cluster.key_value_store import Store
 from replicax.errors import CheckpointError

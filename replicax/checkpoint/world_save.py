@@ -20,7 +20,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-import replicax.health as health
+import replicax.group.health as health
 from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.encoding import SavedArray
@@ -32,7 +32,7 @@ from replicax.checkpoint.writing import PREPARED, UNFINISHED, commit, could_not_
 from replicax.cluster.exchange import ClosedError, Exchange, closing
 from replicax.compat.orbax import save_files_alone
 from replicax.errors import CheckpointError, ContextError
-from replicax.membership.worlds import Worlds, running
+from replicax.contracts.worlds import Worlds, running
 from replicax.runtime.ending import finish_at_end, finished
 from replicax.runtime.transfer import host_copy
 

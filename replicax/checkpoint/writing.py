@@ -17,7 +17,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-import replicax.health as health
+import replicax.group.health as health
 from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.encoding import SavedArray

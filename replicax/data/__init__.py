@@ -27,7 +27,7 @@ coming steps, in messages through host memory (`worker_channel.py`). Where worke
 their replicas, they send each other rows (`row_exchange.py`).
 
 Where workers come and go, step 4 needs nobody: each worker reads all of each batch (`whole_batches.py`), splits it for
-the replicas of the present world (`receivers.py`), and does so again when the world changes (`replicax/renewal.py`).
+the replicas of the present world (`receivers.py`), and does so again when the world changes (`replicax/group/renewal.py`).
 
 The rest: `begun_pass.py` is a pass on its way to the devices, `seen_batches.py` notes what the batches look like,
 `input_context.py` and `dataset_creator.py` are for datasets that a function of the user's makes on each

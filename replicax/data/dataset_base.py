@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 from jax.sharding import Mesh
 
-import replicax.membership.worlds as worlds
+import replicax.contracts.worlds as worlds
 from replicax.data.auto_shard import DatasetReading
 from replicax.data.begun_pass import ROWS, VALUES, BegunPass, BegunSteps, BegunWhole, Form
 from replicax.data.input_options import AutoShardPolicy, InputOptions

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from jax.sharding import Mesh
 
-import replicax.membership.worlds as worlds
+import replicax.contracts.worlds as worlds
 from replicax.data.auto_shard import FunctionReading, choose_reading
 from replicax.data.dataset_base import DistributedDatasetBase
 from replicax.data.file_source import FileSource

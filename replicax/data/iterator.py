@@ -7,8 +7,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 import replicax.context as context
-import replicax.health as health
-import replicax.membership.worlds as worlds
+import replicax.group.health as health
+import replicax.contracts.worlds as worlds
 from replicax.data.first_batch import NO_BATCH
 from replicax.data.optional import Optional
 from replicax.data.position import Position, RowsRead

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from jax.sharding import Mesh
 
-import replicax.membership.worlds as worlds
+import replicax.contracts.worlds as worlds
 from replicax.data.worker_channel import InputWorkers
 
 

@@ -10,7 +10,7 @@ from typing import TypedDict
 import jax
 import numpy as np
 
-import replicax.membership.worlds as worlds
+import replicax.contracts.worlds as worlds
 from replicax.cluster.exchange import exchanged
 from replicax.data.batches import count_rows
 from replicax.data.worker_channel import InputWorkers, WorkerChannel

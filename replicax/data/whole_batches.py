@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-import replicax.membership.worlds as worlds
+import replicax.contracts.worlds as worlds
 from replicax.data.batch_split import SplitBatch
 from replicax.data.batches import count_rows
 from replicax.data.input_options import InputOptions
@@ -22,7 +22,7 @@ from replicax.data.input_steps import InputStepMaker, digest
 from replicax.data.position import RowsRead
 from replicax.data.receivers import Receivers, ReceiversByWorld
 from replicax.data.shard_report import ShardSummary, row_digests
-from replicax.renewal import note_source
+from replicax.group.renewal import note_source
 from replicax.typing import Leaf, PyTree
 from replicax.values import is_per_replica
 
@@ -104,7 +104,7 @@ class _Placed(NamedTuple):
 
 
 class _Rows:
-    """The rows that some arrays were made of; `replicax.renewal.Source` says what it does.
+    """The rows that some arrays were made of; `replicax.group.renewal.Source` says what it does.
 
     It has no reference to these arrays, which refer to it: so batches need no garbage collector to go.
     """

@@ -11,7 +11,7 @@ import itertools
 import threading
 from collections.abc import Sequence
 
-import replicax.health as health
+import replicax.group.health as health
 from replicax.cluster.exchange import AbsentError, ClosedError, Exchange
 from replicax.cluster.key_value_store import ServiceStore, Store
 from replicax.errors import ArgumentError, BatchError, ContextError

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import replicax.health as health
+import replicax.group.health as health
 from replicax.checks import is_int
 from replicax.cluster.exchange import AbsentError, Exchange
 from replicax.cluster.key_value_store import Store

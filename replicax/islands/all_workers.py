@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import replicax.health as health
+import replicax.group.health as health
 from replicax.cluster.exchange import exchanged
-from replicax.membership import Roll
+from replicax.group.membership import Roll
 from replicax.runtime import turns
 from replicax.runtime.packing import packs_by_number
 

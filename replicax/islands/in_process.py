@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from replicax.errors import BarrierTimeoutError
-from replicax.membership import Roll
+from replicax.group.membership import Roll
 
 _TIMEOUT_S = 300.0
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import jax
 
-import replicax.membership.opening as membership
+import replicax.group.membership.opening as membership
 from replicax.cluster import ClusterConfig
-from replicax.health import stall_timeout_from, start
+from replicax.group.health import stall_timeout_from, start
 from replicax.islands.all_workers import AllWorkers
-from replicax.membership import Meeting
+from replicax.group.membership import Meeting
 
 
 def open_meeting(cluster: ClusterConfig, start_timeout: float, stall_timeout: float | None, elastic: bool) -> Meeting:

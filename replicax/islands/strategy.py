@@ -24,7 +24,7 @@ from replicax.islands.rounds import Schedule
 from replicax.islands.synchronizer import Synchronizer
 from replicax.islands.synchronizing import SynchronizingMethods
 from replicax.islands.values import Values
-from replicax.membership import Meeting
+from replicax.group.membership import Meeting
 from replicax.runtime.devices import chosen_devices, device_name
 from replicax.strategies import MirroredStrategy
 from replicax.strategies.placement import Placement

@@ -24,7 +24,7 @@ from replicax.islands.rounds import Schedule
 from replicax.islands.saving import check_saved, restore, saved
 from replicax.islands.state import Common, IslandState
 from replicax.islands.values import Values
-from replicax.membership import Meeting, MemberLostError, Roll
+from replicax.group.membership import Meeting, MemberLostError, Roll
 from replicax.runtime import turns
 from replicax.typing import PyTree
 from replicax.variable_access import VariableLike, array_of, name_of

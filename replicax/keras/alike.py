@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-import replicax.health as health
+import replicax.group.health as health
 from replicax.compat.keras import initial_epoch, set_initial_epoch
 from replicax.host import Host
 from replicax.keras.together import check_same_names, make_alike, told_by_all

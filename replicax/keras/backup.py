@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-import replicax.membership.worlds as worlds
+import replicax.contracts.worlds as worlds
 from replicax.checkpoint import CheckpointManager, read_metadata
 from replicax.checkpoint.preemption import PreemptionWatch, TerminationConfig, resume_exit
 from replicax.checks import is_int

@@ -14,7 +14,7 @@ from replicax.keras.feeding import dataset_of
 from replicax.keras.host import KerasHost
 from replicax.keras.progress import Progress
 from replicax.keras.writers import Writers
-from replicax.membership.worlds import Worlds, running
+from replicax.contracts.worlds import Worlds, running
 
 if TYPE_CHECKING:
     import keras

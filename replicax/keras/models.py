@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import replicax.context as context
-import replicax.health as health
+import replicax.group.health as health
 from replicax.compat.keras import build_otherwise, compilation_of, is_of_empty_generator, trainer_class
 from replicax.data.sources import check_batch_size
 from replicax.errors import BatchError, ContextError

@@ -21,7 +21,7 @@ from replicax.errors import ElasticError
 from replicax.keras.callback_states import set_callback_states, states_of_callbacks
 from replicax.keras.host import KerasHost
 from replicax.keras.writers import Writers
-from replicax.membership.worlds import Worlds
+from replicax.contracts.worlds import Worlds
 from replicax.typing import PyTree
 from replicax.variable_access import array_of, set_array
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-import replicax.health as health
+import replicax.group.health as health
 from replicax.cluster.exchange import exchanged
 from replicax.errors import CheckpointError, WorkersDisagreeError
 from replicax.host import Host
-from replicax.membership.worlds import Worlds, running
+from replicax.contracts.worlds import Worlds, running
 from replicax.runtime.transfer import host_copy, put
 from replicax.variable_access import VariableLike, array_of, set_array
 

@@ -20,8 +20,8 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-import replicax.health as health
-import replicax.membership.worlds as worlds
+import replicax.group.health as health
+import replicax.contracts.worlds as worlds
 from replicax.errors import ArgumentError
 from replicax.keras.eager_worlds import eager_in_world
 from replicax.keras.feeding import Feed
@@ -34,7 +34,7 @@ from replicax.program.function import ProgramCache
 from replicax.program.global_view import GlobalView
 from replicax.program.handover import store_values
 from replicax.program.keras_state import owner_of
-from replicax.renewal import renewed
+from replicax.group.renewal import renewed
 from replicax.typing import PyTree
 from replicax.variable_access import VariableLike, name_of
 from replicax.variables import check_owner

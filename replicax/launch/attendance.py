@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from replicax.exit_codes import ExitCode, describe
-from replicax.membership.decisions import Life
-from replicax.membership.log import MembershipLog
+from replicax.group.membership.quorum import Life
+from replicax.group.membership.membership_log import MembershipLog
 from replicax.remote.events import ProcessLike
 from replicax.remote.output import error_line
 

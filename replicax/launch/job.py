@@ -24,8 +24,8 @@ from replicax.launch.plan import HOST, Job, count_ports, make_plan, meeting_addr
 from replicax.launch.restart import AttemptResult, Finish, decide
 from replicax.launch.snapshots import SNAPSHOTS, memory_for_snapshots
 from replicax.launch.starting import supervisor_of
-from replicax.membership.hosting import Host
-from replicax.membership.log import MembershipLog
+from replicax.group.membership.store_process import Host
+from replicax.group.membership.membership_log import MembershipLog
 from replicax.remote.compiled import keep_within
 from replicax.remote.events import Event, Events, ProcessLike, SignalReceived
 from replicax.remote.guarding import Guard

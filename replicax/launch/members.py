@@ -16,9 +16,9 @@ from replicax.exit_codes import ExitCode, describe, is_restartable
 from replicax.launch.attendance import Attendance
 from replicax.launch.options import Options
 from replicax.launch.plan import WORKER, member_environment
-from replicax.membership.decisions import Life
-from replicax.membership.hosting import Host
-from replicax.membership.opening import LIFE
+from replicax.group.membership.quorum import Life
+from replicax.group.membership.store_process import Host
+from replicax.group.membership.opening import LIFE
 from replicax.remote.events import FoundSilent, GuestLike, MemberNews, ProcessLike
 from replicax.remote.guests import Guest
 from replicax.remote.output import error_line, shortened

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from replicax.errors import LaunchError
-from replicax.membership.log import NAME
+from replicax.group.membership.membership_log import NAME
 
 
 class Span(NamedTuple):

@@ -15,7 +15,7 @@ from pathlib import Path
 from replicax.checks import is_int
 from replicax.cluster import Address, parse_address
 from replicax.errors import ClusterError, LaunchError
-from replicax.membership.telling import ElasticRange, parse_range
+from replicax.group.membership.launcher_news import ElasticRange, parse_range
 
 _GRACE_OF_SURVIVORS = 5.0
 _GRACE_OF_ALL = 30.0  # They may have to save.

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from replicax.cluster.addresses import join_address
 from replicax.launch.options import Options
-from replicax.membership.decisions import Life
-from replicax.membership.opening import LIFE, MEETING
-from replicax.membership.telling import ELASTIC, ElasticRange
+from replicax.group.membership.quorum import Life
+from replicax.group.membership.opening import LIFE, MEETING
+from replicax.group.membership.launcher_news import ELASTIC, ElasticRange
 from replicax.ray_cluster.task_counts import SERVERS, WORKERS
 from replicax.remote.planned import CHIEF, EVALUATOR, WORKER, PlannedTask, common_environment, jax_environment
 

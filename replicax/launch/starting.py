@@ -7,7 +7,7 @@ from pathlib import Path
 
 from replicax.launch.members import Members
 from replicax.launch.plan import Job, Plan
-from replicax.membership.opening import LIFE
+from replicax.group.membership.opening import LIFE
 from replicax.remote.events import Event, Events
 from replicax.remote.guarding import Guard
 from replicax.remote.outlets import outlets_to

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-import replicax.health as health
+import replicax.group.health as health
 from replicax.compat.jax_tracing import is_kept_by_jax, is_tracing
 from replicax.errors import ProgramError
 from replicax.host import CompiledStep, Host, host_of

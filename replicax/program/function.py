@@ -16,7 +16,7 @@ import numpy as np
 import replicax.context as context
 from replicax.compat.jax import is_weak
 from replicax.errors import ArgumentError, ProgramError
-from replicax.membership.worlds import number, running
+from replicax.contracts.worlds import number, running
 from replicax.tensorflow.names import Advised, called_as
 from replicax.program.advice import advise_of_changed_object
 from replicax.program.calls import check_function
@@ -25,7 +25,7 @@ from replicax.program.input_signature import InputSignature
 from replicax.program.lifting import Program
 from replicax.program.pytrees import Structure, flatten_inputs, per_replica_arrays
 from replicax.program.watching import Change
-from replicax.renewal import renewed
+from replicax.group.renewal import renewed
 from replicax.tracebacks import entry_point
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.variable_access import VariableLike

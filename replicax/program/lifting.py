@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 import jax
 
 import replicax.context as context
-import replicax.health as health
+import replicax.group.health as health
 from replicax.compat.jax_tracing import Trace, is_tracing
 from replicax.errors import ProgramError
 from replicax.host import CompiledStep, Host, host_of

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import replicax.health as health
+import replicax.group.health as health
 from replicax.cluster.exchange import exchanged
 from replicax.compat.jax import is_random_key
 from replicax.errors import ValuesMismatchError

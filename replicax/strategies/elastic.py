@@ -12,8 +12,8 @@ import jax
 from replicax.checks import is_int
 from replicax.cluster import ClusterResolver, cluster_of
 from replicax.errors import ArgumentError
-from replicax.health import stall_timeout_from
-from replicax.membership.worlds import ELASTIC
+from replicax.group.health import stall_timeout_from
+from replicax.contracts.worlds import ELASTIC
 from replicax.runtime.memory import keep_freed_memory
 from replicax.runtime.mesh import forget_meshes
 from replicax.strategies.placement import Placement
@@ -68,7 +68,7 @@ def elastic_from(given: Elastic | None, environ: Mapping[str, str] = os.environ)
         return given
     if not environ.get(ELASTIC, "").strip():
         return None
-    from replicax.membership.telling import elastic_range
+    from replicax.group.membership.launcher_news import elastic_range
 
     told = elastic_range(environ)
     return None if told is None else Elastic(told.fewest, told.most)
@@ -83,7 +83,7 @@ class RunsInWorlds(SpansWorkers):
         self, elastic: Elastic, resolver: ClusterResolver | None, start_timeout: float, stall_timeout: float | None
     ) -> Placement:
         """Waits for the other workers, or for nobody if they train already, and returns the first placement."""
-        from replicax.membership.opening import open_worlds
+        from replicax.group.membership.opening import open_worlds
         from replicax.strategies.followers import Followers
         from replicax.strategies.joining import StrategyState
 

@@ -13,7 +13,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 from replicax.compat.jax_tracing import beside_traces
 from replicax.compat.jax_worlds import is_of_present_client
 from replicax.errors import ElasticError
-from replicax.membership.worlds import Worlds
+from replicax.contracts.worlds import Worlds
 from replicax.program.handover import store_values
 from replicax.program.refitting import refitted
 from replicax.runtime.transfer import host_copy, put, with_kind_of

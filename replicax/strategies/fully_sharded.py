@@ -11,7 +11,7 @@ from replicax.checks import explained, is_int
 from replicax.cluster import ClusterResolver
 from replicax.collectives import CommunicationOptions, CrossDeviceOps, NcclAllReduce
 from replicax.errors import ArgumentError
-from replicax.health import DEFAULT_STALL_TIMEOUT_S
+from replicax.group.health import DEFAULT_STALL_TIMEOUT_S
 from replicax.layouts import MIN_SIZE, Decision, over_data
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.strategies.mesh_strategy import checked_random_numbers

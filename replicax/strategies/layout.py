@@ -13,7 +13,7 @@ from replicax.checks import is_int
 from replicax.cluster import ClusterResolver
 from replicax.collectives import CommunicationOptions, CrossDeviceOps, NcclAllReduce
 from replicax.errors import ArgumentError
-from replicax.health import DEFAULT_STALL_TIMEOUT_S
+from replicax.group.health import DEFAULT_STALL_TIMEOUT_S
 from replicax.layouts import MIN_SIZE, AutomaticRules, LayoutLike, Layouts, PatternRules, Rules
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.strategies.mesh_grid import MODEL, Grid, grid_of_mesh, grid_of_shape

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax.context as context
-import replicax.health as health
+import replicax.group.health as health
 from replicax.collectives import CommunicationOptions, CrossDeviceOps, choose_cross_device_ops, sums_small_values
 from replicax.collectives.compression import is_of_gradients
 from replicax.compat.jax_tracing import constants_are_traced, prepare_tracing_anew
@@ -19,14 +19,14 @@ from replicax.compat.keras import as_tensor_of
 from replicax.containers import opened, settings_among
 from replicax.errors import ArgumentError, ContextError, ReplicaShapeError
 from replicax.host import PER_REPLICA, PER_ROW
-from replicax.membership.worlds import Worlds
+from replicax.contracts.worlds import Worlds
 from replicax.program.components import without_per_replica
 from replicax.program.enclosing import enclosing_program, settle_strategy
 from replicax.program.function import ProgramCache, WeakProgramCaches
 from replicax.program.kept_layouts import layout_in
 from replicax.program.pytrees import is_number_like
 from replicax.program.replica import ReplicaCall
-from replicax.renewal import renewed
+from replicax.group.renewal import renewed
 from replicax.runtime.devices import device_name
 from replicax.runtime.mesh import REPLICA_AXIS, mirrored_sharding
 from replicax.runtime.transfer import host_copy, put

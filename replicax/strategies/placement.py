@@ -11,11 +11,11 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-import replicax.health as health
+import replicax.group.health as health
 from replicax.compat.jax import is_random_key
 from replicax.compat.jax_tracing import beside_traces
 from replicax.errors import WorkersDisagreeError
-from replicax.membership.worlds import Worlds
+from replicax.contracts.worlds import Worlds
 from replicax.placement_like import FirstValueLike
 from replicax.program.handover import store_values
 from replicax.runtime.mesh import REPLICA_AXIS, longest_divisible

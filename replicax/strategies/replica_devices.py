@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, Sharding
 
-import replicax.health as health
+import replicax.group.health as health
 from replicax.compat.jax import strongly_typed
 from replicax.program.results import marked_like
 from replicax.runtime.mesh import REPLICA_AXIS, mirrored_sharding, stacked_sharding

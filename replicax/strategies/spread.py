@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import replicax.health as health
+import replicax.group.health as health
 from replicax.cluster.exchange import exchanged
 from replicax.compat.jax import strongly_typed
 from replicax.errors import ReplicaShapeError, ValuesMismatchError

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from replicax.membership.log import NAME
+from replicax.group.membership.membership_log import NAME
 
 
 class Run(NamedTuple):

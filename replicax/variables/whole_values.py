@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 import replicax.context as context
-import replicax.health as health
+import replicax.group.health as health
 from replicax.cluster.exchange import exchanged
 from replicax.errors import WorkersDisagreeError
 from replicax.runtime.transfer import put

@@ -7,10 +7,10 @@ import pytest
 
 from replicax.checkpoint.elastic_stop import ElasticStop
 from replicax.errors import CheckpointError
-from replicax.membership.board import Board
-from replicax.membership.decisions import Life
-from replicax.membership.preemption import Preemption
-from tests.membership.fakes import MemoryStore
+from replicax.group.membership.job_store import Board
+from replicax.group.membership.quorum import Life
+from replicax.group.membership.preemption import Preemption
+from tests.group.membership.fakes import MemoryStore
 
 LIMIT_S = 20.0
 

@@ -15,7 +15,7 @@ from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.metadata import read_metadata
 from replicax.checkpoint.world_save import WorldSave
 from replicax.errors import CheckpointError
-from replicax.membership.worlds import World
+from replicax.contracts.worlds import World
 
 VALUE = np.arange(6, dtype=np.float32)
 

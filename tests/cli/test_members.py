@@ -3,8 +3,8 @@
 from typer.testing import CliRunner
 
 from replicax.cli.app import app
-from replicax.membership.decisions import Life
-from replicax.membership.log import MembershipLog
+from replicax.group.membership.quorum import Life
+from replicax.group.membership.membership_log import MembershipLog
 
 
 def test_it_prints_a_table_and_writes_a_picture(tmp_path):

@@ -15,7 +15,7 @@ from replicax.cluster import ClusterConfig, ClusterSpec, Task, signing
 from replicax.cluster.exchange import Exchange
 from replicax.cluster.signing import checked, pickled, shown, signed, unpickled
 from replicax.errors import ClusterError, ContextError
-from replicax.membership.opening import open_worlds
+from replicax.group.membership.opening import open_worlds
 from tests.cluster.fake_store import FakeStore
 
 #: The files that unpickle, and who can have written what they read.

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import pytest
 
-import replicax.membership.worlds as worlds
+import replicax.contracts.worlds as worlds
 from replicax.data.receivers import Receivers
-from replicax.membership.worlds import World
+from replicax.contracts.worlds import World
 from replicax.runtime import replica_mesh
 
 

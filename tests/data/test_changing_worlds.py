@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-import replicax.membership.worlds as worlds
+import replicax.contracts.worlds as worlds
 from replicax.data import DistributedDataset, DistributedDatasetFromFunction, FileSource, InputOptions, InputWorkers
 from replicax.data.batch_split import SplitBatch
 from replicax.data.begun_pass import Form
 from replicax.data.receivers import Receivers
-from replicax.renewal import renewed
+from replicax.group.renewal import renewed
 from replicax.values import PerReplica
 
 ROWS = 60

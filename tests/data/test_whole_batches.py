@@ -11,7 +11,7 @@ import pytest
 
 from replicax.data import DistributedDataset, DistributedDatasetFromFunction, FileSource, InputOptions, InputWorkers
 from replicax.errors import ArgumentError, BatchError, ElasticError
-from replicax.renewal import renewed
+from replicax.group.renewal import renewed
 from replicax.values import PerReplica
 from tests.data.fake_worlds import install
 

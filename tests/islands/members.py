@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from replicax.membership import MemberLostError, Roll
+from replicax.group.membership import MemberLostError, Roll
 
 _TIMEOUT_S = 60.0
 

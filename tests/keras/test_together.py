@@ -9,7 +9,7 @@ import pytest
 
 import replicax.keras.together as together
 from replicax.errors import CheckpointError, WorkersDisagreeError
-from replicax.health.status import status_of
+from replicax.group.health.status import status_of
 
 
 @pytest.fixture

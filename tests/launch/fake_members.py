@@ -6,8 +6,8 @@ import types
 from replicax.launch import Options, Terminal
 from replicax.launch.attendance import Attendance
 from replicax.launch.members import Members
-from replicax.membership.log import MembershipLog
-from replicax.membership.telling import ElasticRange
+from replicax.group.membership.membership_log import MembershipLog
+from replicax.group.membership.launcher_news import ElasticRange
 from replicax.remote.planned import PlannedTask
 from replicax.remote.revival import Failure
 

@@ -7,7 +7,7 @@ import types
 import pytest
 
 from replicax.errors import LaunchError
-from replicax.membership.decisions import Life
+from replicax.group.membership.quorum import Life
 from replicax.remote.events import FoundSilent, MemberNews
 from tests.launch.fake_members import Process, elastic, failure, process
 

@@ -19,7 +19,7 @@ from replicax.launch.invitation import Invitation, invitation_to, write_invitati
 from replicax.launch.joining import _Visitor
 from replicax.launch.options import Options
 from replicax.launch.plan import MEMBER_VARIABLES, member_environment
-from replicax.membership.telling import ElasticRange, Life
+from replicax.group.membership.launcher_news import ElasticRange, Life
 from replicax.remote.terminal import Terminal
 from tests.launch.conftest import LIMIT_S, wait_for
 

@@ -5,7 +5,7 @@ import pytest
 from replicax.errors import LaunchError
 from replicax.launch import Options
 from replicax.launch.plan import Job as PlannedJob, count_ports, make_plan
-from replicax.membership.decisions import Life
+from replicax.group.membership.quorum import Life
 from replicax.remote.events import FoundSilent
 from tests.launch.fake_members import Job, failure, process
 

@@ -7,8 +7,8 @@ import pytest
 from replicax.errors import LaunchError
 from replicax.launch.membership_history import Span, history_of, read_history
 from replicax.tools.plots.membership import bars, summary, svg, table
-from replicax.membership.decisions import Life
-from replicax.membership.log import MembershipLog
+from replicax.group.membership.quorum import Life
+from replicax.group.membership.membership_log import MembershipLog
 
 BEGIN = 1_700_000_000.0
 

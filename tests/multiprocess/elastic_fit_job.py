@@ -23,7 +23,7 @@ import keras
 import numpy as np
 
 import replicax as rx
-import replicax.membership.worlds as worlds
+import replicax.contracts.worlds as worlds
 
 ROWS, BATCH, EPOCHS, WAITS_IN, WORKERS = 125, 12, 6, 4, 3
 _SECONDS_TO_WAIT = 240

@@ -30,7 +30,7 @@ import keras
 import numpy as np
 
 import replicax as rx
-import replicax.membership.worlds as worlds
+import replicax.contracts.worlds as worlds
 
 BATCH, ROWS, STEPS, WAITS_AT, WORKERS = 12, 90, 40, 30, 3  # The last batch of a pass has 6 rows.
 _SECONDS_TO_WAIT = 240

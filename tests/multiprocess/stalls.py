@@ -51,7 +51,7 @@ def train(fault: str, seconds: float, stall_timeout: float, steps: int) -> None:
             if fault == "read":
                 model.get_weights()
             if fault == "checkpoint":
-                import replicax.health as health
+                import replicax.group.health as health
 
                 with health.phase(health.CHECKPOINT):
                     time.sleep(seconds)
@@ -80,7 +80,7 @@ def _run_in_order(fault: str, stall_timeout: float) -> None:
     import jax.numpy as jnp
 
     import replicax as rx
-    import replicax.health as health
+    import replicax.group.health as health
 
     strategy = rx.MultiWorkerMirroredStrategy(start_timeout=60, stall_timeout=stall_timeout)
     with strategy.scope():

@@ -109,16 +109,16 @@ def test_waiting_for_a_thread_has_an_end():
 
 #: Daemon threads that call nothing compiled but Python's own sockets, files and locks, by their modules.
 _PLAIN = {
-    "health/asking.py": "asks other workers by HTTP",
-    "health/client.py": "asks other workers by HTTP",
-    "health/monitor.py": "looks at answers, and must go on until the process is gone",
-    "health/reporting.py": "writes a report to a file",
-    "health/server.py": "answers other workers by HTTP",
+    "group/health/question_threads.py": "asks other workers by HTTP",
+    "group/health/client.py": "asks other workers by HTTP",
+    "group/health/monitor.py": "looks at answers, and must go on until the process is gone",
+    "group/health/reporting.py": "writes a report to a file",
+    "group/health/server.py": "answers other workers by HTTP",
     "tools/doctor/network.py": "opens sockets",
     "launch/joining.py": "reads a socket",
     "launch/timed.py": "waits",
-    "membership/lookout.py": "reads a socket",
-    "membership/serving.py": "its process ends by os._exit",
+    "group/membership/store_watcher.py": "reads a socket",
+    "group/membership/store_main.py": "its process ends by os._exit",
     "remote/guests.py": "reads sockets",
     "remote/host.py": "waits; Ray ends its process",
     "remote/processes.py": "reads pipes",

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from replicax.membership.telling import elastic_range
+from replicax.group.membership.launcher_news import elastic_range
 from tests.soak import elastic_training
 from tests.soak.elastic_job import make_strategy, present
 from tests.soak.elastic_training import ROWS, STEPS_PER_PASS, RowLog, last_step

@@ -19,7 +19,7 @@ import keras
 import numpy as np
 
 import replicax as rx
-from replicax.membership.telling import ElasticRange, elastic_range
+from replicax.group.membership.launcher_news import ElasticRange, elastic_range
 from tests.soak import elastic_training
 from tests.soak.elastic_training import BATCH, ROWS, STEPS_PER_PASS, RowLog, last_step, rows_of
 
@@ -73,7 +73,7 @@ def present() -> tuple[int, tuple[int, ...], int]:
     """Returns the number and the members of the present world, and which of them this worker is."""
     if elastic_range() is None:
         return 0, (0,), 0
-    from replicax.membership import worlds
+    from replicax.contracts import worlds
 
     running = worlds.running()
     assert running is not None, "The strategy has made no world."

@@ -23,8 +23,8 @@ import numpy as np
 
 import replicax as rx
 from replicax.cluster import found_cluster
-from replicax.membership import MemberLostError
-from replicax.membership.opening import open_meeting
+from replicax.group.membership import MemberLostError
+from replicax.group.membership.opening import open_meeting
 
 SHAPES = ((7,), (300, 40), (1,))
 _START_TIMEOUT_S = 120.0

@@ -102,7 +102,7 @@ def test_nor_does_it_where_the_script_has_connected_jax(monkeypatch, kind):
     with pytest.raises(rx.errors.ClusterError, match=r"process 1 of 2 that jax.distributed connects"):
         kind()
     assert kind(jax.local_devices()).num_replicas_in_sync == 8
-    monkeypatch.setattr("replicax.health.running", object)  # Beside a strategy of all workers.
+    monkeypatch.setattr("replicax.group.health.running", object)  # Beside a strategy of all workers.
     assert kind().num_replicas_in_sync == 8
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from replicax.cluster import detect_cluster
-from replicax.health.calls import Calls
+from replicax.runtime.calls import Calls
 
 
 class Recorder:

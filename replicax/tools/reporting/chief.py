@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 from replicax.cluster import detect_cluster
-from replicax.membership.worlds import running
+from replicax.contracts.worlds import running
 
 
 def follows_others() -> bool:

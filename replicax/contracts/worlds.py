@@ -1,0 +1,133 @@
+"""The present world of this process: the workers that train together now, while workers come and go.
+
+It is asked in every step, so next to nothing is imported here: `elastic_worlds` makes the worlds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from replicax.placement_like import WorldsLike
+
+if TYPE_CHECKING:
+    from replicax.group.membership.quorum import Life
+    from replicax.group.membership.preemption import Preemption
+
+_T = TypeVar("_T")
+
+#: With how few workers an elastic job goes on, and how many it may have (`"2:8"`); set in all of its workers.
+ELASTIC = "REPLICAX_ELASTIC"
+#: The number of the world of a newcomer that has not been taken in.
+ALONE = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """The workers that train together.
+
+    Attributes:
+        number: The same in all of them; another one for each world. `ALONE` in the world of a newcomer.
+        index: The place of this process among them: JAX's process index.
+        members: The indices of the workers in the cluster, ascending.
+        names: What they are called.
+        newcomers: Those of the members who were not in the world before.
+    """
+
+    number: int
+    index: int
+    members: tuple[int, ...]
+    names: tuple[str, ...]
+    newcomers: tuple[int, ...] = ()
+
+
+class State(Protocol):
+    """A state that members give to newcomers."""
+
+    def give(self) -> tuple[Sequence[Any], bytes]:
+        """Returns the state of this process as NumPy arrays, and what else there is to know of it."""
+
+    def take(self, arrays: Sequence[Any], meta: bytes) -> None:
+        """Takes the state that another process has given, in the new world."""
+
+    def is_boundary(self, places: Sequence[object]) -> bool:
+        """Returns whether a newcomer that takes this state now goes on as this process does.
+
+        Args:
+            places: The objects at which the script is, such as the iterator whose next batch it asks for; empty where
+                the script says itself that newcomers may come in.
+        """
+
+
+class Worlds(WorldsLike, Protocol):
+    """The worlds of this process, one after the other; `elastic_worlds.ElasticWorlds` says what the methods do.
+
+    Attributes:
+        world: The present one.
+        always: What is given to newcomers in any case: the strategy's variables.
+        state: What is given to them besides; None as long as the script has not said what: then none is taken in.
+        changes: Called when a world has begun, in this order.
+        preemption: Decides what SIGTERM means.
+    """
+
+    world: World
+    always: list[State]
+    state: State | None
+    changes: list[Callable[[], None]]
+    preemption: Preemption | None
+
+    @property
+    def calls(self) -> int:
+        """How many calls have been completed: in all members the same at the same point of the script."""
+
+    @property
+    def lives(self) -> tuple[Life, ...]:
+        """The present members, each with the run of it that takes part; this process's own is `life`."""
+
+    @property
+    def life(self) -> Life:
+        """This run of this process."""
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether enough others go on if this process leaves."""
+
+    @property
+    def is_taken_in(self) -> bool:
+        """Whether this process is a member."""
+
+    def attempt(self, call: Callable[[], _T]) -> _T:
+        """Returns what `call` returns; makes it again, in a new world, whenever a member is lost meanwhile."""
+
+    def boundary(self, *places: object) -> None:
+        """Takes newcomers in between two calls: then the present world is another."""
+
+    @property
+    def awaits(self) -> str:
+        """The class of the state that waits for this process to come where the others are; empty if none does."""
+
+    def join(self) -> None:
+        """Waits until the others take this newcomer in, and takes their state. Does nothing in a member."""
+
+    def leave_soon(self, reason: str) -> None:
+        """Lets this process leave between two calls, and end. For signal handlers."""
+
+
+_running: Worlds | None = None
+
+
+def running() -> Worlds | None:
+    """Returns the worlds of this process; None if its job is not elastic."""
+    return _running
+
+
+def number() -> int:
+    """Returns the number of the present world; 0 if the job is not elastic."""
+    return 0 if _running is None else _running.world.number
+
+
+def install(worlds: Worlds) -> None:
+    """Makes `worlds` those of this process."""
+    global _running
+    _running = worlds

@@ -1,0 +1,310 @@
+"""Which worker is to blame: decides from what is known of all workers. Nothing here asks, waits or reads a clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from replicax.exit_codes import ExitCode
+from replicax.runtime.call_order import Order, RecordedCall
+from replicax.runtime.activity import SLOW_PHASES
+from replicax.group.health.status import Status
+
+_REFUSALS_OF_THE_DEAD = 2
+_OF_PROGRAM = re.compile(r"\(program \d+\)$")
+#: `Status.ended` of a script that has ended without an error.
+DONE = "done"
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How long is too long, in seconds.
+
+    Attributes:
+        stall: For a worker that does not answer, or makes no progress while others wait for it.
+        slow: For a worker that compiles, reads or writes a checkpoint, starts, or waits for its first batch.
+        confirm: For workers that wait for one that has ended.
+    """
+
+    stall: float
+    slow: float = 1800.0
+    confirm: float = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerObservation:
+    """The known facts about a worker.
+
+    Attributes:
+        name: Its name, such as `"worker:1"`.
+        address: Where its script runs, as the cluster names it.
+        status: Its last status; None if it has never answered, and then it is never blamed.
+        silent: How many seconds it has not answered.
+        refusals: How many times in a row nobody listened at its port.
+    """
+
+    name: str
+    address: str = ""
+    status: Status | None = None
+    silent: float = 0.0
+    refusals: int = 0
+
+    @property
+    def has_left(self) -> bool:
+        """Whether its script has ended, and its process too."""
+        return self.status is not None and bool(self.status.ended) and self.refusals > 0
+
+    @property
+    def runs(self) -> bool:
+        """Whether its script still runs, according to its last status."""
+        return self.status is not None and not self.status.ended
+
+
+class ProblemKind(enum.Enum):
+    """What went wrong."""
+
+    DEAD = "dead"
+    STOPPED = "stopped"
+    ENDED = "ended"
+    ABSENT = "absent"
+    SLOW = "slow"
+    DEADLOCK = "deadlock"
+    DIVERGED = "diverged"
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """An alarm.
+
+    Attributes:
+        kind: What went wrong.
+        culprits: The indices of the workers to blame.
+        reason: The finding in a sentence.
+    """
+
+    kind: ProblemKind
+    culprits: tuple[int, ...]
+    reason: str
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """How the others end: `DIVERGED` if programs differ, `PEER_LOST` if a worker is gone, otherwise `STALLED`."""
+        if self.kind is ProblemKind.DIVERGED:
+            return ExitCode.DIVERGED
+        return ExitCode.PEER_LOST if self.kind in (ProblemKind.DEAD, ProblemKind.ENDED) else ExitCode.STALLED
+
+
+def diagnose(workers: Sequence[WorkerObservation], limits: Limits) -> Diagnosis | None:
+    """Returns what is wrong; None if nothing is, or if it is not certain yet.
+
+    A slow worker is not stuck. A worker that does something else is to blame only if another one has been waiting for
+    as long.
+    """
+    return _gone(workers, limits) or _not_coming(workers, limits) or _not_leaving(workers, limits)
+
+
+def disagrees(order: Order, me: int, workers: Sequence[WorkerObservation]) -> int | None:
+    """Returns the index of a worker that has run other programs than this one; None if none is known.
+
+    Of two workers, the one that is ahead compares. When all scripts have ended, their numbers of calls must agree too.
+
+    Args:
+        order: The calls of this worker.
+        me: Its index.
+        workers: What is known of all.
+    """
+    known = {i: w.status for i, w in enumerate(workers) if w.status is not None}
+    all_done = all(status.ended == DONE for status in known.values())
+    for i, status in known.items():
+        if i != me and (order.contradicts(status.order) or (all_done and status.order[0] != order.last[0])):
+            return i
+    return None
+
+
+def diverged(
+    me: int, other: int, workers: Sequence[WorkerObservation], mine: RecordedCall | None, theirs: RecordedCall | None
+) -> Diagnosis:
+    """Returns the alarm that two workers have run different programs.
+
+    Args:
+        me: The index of this worker.
+        other: The index of the other one.
+        workers: What is known of all.
+        mine: This worker's call in which they first differ; None if it has none, or it is not known.
+        theirs: The other worker's.
+    """
+    pair = sorted([(me, mine), (other, theirs)])
+    number = next((noted.number for _, noted in pair if noted is not None), None)
+    if number is None or (mine is not None and theirs is not None and mine.program == theirs.program):
+        said = "have not run the same programs in the same order; where that began is too long ago to be known"
+        only = ""
+    else:
+        only = _only(workers, pair)
+        ran = [f"{workers[i].name} {noted.program if noted is not None else 'nothing more'}" for i, noted in pair]
+        said = f"have run different programs: as call number {number}, {' and '.join(ran)}"
+    said += "; all workers must call the same functions in the same order"
+    found = _diagnosis(workers, ProblemKind.DIVERGED, [i for i, _ in pair], said)
+    return dataclasses.replace(found, reason=f"{only}{found.reason}")
+
+
+def _only(workers: Sequence[WorkerObservation], pair: Sequence[tuple[int, RecordedCall | None]]) -> str:
+    """Returns a sentence for the usual mistake, a call behind `if strategy.is_chief`; empty if it may be another one.
+
+    Of a computation or exchange outside of programs and a program, the first is what one worker does alone.
+    """
+    alone = [(i, call) for i, call in pair if call is not None and not _OF_PROGRAM.search(call.program)]
+    if len(alone) != 1:
+        alone = [(i, call) for i, call in pair if call is not None]
+    if len(alone) != 1:
+        return ""
+    (one, call), (other,) = alone[0], (i for i, _ in pair if i != alone[0][0])
+    who = "Only " if len(workers) == len(pair) else f"{workers[other].name} did not, but "
+    return f"{who}{workers[one].name} called {call.program}; call it on every worker. "
+
+
+def _gone(workers: Sequence[WorkerObservation], limits: Limits) -> Diagnosis | None:
+    """Finds workers that do not answer at all. They are to blame whether or not somebody waits for them."""
+    dead = [i for i, w in enumerate(workers) if w.runs and w.refusals >= _REFUSALS_OF_THE_DEAD]
+    if dead:
+        return _diagnosis(workers, ProblemKind.DEAD, dead, "is dead: its process is gone. It ended without a word")
+    # A worker that has ended is missed only when all have ended, since they leave together.
+    all_ended = all(w.status is None or w.status.ended for w in workers)
+    stopped = [
+        i
+        for i, w in enumerate(workers)
+        if (w.runs or (w.status is not None and all_ended)) and not w.refusals and w.silent >= limits.stall
+    ]
+    if stopped:
+        longest = max(workers[i].silent for i in stopped)
+        said = f"does not answer (stopped, or its machine is out of reach); it was last heard of {longest:.1f} s ago"
+        return _diagnosis(workers, ProblemKind.STOPPED, stopped, said)
+    return None
+
+
+def _not_coming(workers: Sequence[WorkerObservation], limits: Limits) -> Diagnosis | None:
+    """Finds workers that answer, but do not come to where others wait."""
+    known = {i: w.status for i, w in enumerate(workers) if w.status is not None}
+    here = {i: s for i, s in known.items() if _is_here(workers[i])}
+    waits = {i: seconds for i, s in here.items() if (seconds := _waited(s, limits)) is not None}
+    if not waits:
+        return None
+    behind = {i: found for i in known if i not in waits and (found := _missed(i, known, waits)) is not None}
+    ended = [i for i in behind if known[i].ended and behind[i].longest >= _patience(known[i], behind[i], limits)]
+    if ended:
+        said = f"has ended, and others wait for it{_never_called(workers, known[ended[0]], waits)}"
+        return _diagnosis(workers, ProblemKind.ENDED, ended, said)
+    stuck = {i: min(known[i].seconds, behind[i].longest) for i in behind if not known[i].ended}
+    absent = [i for i, age in stuck.items() if known[i].phase not in SLOW_PHASES and age >= limits.stall]
+    if absent:
+        said = "is alive, but does not come to where others wait for it"
+        return _diagnosis(workers, ProblemKind.ABSENT, _furthest_behind(workers, absent), said)
+    slow = [i for i, age in stuck.items() if known[i].phase in SLOW_PHASES and age >= limits.slow]
+    if slow:
+        said = f"takes longer than the {limits.slow:g} s that its phase may last, and others wait for it"
+        return _diagnosis(workers, ProblemKind.SLOW, _furthest_behind(workers, slow), said)
+    if len(waits) == len(workers) and _stands_still(list(here.values()), limits):
+        return _deadlock(workers)
+    return None
+
+
+def _never_called(workers: Sequence[WorkerObservation], ended: Status, waits: Iterable[int]) -> str:
+    """Returns which call a worker waits in that another one has ended without; empty if that is not known."""
+    for i in waits:
+        status = workers[i].status
+        if status is not None and status.order[0] > ended.order[0] and (what := status.waits_at or status.program):
+            return f": {workers[i].name} called {what!r}; call it on every worker"
+    return ""
+
+
+def _stands_still(statuses: Sequence[Status], limits: Limits) -> bool:
+    """Returns whether all have been waiting too long while no bytes flowed, or far too long in any case."""
+    # A script may go on for a while as its devices wait. That is progress too.
+    in_vain = min(min(status.in_vain or 0.0, status.seconds) for status in statuses)
+    return in_vain >= limits.stall or min(min(s.waiting or 0.0, s.seconds) for s in statuses) >= limits.slow
+
+
+def _not_leaving(workers: Sequence[WorkerObservation], limits: Limits) -> Diagnosis | None:
+    """Finds workers that go on for very long after others have ended and wait to leave."""
+    waits = [w.status.seconds for w in workers if w.status is not None and w.status.ended == DONE and w.silent == 0.0]
+    running = {i: w.status for i, w in enumerate(workers) if w.status is not None and w.runs}
+    late = [i for i, status in running.items() if waits and min(status.seconds, max(waits)) >= limits.slow]
+    if not late:
+        return None
+    said = f"goes on, while others have been done for more than {limits.slow:g} s and wait to leave with it"
+    return _diagnosis(workers, ProblemKind.SLOW, late, said)
+
+
+def _is_here(worker: WorkerObservation) -> bool:
+    return worker.runs and worker.silent == 0.0 and not worker.refusals
+
+
+def _waited(status: Status, limits: Limits) -> float | None:
+    """Returns how long a worker has been waiting. Time in which bytes flow counts only from `limits.slow` on."""
+    return status.waiting if status.waiting is not None and status.waiting >= limits.slow else status.in_vain
+
+
+class _Wait(NamedTuple):
+    """How others wait for a worker.
+
+    Attributes:
+        longest: The longest time that one of them has been waiting.
+        shortest: The shortest time.
+        calls: The largest number of the program that they wait in.
+        noted: The largest number of calls that they have noted, the one where they wait included.
+    """
+
+    longest: float
+    shortest: float
+    calls: int
+    noted: int
+
+
+def _missed(worker: int, known: Mapping[int, Status], waits: Mapping[int, float]) -> _Wait | None:
+    """Returns how others wait for a worker; None if nobody waits, or it has been there already."""
+    waiting = [i for i in waits if not known[i].waits_for or worker in known[i].waits_for]
+    if not waiting:
+        return None
+    calls = max(known[i].calls for i in waiting)
+    seconds = [waits[i] for i in waiting]
+    noted = max(known[i].order[0] for i in waiting)
+    return _Wait(max(seconds), min(seconds), calls, noted) if known[worker].calls <= calls else None
+
+
+def _patience(ended: Status, wait: _Wait, limits: Limits) -> float:
+    """Returns how long to wait for a worker that has ended, depending on whether it had begun the others' step."""
+    never_came = ended.calls < wait.calls or ended.order[0] < wait.noted or wait.shortest < ended.seconds
+    return min(limits.confirm, limits.stall) if never_came else limits.stall
+
+
+def _furthest_behind(workers: Sequence[WorkerObservation], candidates: Sequence[int]) -> list[int]:
+    calls = {i: workers[i].status.calls for i in candidates}  # type: ignore[union-attr]
+    return [i for i in candidates if calls[i] == min(calls.values())]
+
+
+def _deadlock(workers: Sequence[WorkerObservation]) -> Diagnosis:
+    """Returns the alarm that all wait and none makes progress."""
+    everyone = list(range(len(workers)))
+    behind = _furthest_behind(workers, everyone)
+    programs = {(w.status.program, w.status.fingerprint) for w in workers if w.status is not None}
+    if len(behind) < len(everyone):
+        said = "is behind the others and makes no progress in its step; all workers wait"
+    elif len(programs) > 1:
+        said = "run different programs and wait in them for each other (a deadlock)"
+    else:
+        said = "are all in the same step, and none makes progress (a deadlock, or a step that takes this long)"
+    return _diagnosis(workers, ProblemKind.DEADLOCK, behind, said)
+
+
+def _diagnosis(
+    workers: Sequence[WorkerObservation], kind: ProblemKind, culprits: Sequence[int], said: str
+) -> Diagnosis:
+    names = ", ".join(f"{workers[i].name} ({workers[i].address or 'address unknown'})" for i in culprits)
+    states = [workers[i].status for i in culprits]
+    known = "; ".join(status.describe() for status in states if status is not None)
+    return Diagnosis(kind, tuple(culprits), f"{names} {said}. {'Last known' if kind in _GONE else 'Now'}: {known}.")
+
+
+_GONE = (ProblemKind.DEAD, ProblemKind.STOPPED)

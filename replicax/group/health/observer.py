@@ -1,0 +1,151 @@
+"""The eyes of a monitor: it asks the peers once a second, and notes what it finds out itself.
+
+Of many peers it asks some in a second, one after the other, and each that did not answer last again: n workers that
+each ask all others are n * n questions a second. A worker that dies is asked within a moment nevertheless, by whoever's
+turn it is, and that one tells all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from replicax.group.health.question_threads import QuestionThreads
+from replicax.group.health.diagnosis import Limits, WorkerObservation
+from replicax.group.health.peers import Peer
+from replicax.runtime.activity import now
+from replicax.group.health.status import Status, status_from
+from replicax.group.health.traffic import Traffic
+
+_log = logging.getLogger(__name__)
+SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_FOR_A_LOOK = 1.0  # that it waits for answers; later answers count in the next look
+_MOST_AT_ONCE = 128  # threads that ask
+_MOST_IN_A_LOOK = 64  # peers that are asked, unless all must be asked more often
+_LEAST_PATIENCE_S = 1.0
+_SECONDS_UNTIL_UNREACHABLE = 20.0
+_BYTES_OF_PROGRESS = 4096  # between two looks; fewer bytes may come from anything
+
+
+class Observer:
+    """Asks the peers.
+
+    Args:
+        index: The index of this worker.
+        name: Its name.
+        address: Its address in the cluster.
+        peers: The others.
+        limits: How long is too long.
+        traffic: Counts the bytes between this process and others.
+        clock: Returns the time in seconds.
+
+    Attributes:
+        note: What a report should say of this process; often empty.
+        asks_all: Whether each look asks all peers, however many.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        name: str,
+        address: str,
+        peers: Sequence[Peer],
+        limits: Limits,
+        traffic: Traffic,
+        clock: Callable[[], float],
+    ):
+        self.note, self.asks_all = "", False
+        self._index, self._name, self._address = index, name, address
+        self._peers, self._limits, self._traffic, self._clock = peers, limits, traffic, clock
+        self._begin = self._last = clock()
+        self._unreachable_told = False
+        self._by_index = {peer.index: peer for peer in peers}
+        self._asking = QuestionThreads(lambda index: self._ask(self._by_index[index]), _MOST_AT_ONCE, clock)
+        # Each peer is asked twice in the time after which silence is an alarm, even if all are silent and take turns.
+        turns = max(1.0, len(peers) / _MOST_AT_ONCE)
+        self._patience_s = max(_LEAST_PATIENCE_S, limits.stall / 2 / turns)
+        self._in_a_look = max(_MOST_IN_A_LOOK, math.ceil(4 * len(peers) * SECONDS_BETWEEN_LOOKS / limits.stall))
+        later = [*itertools.dropwhile(lambda peer: peer.index < index, peers)]
+        self._turns = itertools.cycle([*later, *peers[: len(peers) - len(later)]])  # Each worker begins with another.
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether a look asks some of the peers."""
+        return not self.asks_all and len(self._peers) > self._in_a_look
+
+    def look(self, everybody: bool = False) -> None:
+        """Asks peers, and notes the answers and the silences.
+
+        Args:
+            everybody: Whether to ask all, and not some of many.
+        """
+        self.notice_own_pause()
+        peers = self._peers if everybody or not self.is_sparse else self._next_peers()
+        self._asking.begin(peer.index for peer in peers if not peer.history.seen(self._clock()).has_left)
+        self._asking.wait(SECONDS_FOR_A_LOOK)
+        self.notice_own_pause()
+        for index in self._asking.late(self._patience_s):
+            self._by_index[index].history.unheard()
+        self._notice_traffic()
+        self._warn_of_unreachable()
+
+    def _next_peers(self) -> list[Peer]:
+        """Returns the peers whose turn it is, and those that did not answer last."""
+        chosen = {peer.index: peer for peer in itertools.islice(self._turns, self._in_a_look)}
+        return [*chosen.values(), *(p for p in self._peers if p.history.missed and p.index not in chosen)]
+
+    def workers(self, own_status: Status) -> list[WorkerObservation]:
+        """Returns what is known of all workers, in order; `own_status` is this one's."""
+        time_now = self._clock()
+        me = WorkerObservation(self._name, self._address, own_status)
+        seen = {peer.index: peer.history.seen(time_now) for peer in self._peers} | {self._index: me}
+        return [seen[i] for i in sorted(seen)]
+
+    def close(self) -> None:
+        """Stops asking."""
+        self._asking.close()
+
+    def _ask(self, peer: Peer) -> None:
+        begun = self._clock()
+        try:
+            status = status_from(peer.client.status(self._patience_s))
+        except ConnectionRefusedError:  # If it only hangs up, the server is there and may have too many connections.
+            peer.history.refused()
+        except (OSError, ValueError):
+            peer.history.unheard()
+        else:
+            peer.history.answered(status, self._clock(), self._clock() - begun)
+            if self.is_sparse:
+                peer.client.close()  # Thousands of connections would wait for their next question.
+
+    def notice_own_pause(self) -> bool:
+        """Returns whether this process itself was stopped for a while. Then the silence of the others means nothing.
+
+        Other threads ask the questions, so nothing in this one takes longer than about a second between two calls,
+        however slow the answers are.
+        """
+        time_now = self._clock()
+        away = time_now - self._last - SECONDS_BETWEEN_LOOKS
+        self._last = time_now
+        paused = away > max(1.0, self._limits.stall / 2)
+        if paused:
+            self.note = f"({self._name} itself had been stopped, or kept from looking, for {away:.1f} s.)"
+            for peer in self._peers:
+                peer.history.forgive(time_now)
+        return paused
+
+    def _notice_traffic(self) -> None:
+        """Notes that bytes flow: then workers that wait are slow, not stuck."""
+        if now.waits_since() is not None and self._traffic.moved() >= _BYTES_OF_PROGRESS:
+            now.moved = time.monotonic()
+
+    def _warn_of_unreachable(self) -> None:
+        missing = [] if self._unreachable_told else [p.history.name for p in self._peers if not p.reachable]
+        turns = len(self._peers) / self._in_a_look * (SECONDS_BETWEEN_LOOKS + SECONDS_FOR_A_LOOK)
+        until = _SECONDS_UNTIL_UNREACHABLE + turns
+        if missing and self._clock() - self._begin > until:
+            self._unreachable_told = True
+            _log.warning("%s cannot be watched: no answer from its health server.", ", ".join(missing))

@@ -1,0 +1,123 @@
+"""The other workers: how to ask each of them, and what it has answered so far."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Mapping, Sequence
+
+from replicax.group.health.client import Client, in_parallel
+from replicax.group.health.diagnosis import WorkerObservation
+from replicax.runtime.activity import LEAVE
+from replicax.group.health.status import Status
+
+_SECONDS_TO_ANSWER, _LONGEST_TO_ANSWER = 1.0, 10.0
+_SECONDS_TO_SHOW_LIFE = 0.2
+
+
+class History:
+    """The answers of one worker. Any thread may note them; the caller passes the time.
+
+    Args:
+        name: Its name.
+        address: Its address in the cluster.
+        time: Now, in seconds of any clock.
+
+    Attributes:
+        status: Its last answer; None if it has never answered.
+        took: How long it took to answer last, in seconds.
+    """
+
+    def __init__(self, name: str, address: str, time: float):
+        self.name, self.address = name, address
+        self.status: Status | None = None
+        self.took = 0.0
+        self._heard, self._missed, self._refusals = time, False, 0
+        self._lock = threading.Lock()
+
+    @property
+    def missed(self) -> bool:
+        """Whether it did not answer the last question."""
+        return self._missed
+
+    def answered(self, status: Status, time: float, took: float = 0.0) -> None:
+        """Notes an answer. An answer from before the worker's goodbye may arrive after it."""
+        with self._lock:
+            if self.status is None or not self.status.ended or status.ended:
+                self.status = status
+            self._heard, self._missed, self._refusals, self.took = time, False, 0, took
+
+    def refused(self) -> None:
+        """Notes that nobody listens at its port."""
+        with self._lock:
+            self._missed, self._refusals = True, self._refusals + 1
+
+    def unheard(self) -> None:
+        """Notes that it did not answer in time."""
+        with self._lock:
+            self._missed, self._refusals = True, 0
+
+    def is_known_since(self, time: float) -> bool:
+        """Returns whether it has answered since then, or has said how it ended."""
+        with self._lock:
+            ended = self.status is not None and bool(self.status.ended)
+            return ended or (not self._missed and self._heard >= time)
+
+    def forgive(self, time: float) -> None:
+        """Forgets a silence, because this process itself did not listen."""
+        with self._lock:
+            self._heard, self._refusals = time, 0
+
+    def ended(self, how: str, order: tuple[int, int]) -> None:
+        """Notes its goodbye, and its last call."""
+        with self._lock:
+            self.status = dataclasses.replace(
+                self.status or Status(LEAVE), phase=LEAVE, seconds=0.0, ended=how, waiting=None, order=order
+            )
+
+    def seen(self, time: float) -> WorkerObservation:
+        """Returns what is known of the worker now. It is silent only if it did not answer the last question."""
+        with self._lock:
+            silent = time - self._heard if self._missed else 0.0
+            return WorkerObservation(self.name, self.address, self.status, silent, self._refusals)
+
+
+@dataclasses.dataclass
+class Peer:
+    """Another worker.
+
+    Attributes:
+        index: Its index.
+        client: Asks it.
+        history: Its answers.
+    """
+
+    index: int
+    client: Client
+    history: History
+
+    @property
+    def reachable(self) -> bool:
+        """Whether it has ever answered."""
+        return self.history.status is not None
+
+    @property
+    def seconds_to_answer(self) -> float:
+        """How long to wait for an answer that somebody needs now: longer on a slow network."""
+        return min(max(_SECONDS_TO_ANSWER, 3 * self.history.took), _LONGEST_TO_ANSWER)
+
+    def is_there(self) -> bool:
+        """Returns whether it answers now."""
+        try:
+            self.client.status(_SECONDS_TO_SHOW_LIFE + min(2 * self.history.took, _SECONDS_TO_ANSWER))
+        except OSError:
+            return False
+        except ValueError:
+            pass
+        return True
+
+
+def tell(peers: Sequence[Peer], path: str, document: Mapping[str, object]) -> None:
+    """Tells all peers something at the same time; returns when each has heard it or does not answer."""
+    calls = [lambda peer=peer: peer.client.post(path, document, peer.seconds_to_answer) for peer in peers]
+    in_parallel(calls, max((peer.seconds_to_answer for peer in peers), default=0.0))

@@ -1,0 +1,166 @@
+"""Comparing programs: before one runs for the first time, its fingerprint must be the same in all workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax.errors import ProgramMismatchError
+from replicax.group.health.peers import Peer
+
+# XLA identifies a Python callback by a number or an address in the process.
+_CALLBACK = re.compile(r"(custom_call @\w*python\w*callback\w*\(.*?)(index = \d+|\"\d{5,}\")")
+_LARGEST_CONSTANT = 32  # elements; a larger constant is not in the text, and its bytes in memory are hashed
+_LEFT_OUT = "__elided__"
+_SECONDS_BETWEEN_QUESTIONS = 0.02, 0.25
+_MOST_COMPARED = 32  # peers; of more, some are asked
+
+
+@dataclasses.dataclass(frozen=True)
+class AnnouncedProgram:
+    """A program that a worker is about to run for the first time.
+
+    Attributes:
+        name: Name of the function.
+        fingerprint: Hash of the program; empty if this worker does not run it.
+    """
+
+    name: str
+    fingerprint: str
+
+    def differs(self, other: AnnouncedProgram) -> bool:
+        """Returns whether the two cannot be the same program."""
+        known = self.fingerprint and other.fingerprint
+        return self.name != other.name or bool(known and self.fingerprint != other.fingerprint)
+
+
+def fingerprint(lowered: jax.stages.Lowered) -> str:
+    """Returns the hash of a lowered program and the arrays that it closes over."""
+    program: Any = lowered.compiler_ir("stablehlo")
+    module = program.operation
+    text = module.get_asm(large_elements_limit=_LARGEST_CONSTANT)
+    found = hashlib.sha256(_CALLBACK.sub(r"\1", text).encode())
+    if _LEFT_OUT in text:
+        for constant in _constants(module):
+            found.update(constant)
+    return found.hexdigest()[:16]
+
+
+def _constants(operation: Any) -> Iterator[bytes | memoryview]:
+    """Yields the bytes of the larger constants of a program, in its order."""
+    for region in operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                if inner.operation.name == "stablehlo.constant":
+                    yield from _large(inner.operation)
+                else:
+                    yield from _constants(inner.operation)
+
+
+def _large(constant: Any) -> Iterator[bytes | memoryview]:
+    try:
+        value = constant.attributes["value"]
+        if len(value) > _LARGEST_CONSTANT and not value.is_splat:
+            yield np.ascontiguousarray(value).data.cast("B")
+    except (TypeError, ValueError, BufferError):  # MLIR's Python cannot give such numbers to NumPy: complex, bfloat16.
+        yield constant.get_asm().encode()
+
+
+def announced_program_from(document: object) -> AnnouncedProgram:
+    """Returns a program from the JSON of another process.
+
+    Raises:
+        ValueError: The JSON is something else.
+    """
+    if not isinstance(document, dict) or not {"name", "fingerprint"} <= document.keys():
+        raise ValueError(f"not a program: {document!r:.100}")
+    return AnnouncedProgram(str(document["name"]), str(document["fingerprint"]))
+
+
+def neighbours(me: int, peers: Sequence[Peer]) -> list[Peer]:
+    """Returns the peers to compare with: all, or of many those at distances of 1, 2, 4, ... in the ring of workers.
+
+    n workers that each compare with all others are n * n questions. Whoever differs from the rest has a neighbour that
+    does not, since the ring connects all; the two raise the error, and the monitors end the job.
+    """
+    if len(peers) <= _MOST_COMPARED:
+        return list(peers)
+    count = len(peers) + 1
+    steps = [2**power for power in range((count - 1).bit_length())]
+    wanted = {(me + step) % count for step in steps} | {(me - step) % count for step in steps}
+    return [peer for peer in peers if peer.index in wanted]
+
+
+class ProgramComparison:
+    """The programs of this process in the order of their first runs, and the comparison with the peers'.
+
+    Args:
+        index: The index of this worker.
+        name: Its name.
+    """
+
+    def __init__(self, index: int, name: str) -> None:
+        self._index, self._name = index, name
+        self._lock = threading.Lock()
+        self._announced: list[AnnouncedProgram] = []
+        self._names = set[str]()
+
+    def is_new(self, name: str) -> bool:
+        """Returns whether this is the first time that it is asked about a name."""
+        before = len(self._names)
+        self._names.add(name)
+        return len(self._names) > before
+
+    def announce(self, program: AnnouncedProgram) -> int:
+        """Makes a program known to peers that ask; returns its index."""
+        with self._lock:
+            self._announced.append(program)
+            return len(self._announced) - 1
+
+    def get(self, index: int) -> Mapping[str, str] | None:
+        """Returns an announced program as JSON; None if there is none at `index`."""
+        with self._lock:
+            return dataclasses.asdict(self._announced[index]) if index < len(self._announced) else None
+
+    def compare(self, index: int, peers: Sequence[Peer], wait: bool) -> None:
+        """Compares a program with the peers', or those of some of many peers.
+
+        Args:
+            index: Its index.
+            peers: The peers.
+            wait: Whether to wait until they have announced theirs. The monitor ends a wait that takes too long.
+                (Nobody waits for a peer that cannot be watched.)
+
+        Raises:
+            ProgramMismatchError: One is about to run another program.
+        """
+        pending = [peer for peer in neighbours(self._index, peers) if peer.reachable]
+        pause, longest = _SECONDS_BETWEEN_QUESTIONS
+        while True:
+            pending = [peer for peer in pending if not self._same(index, peer)]
+            if not pending or not wait:
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    def _same(self, index: int, peer: Peer) -> bool:
+        """Returns whether a peer has announced the same program; False if it has announced none yet."""
+        try:
+            answer = peer.client.program(index, peer.seconds_to_answer)
+            theirs = None if answer is None else announced_program_from(answer)
+        except (OSError, ValueError):
+            return False
+        mine = self._announced[index]
+        if theirs is not None and mine.differs(theirs):
+            raise ProgramMismatchError(
+                self._name, mine.name, mine.fingerprint, peer.history.name, theirs.name, theirs.fingerprint, index
+            )
+        return theirs is not None

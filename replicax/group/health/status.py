@@ -1,0 +1,116 @@
+"""The status of a worker, which it tells the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from replicax.runtime.call_order import order_from
+from replicax.runtime.activity import WAIT, WAITING_PHASES, Activity, now
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """The status of a worker.
+
+    Attributes:
+        phase: Its phase; `replicax.runtime.activity` lists them.
+        seconds: How long it has been in it, without the time in which its devices still computed.
+        calls: Number of the program that it began last; only programs that all workers run together count.
+        completed: Number of the last program that it has finished.
+        waiting: How many seconds it has been waiting for that program; None if it does not wait.
+        program: Name of that program.
+        fingerprint: Its fingerprint.
+        ended: How its script ended: `""` while it runs, `"done"`, or the error.
+        waits_at: What it waits for if that is not a program, such as the first values of variables.
+        waits_for: The indices of the workers that it waits for; empty for all others.
+        quiet: How many of the seconds of waiting have passed since bytes last flowed.
+        order: Number and digest of its last call (`replicax.runtime.call_order`).
+    """
+
+    phase: str
+    seconds: float = 0.0
+    calls: int = 0
+    completed: int = 0
+    waiting: float | None = None
+    program: str = ""
+    fingerprint: str = ""
+    ended: str = ""
+    waits_at: str = ""
+    waits_for: tuple[int, ...] = ()
+    quiet: float = math.inf
+    order: tuple[int, int] = (0, 0)
+
+    @property
+    def in_vain(self) -> float | None:
+        """How many seconds it has been waiting while no bytes flowed; None if it does not wait."""
+        return None if self.waiting is None else min(self.waiting, self.quiet)
+
+    def describe(self) -> str:
+        """Returns the status as text."""
+        if self.ended:
+            return f"ended ({self.ended}), last completed step {self.completed}"
+        program = f" of {self.program!r}" if self.program else ""
+        waits = "" if self.waiting is None else f", waiting for {self.waiting:.1f} s"
+        waits += f" at {self.waits_at!r}" if waits and self.waits_at else ""
+        step = f"last completed step {self.completed}"
+        if self.calls > self.completed:
+            step += f", in step {self.calls}{program}"
+        return f"phase {self.phase!r} for {self.seconds:.1f} s, {step}{waits}"
+
+
+def status_of(activity: Activity = now, ended: str = "") -> Status:
+    """Returns the status of this process."""
+    # The order matters: what it waits for is set before the phase begins, and reset after the phase ends.
+    waits_at, waits_for = activity.wait
+    phase, since = activity.at
+    time_now = time.monotonic()
+    waits_since = None if ended else activity.waits_since()
+    computes = activity.computes()
+    if computes:
+        activity.seen_computing = time_now
+    else:  # Its devices may finish before another worker's. Its script has then just begun to do something else.
+        since = max(since, activity.seen_computing)
+    in_step = not ended and (phase in WAITING_PHASES or computes)
+    return Status(
+        phase,
+        time_now - since,
+        activity.calls,
+        activity.calls - in_step if activity.calls else 0,
+        None if waits_since is None else time_now - waits_since,
+        activity.program,
+        activity.fingerprint,
+        ended,
+        waits_at if phase == WAIT else "",
+        waits_for if phase == WAIT else (),
+        0.0 if waits_since is None else time_now - max(waits_since, activity.moved),
+    )
+
+
+def status_from(document: object) -> Status:
+    """Returns a status from the JSON of another process.
+
+    Raises:
+        ValueError: The JSON is something else.
+    """
+    kinds: dict[str, type | tuple[type, ...]] = {
+        "phase": str,
+        "program": str,
+        "fingerprint": str,
+        "ended": str,
+        "calls": int,
+    }
+    kinds |= {"completed": int, "seconds": (int, float), "waiting": (int, float, type(None))}
+    kinds |= {"waits_at": str, "waits_for": (list, tuple), "quiet": (int, float), "order": (list, tuple)}
+    if not isinstance(document, Mapping):
+        raise ValueError(f"not a status: {document!r:.100}")
+    found: dict[str, Any] = {name: document.get(name) for name in kinds}
+    if not all(isinstance(found[name], kind) for name, kind in kinds.items()):
+        raise ValueError(f"not a status: {document!r:.100}")
+    if not all(isinstance(worker, int) for worker in found["waits_for"]):
+        raise ValueError(f"not a status: {document!r:.100}")
+    order = order_from(found["order"])
+    return Status(**{**found, "waits_for": tuple(found["waits_for"]), "order": order})

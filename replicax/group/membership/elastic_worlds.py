@@ -1,0 +1,390 @@
+"""Worlds: the workers that train together at a time, while workers come and go and nobody starts again.
+
+Each set of members is a *world*. It has an XLA client of its own, which takes the place of JAX's: `jax.devices()` and
+`jax.process_index()` are those of the present world. When a member is lost, or a newcomer waits, the members meet, and
+a new world begins; their processes go on.
+
+The members make *calls* together: a step of training, a sum, a checkpoint. All of them make the same calls in
+the same order. A call that a loss breaks off has changed nothing, and is made again in the next world. If another
+member has completed it, its outcome is taken over from there.
+
+A newcomer is in a world of its own until it is taken in: at a boundary between calls, where a member knows what its
+script does next, and gives all its state.
+
+The methods here are called by the thread that trains. `sentry.Sentry` watches meanwhile in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
+
+import numpy as np
+
+import replicax.cluster.exchange as exchange
+import replicax.group.health as health
+from replicax.compat.jax_worlds import WorldClique, install_alone, is_lost_connection
+from replicax.errors import MeetingError, NotJoinedError
+from replicax.group.membership.interrupted_wait import BrokenOffError
+from replicax.group.membership.quorum import Life
+from replicax.group.membership.elastic_meeting import BegunError, ElasticMeeting
+from replicax.group.membership.state_transfer import Pending, given, take, take_pending
+from replicax.group.membership.newcomer_warnings import Knocking
+from replicax.group.membership.meeting import MemberLostError, Roll
+from replicax.group.membership.outcomes import Outcomes
+from replicax.group.membership.packing import packed, unpacked
+from replicax.group.membership.places import ELSEWHERE, NOT_JOINED, Given, Place
+from replicax.group.membership.preemption import Preemption
+from replicax.group.membership.interrupter import Sentry
+from replicax.group.membership.launcher_news import tell_of_leaving, tell_of_world
+from replicax.contracts.worlds import ALONE, State, World
+
+_T = TypeVar("_T")
+
+_SECONDS_BETWEEN_LOOKS = 0.1
+_ENDED_EARLY = 75  # exit code: it was told to
+
+
+class WorldChangedError(Exception):
+    """The world has changed in the middle of a call, which must be made again."""
+
+
+class ElasticWorlds:
+    """The worlds of this process, one after the other.
+
+    Args:
+        meeting: Where the members agree.
+        sentry: Watches the others.
+        fewest: With how few members the training goes on.
+
+    Attributes:
+        world: The present one.
+        always: What is given to newcomers in any case: the strategy's variables.
+        state: What is given to them besides; None as long as the script has not said what: then none is taken in.
+        changes: Called when a world has begun, in this order.
+        preemption: Decides what SIGTERM means.
+    """
+
+    def __init__(self, meeting: ElasticMeeting, sentry: Sentry, fewest: int):
+        self.world = World(ALONE, 0, (meeting.index,), (meeting.names[meeting.index],))
+        self.always: list[State] = []
+        self.state: State | None = None
+        self.changes: list[Callable[[], None]] = []
+        self.preemption: Preemption | None = None
+        self._meeting, self._sentry, self._fewest = meeting, sentry, fewest
+        self._outcomes = Outcomes()
+        self._place = Place(is_new=True)
+        self._is_busy = False
+        self._leaving, self._has_left = "", False
+        self._knocking = Knocking()
+        self._pending: list[Pending] = []
+
+    # The beginning and the end.
+
+    def begin(self, is_newcomer: bool) -> None:
+        """Begins the first world: that of all workers, or, for a newcomer, one of its own."""
+        if not is_newcomer:
+            self._place = Place()
+            try:
+                self._meet(begins=True)
+                return
+            except BegunError:
+                self._place = Place(is_new=True)
+        install_alone()
+        exchange.begin_anew(self._sentry.wanted)
+
+    @property
+    def is_taken_in(self) -> bool:
+        """Whether this process is a member; a newcomer is none before `join`."""
+        return self.world.number != ALONE
+
+    def join(self) -> None:
+        """Waits until the others take this newcomer in, and takes their state.
+
+        If the others are in the middle of something else than what this process has named with `state`, such as
+        `Model.fit`, that part of their state waits here until this process comes there and calls this again. In any
+        other member nothing happens.
+        """
+        if not self.is_taken_in:
+            self._place = Place(is_new=True)
+            self._meet()
+        elif self._pending and self.state is not None:
+            self._pending = take_pending(self.state, self._pending)
+
+    @property
+    def awaits(self) -> str:
+        """The class of the state that waits for this process to come where the others are; empty if none does."""
+        return self._pending[0].kind if self._pending else ""
+
+    def finish(self) -> None:
+        """Waits until all members' scripts have ended, since one that lags may need an outcome of this one's."""
+        if not self.is_taken_in or self._has_left:
+            return
+        self._sentry.tell_done()
+        while self._sentry.others_run():
+            if self._sentry.wanted.wait(_SECONDS_BETWEEN_LOOKS):
+                self._place = self._here(is_done=True)
+                self._meet()
+                return  # Those who lag have the outcome now. They go on without this process.
+
+    @property
+    def calls(self) -> int:
+        """How many calls have been completed: in all members the same at the same point of the script."""
+        return self._outcomes.last
+
+    @property
+    def lives(self) -> tuple[Life, ...]:
+        """The present members, each with the run of it that takes part; this process's own is `life`."""
+        sheet = self._meeting.sheet
+        return () if sheet is None else sheet.lives
+
+    @property
+    def life(self) -> Life:
+        """This run of this process."""
+        return self._meeting.life
+
+    @property
+    def may_leave(self) -> bool:
+        """Returns whether enough others go on if this process leaves."""
+        return self.is_taken_in and len(self.world.members) > self._fewest
+
+    def leave_soon(self, reason: str) -> None:
+        """Lets this process leave between two calls, and end: the others go on without it. For signal handlers."""
+        self._leaving = reason
+
+    def leave(self) -> None:
+        """Leaves: the others go on without this process."""
+        self._meeting.leave()
+        self._sentry.stop()
+
+    # Calls.
+
+    def attempt(self, call: Callable[[], _T]) -> _T:
+        """Returns what `call` returns; makes it again, in a new world, whenever a member is lost meanwhile.
+
+        Args:
+            call: What all members do together. It changes nothing if it raises. It makes at most one program run that
+                changes variables, through `executed`.
+
+        Raises:
+            MeetingError: The training cannot go on.
+        """
+        if self._is_busy:
+            return call()
+        if self._sentry.somebody_knocks():
+            self._knocking.refused(self.state is not None)
+        self._is_busy = True
+        try:
+            while True:
+                try:
+                    self._leave_if_told()
+                    if self._sentry.wanted.is_set():
+                        self._change(executes=False)
+                    with self._sentry.working():
+                        return call()
+                except WorldChangedError:
+                    continue
+                except Exception as error:
+                    if not self._is_loss(error):
+                        raise
+                    self._change(executes=False)
+        finally:
+            self._is_busy = False
+
+    def executed(
+        self,
+        run: Callable[[], _T],
+        outcome_of: Callable[[_T], list[np.ndarray]],
+        adopted: Callable[[list[np.ndarray]], _T],
+        nbytes: int = 0,
+    ) -> _T:
+        """Returns what `run` returns, or the outcome of another member.
+
+        Args:
+            run: Runs a program of all members, and returns when it has ended. It changes nothing if it raises.
+            outcome_of: Returns what `run` has made as arrays on the host: called if another member needs it.
+            adopted: Makes of such arrays what `run` would have returned.
+            nbytes: Their size.
+
+        Raises:
+            WorldChangedError: A member was lost, and nobody has completed it: it must be made again.
+            NotJoinedError: This process is a newcomer that has not joined the others.
+        """
+        if not self.is_taken_in:
+            raise NotJoinedError(NOT_JOINED)
+        if self._pending:
+            raise NotJoinedError(ELSEWHERE.format(kind=self._pending[0].kind, own=type(self.state).__name__))
+        found: list[np.ndarray] | None = None
+        try:
+            result = run()
+        except Exception as error:
+            if not self._is_loss(error):
+                raise
+            found = self._change(executes=True)
+            if found is None:
+                raise WorldChangedError from None
+            result = adopted(found)
+        self._outcomes.add(lambda: outcome_of(result), nbytes)
+        return result
+
+    def wait(self, values: object) -> None:
+        """Waits until arrays are computed.
+
+        Raises:
+            RuntimeError: A member was lost meanwhile.
+        """
+        try:
+            self._sentry.breaker.wait(values)
+        except BrokenOffError:
+            cast(WorldClique, self._meeting.clique).leave_behind()
+            raise
+
+    def boundary(self, *places: object) -> None:
+        """Takes newcomers in, if any wait, between two calls: this process can give its state here.
+
+        Args:
+            places: See `State.is_boundary`.
+        """
+        if self._is_busy or not self.is_taken_in:
+            return
+        knocks = self._sentry.somebody_knocks()
+        if not knocks:
+            self._knocking.answered()
+        if not knocks and not self._sentry.wanted.is_set():
+            return
+        if self.state is None or not self.state.is_boundary(places):
+            if knocks:
+                self._knocking.refused(self.state is not None)
+            return
+        self._sentry.call("a worker joins")
+        self._place = self._here(gives=True)
+        self._meet()
+
+    def _leave_if_told(self) -> None:
+        """Ends this process if it was told to, and enough others go on without it."""
+        if not self._leaving or not self.may_leave:
+            return
+        life = self._meeting.life
+        tell_of_leaving(life, self._leaving)
+        self._sentry.call(f"{self._meeting.names[life.index]} leaves: {self._leaving}")
+        self.leave()
+        self._has_left = True
+        raise SystemExit(_ENDED_EARLY)
+
+    def _is_loss(self, error: Exception) -> bool:
+        return self._sentry.wanted.is_set() or is_lost_connection(error) or isinstance(error, exchange.ClosedError)
+
+    # A new world.
+
+    def _change(self, executes: bool) -> list[np.ndarray] | None:
+        self._sentry.call("a worker is lost")
+        self._place = self._here(executes=executes)
+        return self._meet()
+
+    def _here(self, executes: bool = False, gives: bool = False, is_done: bool = False) -> Place:
+        return Place(self._outcomes.last, executes, gives, False, is_done, self._outcomes.first)
+
+    def _meet(self, begins: bool = False) -> list[np.ndarray] | None:
+        """Begins the next world.
+
+        Args:
+            begins: Whether it is the first one, for which this process must have come in time.
+
+        Returns:
+            The outcome of the call in whose middle this process was; None if nobody has completed it.
+        """
+        self._sentry.pause()
+        is_new = self._place.is_new
+        while True:
+            roll = self._meeting.gather("a new world", self._place.written(), begins)
+            self._check_number(roll)
+            places = [Place.of(note) for note in roll.notes]
+            try:
+                found = self._agreed(roll, places)
+                break
+            except MemberLostError:
+                continue
+        if is_new:
+            self._outcomes.begin_at(found.calls)
+        self._install(roll, places)
+        if found.state is not None:
+            self._pending = take(self._states(), *found.state)
+        return found.outcome
+
+    def _check_number(self, roll: Roll) -> None:
+        if len(roll.present) < self._fewest:
+            raise MeetingError(
+                f"Only {len(roll.present)} workers are left ({', '.join(self._names(roll))}), and the training goes on "
+                f"with at least {self._fewest}. Start the job again; it goes on from its newest checkpoint."
+            )
+
+    @health.phase(health.CHECKPOINT)  # Between the sums: one that reads or lays out much is not stuck.
+    def _agreed(self, roll: Roll, places: Sequence[Place]) -> Given:
+        """Connects the members, and hands on what some of them lack: the outcome of a call, or all the state."""
+        own = roll.present.index(self._meeting.index)
+        if len(roll.present) == 1:
+            return Given()
+        self._meeting.total_of_vectors(roll, [np.zeros(1, np.uint32)], "connected")
+        latest = max(place.calls for place in places)
+        outcome = None
+        for number in sorted({place.calls + 1 for place in places if place.executes and place.calls < latest}):
+            giver = self._owner(number, places, roll)
+            found, _ = unpacked(self._sent(roll, packed(self._outcomes.of(number)) if giver == own else None))
+            if self._place.executes and self._outcomes.last == number - 1:
+                outcome = found
+        if not any(place.is_new for place in places):
+            return Given(outcome)
+        giver = next(i for i, place in enumerate(places) if place.gives)
+        state = unpacked(self._sent(roll, packed(*given(self._states())) if giver == own else None))
+        return Given(outcome, state if self._place.is_new else None, places[giver].calls)
+
+    def _owner(self, number: int, places: Sequence[Place], roll: Roll) -> int:
+        """Returns the place on the roll of a member that has the outcome of a call."""
+        for i, place in enumerate(places):
+            if place.kept <= number <= place.calls:
+                return i
+        raise MeetingError(
+            f"A worker was interrupted in call {number}, which others have completed, and none of "
+            f"{', '.join(self._names(roll))} has its outcome any more. Start the job again; it goes on from its newest "
+            "checkpoint."
+        )
+
+    def _states(self) -> list[State]:
+        assert self.state is not None  # Only those give or take it who have said what.
+        return [*self.always, self.state]
+
+    def _sent(self, roll: Roll, vector: np.ndarray | None) -> np.ndarray:
+        """Returns in every member the bytes that one of them sends."""
+        length = np.array([0 if vector is None else vector.size], np.uint32)
+        (size,) = self._meeting.total_of_vectors(roll, [length], "length")
+        own = np.zeros(int(size[0]), np.uint8) if vector is None else vector
+        (found,) = self._meeting.total_of_vectors(roll, [own], f"{own.size} bytes")
+        return found
+
+    def _install(self, roll: Roll, places: Sequence[Place]) -> None:
+        if len(roll.present) == 1:
+            install_alone()
+        else:
+            cast(WorldClique, self._meeting.clique).install()
+        tell_of_world(roll.number, self.lives, roll.present.index(self._meeting.index))
+        newcomers = tuple(index for index, place in zip(roll.present, places, strict=True) if place.is_new)
+        index = roll.present.index(self._meeting.index)
+        self.world = World(roll.number, index, roll.present, self._names(roll), newcomers)
+        if _are_level(places):  # Arrays of earlier worlds keep their devices, and these their threads.
+            self._outcomes.forget()
+        self._place = self._here()
+        self._sentry.resume()
+        exchange.begin_anew(self._sentry.wanted)
+        for change in self.changes:
+            change()
+        gc.collect()  # Programs and devices of the last world refer to each other, and its threads live with them.
+
+    def _names(self, roll: Roll) -> tuple[str, ...]:
+        return tuple(self._meeting.names[index] for index in roll.present)
+
+
+def _are_level(places: Sequence[Place]) -> bool:
+    """Returns whether all members have completed the same calls, when they have taken the outcomes that they lacked."""
+    latest = max(place.calls for place in places)
+    return all(place.is_new or place.calls + (place.executes and place.calls < latest) == latest for place in places)

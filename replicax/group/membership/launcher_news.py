@@ -1,0 +1,96 @@
+"""The range that an elastic job was started with, and the news by which its launcher learns of its worlds."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from replicax.errors import ClusterError
+from replicax.group.health.launcher_messages import tell_launcher
+from replicax.group.membership.quorum import Life
+from replicax.group.membership.membership_log import LOG_DIR, MembershipLog
+from replicax.contracts.worlds import ELASTIC as ELASTIC
+
+
+class ElasticRange(NamedTuple):
+    """The numbers of workers that an elastic job may have.
+
+    Attributes:
+        fewest: With how few it goes on.
+        most: How many may take part; their indices are below this.
+    """
+
+    fewest: int
+    most: int
+
+    def __str__(self) -> str:
+        return f"{self.fewest}:{self.most}"
+
+
+def parse_range(text: str) -> ElasticRange:
+    """Returns the range in `"2:8"`.
+
+    Raises:
+        ValueError: It is none.
+
+    >>> parse_range("2:8")
+    ElasticRange(fewest=2, most=8)
+    """
+    fewest, colon, most = (part.strip() for part in text.partition(":"))
+    if not colon or not fewest.isdecimal() or not most.isdecimal() or not 1 <= int(fewest) <= int(most):
+        raise ValueError(f"must be a range of at least 1 such as 2:8, the smaller number first, got {text!r}")
+    return ElasticRange(int(fewest), int(most))
+
+
+def elastic_range(environ: Mapping[str, str] = os.environ) -> ElasticRange | None:
+    """Returns the range of the elastic job that this process belongs to; None if its job is not elastic.
+
+    Raises:
+        ClusterError: The variable is no range.
+    """
+    text = environ.get(ELASTIC, "").strip()
+    if not text:
+        return None
+    try:
+        return parse_range(text)
+    except ValueError as error:
+        raise ClusterError(ELASTIC, text, "is no range of numbers of workers", f"It {error}.") from None
+
+
+def tell_of_world(number: int, lives: Sequence[Life], index: int, why: str = "") -> None:
+    """Tells the launcher of a new world; without one, its first member writes it to the membership log.
+
+    Args:
+        number: The number of the world.
+        lives: Its members.
+        index: The place of this process among them.
+        why: Why it is a new one, as far as this process knows; a launcher knows more.
+    """
+    atexit.unregister(_tell_of_end)
+    atexit.register(_tell_of_end)
+    told = {"world": number, "lives": [[life.index, life.number] for life in lives]}
+    if tell_launcher(told) or index:
+        return
+    folder = os.environ.get(LOG_DIR)
+    if folder:
+        MembershipLog(Path(folder)).world(number, lives, why, time.time())
+
+
+def _tell_of_end() -> None:
+    tell_launcher({"leaves": True})
+
+
+def tell_of_leaving(life: Life, reason: str) -> None:
+    """Tells the launcher that this process leaves the others, who go on.
+
+    Args:
+        life: This process.
+        reason: Why, such as `"preempted: SIGTERM"`.
+    """
+    folder = os.environ.get(LOG_DIR)
+    if not tell_launcher({"leaving": reason}) and folder:
+        MembershipLog(Path(folder)).end(life, os.getpid(), None, reason, time.time())

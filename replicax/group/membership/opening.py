@@ -1,0 +1,237 @@
+"""Opening the meeting of a job."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from replicax.cluster import ClusterConfig, parse_address
+from replicax.cluster.own_address import own_ip, own_ip_of
+from replicax.cluster.patience import Patience
+from replicax.cluster.signing import check_token, given_token
+from replicax.compat.jax_cliques import Clique, StoreClient
+from replicax.compat.jax_worlds import WorldClique, prepare_gpus
+from replicax.errors import ClusterTimeoutError, MeetingError
+from replicax.group.membership.attempts import CliqueLike
+from replicax.group.membership.job_store import Board
+from replicax.group.membership.quorum import Life, Sheet
+from replicax.group.membership.elastic_meeting import ElasticMeeting, Rules
+from replicax.group.membership.elastic_worlds import ElasticWorlds
+from replicax.group.membership.store_process import Host
+from replicax.group.membership.store_watcher import Lookout
+from replicax.group.membership.meeting import Meeting
+from replicax.group.membership.places import Place
+from replicax.group.membership.preemption import Preemption, watch_sigterm
+from replicax.group.membership.interrupter import Sentry
+from replicax.group.membership.single_process import SoloMeeting
+from replicax.group.membership.heartbeat import Pulse
+from replicax.contracts.worlds import install
+from replicax.runtime.ending import pass_by_garbage
+
+#: Where the board is (`"host:port"`), if whoever started the processes keeps it, and which run of its task this is.
+MEETING, LIFE = "REPLICAX_MEETING", "REPLICAX_LIFE"
+#: `silence` counts where no launcher tells who has ended: who gives no sign of life for so long is left out. While a
+#: process waits for a sum, it looks ten times a second whether somebody is lost.
+PATIENCE = Patience(start=300.0, silence=15.0, end=10.0, again=0.1, stall=300.0)
+# A call of another member is heard at once; all else may take a second. Each look costs all workers, and the board.
+_SECONDS_BETWEEN_WATCHES = 1.0
+_SECONDS_BETWEEN_TRIES = 0.1
+_SECONDS_FOR_SERVICE = 60.0
+
+
+def open_meeting(
+    config: ClusterConfig, timeout_s: float, stall_timeout: float | None, environ: Mapping[str, str] = os.environ
+) -> Meeting:
+    """Returns the meeting of the processes of a cluster.
+
+    `jax.distributed` must not connect them: each keeps a JAX of its own, which knows only its own devices, so that the
+    loss of another process cannot harm it. The sums go through a second client of XLA for CPUs with Gloo's collectives,
+    made anew whenever other processes take part.
+
+    The board of the meeting is kept by a process that the launcher (`replicax run --islands`) or process 0 starts.
+    If the machine of that process is lost, all others end.
+
+    Args:
+        config: The cluster and the place of this process in it.
+        timeout_s: How long to wait for the others at the start, in seconds.
+        stall_timeout: After how many seconds without a sign of life a process counts as lost; None for 300.
+        environ: The environment.
+
+    Raises:
+        ClusterTimeoutError: The others did not come in time.
+        MeetingError: The meeting cannot be opened.
+    """
+    if config.num_processes == 1:
+        return SoloMeeting(str(config.task or "worker:0"))
+    stall_s = stall_timeout or PATIENCE.stall
+    meeting, pulse, lookout, _ = _opened(config, config.num_processes, timeout_s, stall_s, environ, Clique)
+    atexit.register(_close, meeting, pulse, lookout)
+    return meeting
+
+
+class Opened(NamedTuple):
+    """A meeting with the threads that belong to it.
+
+    Attributes:
+        meeting: The meeting.
+        pulse: Gives signs of life.
+        lookout: Notices that the board is gone.
+        connect: Returns another connection with the board.
+    """
+
+    meeting: ElasticMeeting
+    pulse: Pulse
+    lookout: Lookout
+    connect: Callable[[], Board]
+
+
+def _opened(
+    config: ClusterConfig,
+    size: int,
+    timeout_s: float,
+    stall_s: float,
+    environ: Mapping[str, str],
+    clique_type: Callable[[str, int, int, str, float], CliqueLike],
+    rules: Rules | None = None,
+    ip: str | None = None,
+) -> Opened:
+    address = environ.get(MEETING, "") or config.coordinator_address
+    if not address:
+        raise MeetingError(
+            f"{config} does not know where the others meet. Start the job with `replicax run --islands`, or give each "
+            f"process the address of process 0 (TF_CONFIG, or {MEETING}=host:port)."
+        )
+    pass_by_garbage()
+    names = [_name(config, index) for index in range(size)]
+    if MEETING not in environ and config.process_id == 0 and not _is_listening(address):
+        atexit.register(Host(address, given_token()).let_go)
+    _await_listener(address, names[config.process_id], timeout_s)
+    lookout = Lookout(address, names[config.process_id], stall_s)  # Before all else that waits for the board.
+
+    def connect() -> Board:
+        return Board(StoreClient(address, timeout_s, stall_s))  # After so long the others have left it out.
+
+    board = connect()
+    life = Life(config.process_id, _number_of_life(board, config.process_id, environ))
+    pulse = Pulse(connect(), life)
+    make_clique = functools.partial(_clique, clique_type, board, own_ip_of(config, timeout_s) if ip is None else ip)
+    silence = stall_s if MEETING in environ else min(stall_s, PATIENCE.silence)
+    patience = PATIENCE._replace(start=timeout_s, stall=stall_s, silence=silence)
+    meeting = ElasticMeeting(board, life, names, make_clique, patience, rules=rules)
+    return Opened(meeting, pulse, lookout, connect)
+
+
+def open_worlds(
+    config: ClusterConfig,
+    fewest: int,
+    most: int,
+    timeout_s: float,
+    stall_timeout: float | None,
+    environ: Mapping[str, str] = os.environ,
+) -> ElasticWorlds:
+    """Begins the first world of this process, and makes its worlds those of the process.
+
+    Args:
+        config: The cluster and the place of this process in it.
+        fewest: With how few workers the training goes on.
+        most: How many there may be.
+        timeout_s: How long to wait for the others at the start, in seconds.
+        stall_timeout: After how many seconds without a sign of life a process counts as lost; None for 300.
+        environ: The environment.
+
+    Raises:
+        ClusterError: The job has no token; without this check the first newcomer would end those who hold the state.
+        ClusterTimeoutError: The others did not come in time.
+        MeetingError: The meeting cannot be opened.
+    """
+    if environ.get(MEETING) or config.coordinator_address:
+        check_token("the place in Model.fit, for workers that join")
+    prepare_gpus()
+    stall_s = stall_timeout or PATIENCE.stall
+    rules = Rules(config.num_processes, fewest, renews=True, admits=_is_given_state)
+    size = max(most, config.num_processes)
+    # Where the launcher keeps the board, the address of the coordinator may be that of the board.
+    ip = own_ip(str(config.task), "", [environ[MEETING]], timeout_s) if environ.get(MEETING) else None
+    opened = _opened(config, size, timeout_s, stall_s, environ, WorldClique, rules, ip)
+    is_newcomer = opened.meeting.has_begun()
+    patience = opened.meeting.patience._replace(again=_SECONDS_BETWEEN_WATCHES)
+    sentry = Sentry(opened.connect(), opened.meeting.life, opened.meeting, patience, opened.lookout.tell)
+    worlds = ElasticWorlds(opened.meeting, sentry, fewest)
+    install(worlds)
+    atexit.register(_close_worlds, worlds, opened.pulse, opened.lookout)
+    preemption = Preemption(opened.connect(), worlds)
+    atexit.register(preemption.stop)
+    watch_sigterm(preemption)
+    worlds.preemption = preemption
+    worlds.begin(is_newcomer)
+    return worlds
+
+
+def _is_given_state(holders: Mapping[Life, bytes], newcomer: bytes) -> bool:
+    return Place.of(newcomer).is_new and any(Place.of(note).gives for note in holders.values())
+
+
+def _close_worlds(worlds: ElasticWorlds, pulse: Pulse, lookout: Lookout) -> None:
+    if getattr(sys, "last_value", None) is None:  # Otherwise the script has failed: the others cannot wait for it.
+        with contextlib.suppress(MeetingError):  # Without the board there is nobody to wait for.
+            worlds.finish()
+    with contextlib.suppress(MeetingError):
+        worlds.leave()
+    pulse.stop()
+    lookout.stop()  # Last: a board that is cut off must not keep this process from its end.
+
+
+def _close(meeting: ElasticMeeting, pulse: Pulse, lookout: Lookout) -> None:
+    with contextlib.suppress(MeetingError):  # Without the board there is nobody to tell.
+        meeting.leave()
+    pulse.stop()
+    lookout.stop()
+
+
+def _clique(
+    make: Callable[[str, int, int, str, float], CliqueLike], board: Board, ip: str, sheet: Sheet, rank: int
+) -> CliqueLike:
+    address = board.store.get(f"service/{sheet.clique}", _SECONDS_FOR_SERVICE)
+    if address is None:
+        raise MeetingError(f"The host of the meeting has made no service for roll {sheet.clique}.")
+    return make(address.decode(), rank, len(sheet.lives), ip, _SECONDS_FOR_SERVICE)
+
+
+def _number_of_life(board: Board, index: int, environ: Mapping[str, str]) -> int:
+    told = environ.get(LIFE, "")
+    if told:
+        return int(told)
+    number = 0
+    while not board.store.put_if_absent(f"born/{index}/{number}", b""):
+        number += 1
+    return number
+
+
+def _await_listener(address: str, name: str, timeout_s: float) -> None:
+    """Waits until somebody listens at an address: JAX would abort the process if nobody came."""
+    deadline = time.monotonic() + timeout_s
+    while not _is_listening(address):
+        if time.monotonic() >= deadline:
+            raise ClusterTimeoutError(name, timeout_s, ["the host of the meeting"], address)
+        time.sleep(_SECONDS_BETWEEN_TRIES)
+
+
+def _is_listening(address: str) -> bool:
+    host, port = parse_address(address, MEETING)
+    try:
+        socket.create_connection((host, port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _name(config: ClusterConfig, process: int) -> str:
+    chiefs = config.spec.num_tasks("chief") if "chief" in config.spec.jobs else 0
+    return f"chief:{process}" if process < chiefs else f"worker:{process - chiefs}"

@@ -1,0 +1,109 @@
+"""SIGTERM in a worker of an elastic job: that worker leaves, and the others go on; or the whole job is to end.
+
+A scheduler that takes a machine away, and somebody who ends the job, send the same signal. The launcher tells on the
+board when it ends all workers. So a worker that gets the signal looks there, in a thread: a signal handler must not.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from types import FrameType
+from typing import Protocol
+
+import jax
+
+from replicax.errors import MeetingError
+from replicax.group.membership.job_store import Board
+from replicax.runtime.threads import StoppedAtEnd
+
+# The launcher tells the board that all are to end before it sends signals, but the news may be slower than they are.
+_SECONDS_TO_HEAR = 0.5
+_SECONDS_BETWEEN_LOOKS = 0.1
+_AT_ONCE_S = 0.05
+
+_UNHANDLED = (signal.SIG_DFL, None)  # None: a handler that Python did not install, such as JAX's own
+
+
+def watch_sigterm(preemption: Preemption) -> None:
+    """Lets SIGTERM be a notice, unless the script handles it already. A second one ends the process at once."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) in _UNHANDLED:
+        preemption.end = _end_by_signal
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            signal.signal(number, signal.SIG_DFL)
+            preemption.notice("preempted: SIGTERM")
+
+        signal.signal(signal.SIGTERM, handle)
+
+
+def _end_by_signal() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)  # Its handler has put the default back.
+
+
+class MemberLike(Protocol):
+    """This worker as its preemption sees it; `elastic_worlds.ElasticWorlds` is one."""
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether enough others go on if this process leaves."""
+
+    def leave_soon(self, reason: str) -> None:
+        """Lets this process leave between two calls, and end."""
+
+
+class Preemption:
+    """Decides what a notice means: this worker leaves, or all of them end.
+
+    Args:
+        board: What the launcher and the workers write for each other; a connection of its own.
+        member: This worker.
+
+    Attributes:
+        board: The same.
+        end: What is to be done here if all workers end.
+        saves: Whether all workers save at the same point before they end. Then they all do so if this one must go and
+            too few would be left.
+    """
+
+    def __init__(self, board: Board, member: MemberLike):
+        self.board, self.saves = board, False
+        self.end: Callable[[], object] = lambda: None
+        self._member = member
+        self._notices: SimpleQueue[str] = SimpleQueue()  # Unlike a Queue it may be used in a signal handler.
+        self._thread = StoppedAtEnd("replicax-preemption-notice", self._run, stop=lambda: self._notices.put(""))
+        self._thread.start()
+
+    def notice(self, reason: str) -> None:
+        """Tells that this worker is to end. For signal handlers, too."""
+        self._notices.put(reason)
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._thread.stop()
+
+    def _run(self) -> None:
+        while reason := self._notices.get():
+            try:
+                self._take(reason)
+            except (MeetingError, jax.errors.JaxRuntimeError):  # The board is gone, and with it the launcher.
+                self.end()
+
+    def _take(self, reason: str) -> None:
+        deadline = time.monotonic() + _SECONDS_TO_HEAR
+        while not self.board.is_ending(_AT_ONCE_S):
+            if time.monotonic() >= deadline:
+                self._leave(reason)
+                return
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        self.end()
+
+    def _leave(self, reason: str) -> None:
+        if self.saves and not self._member.may_leave:
+            self.board.tell_ending()
+        else:
+            self._member.leave_soon(reason)

@@ -1,0 +1,66 @@
+"""The state that a member gives to newcomers, of several owners: the strategy, and what the script has named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from replicax.contracts.worlds import State
+
+
+class Pending(NamedTuple):
+    """A part of another process's state that nothing here has taken yet.
+
+    Attributes:
+        kind: The name of the class that takes it.
+        arrays: See `State.take`.
+        meta: See `State.take`.
+    """
+
+    kind: str
+    arrays: list[np.ndarray]
+    meta: bytes
+
+
+def given(states: Sequence[State]) -> tuple[list[np.ndarray], bytes]:
+    """Returns what all of `states` give as one."""
+    arrays: list[np.ndarray] = []
+    parts, metas = [], []
+    for state in states:
+        own, meta = state.give()
+        arrays += own
+        parts.append([type(state).__name__, len(own), len(meta)])
+        metas.append(meta)
+    header = json.dumps(parts).encode()
+    return arrays, b"".join([len(header).to_bytes(8, "big"), header, *metas])
+
+
+def take(states: Sequence[State], arrays: Sequence[np.ndarray], meta: bytes) -> list[Pending]:
+    """Lets each of `states` take what one of its class in another process has given (`given`).
+
+    Returns:
+        The rest: the script of the other process is in the middle of something that this one's has not begun.
+    """
+    size = 8 + int.from_bytes(meta[:8], "big")
+    waiting, rest, at = list(states), [], 0
+    for kind, count, length in json.loads(meta[8:size]):
+        part = Pending(kind, list(arrays[at : at + count]), meta[size : size + length])
+        at, size = at + count, size + length
+        own = next((state for state in waiting if type(state).__name__ == kind), None)
+        if own is None:
+            rest.append(part)
+        else:
+            waiting.remove(own)
+            own.take(part.arrays, part.meta)
+    return rest
+
+
+def take_pending(state: State, pending: Sequence[Pending]) -> list[Pending]:
+    """Lets `state` take what waits for its class, and returns the rest."""
+    own = [part for part in pending if part.kind == type(state).__name__]
+    for part in own:
+        state.take(part.arrays, part.meta)
+    return [part for part in pending if part.kind != type(state).__name__]

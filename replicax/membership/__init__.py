@@ -1,3 +1,0 @@
-"""Which workers take part in a collective, where workers may come and go."""
-
-from replicax.membership.meeting import Meeting as Meeting, MemberLostError as MemberLostError, Roll as Roll

@@ -1,0 +1,220 @@
+"""The calls of a compiled program: each is noted, and before the first the workers compare their programs.
+
+A call is noted before this worker waits for the others. So one that has come to something else is named within seconds,
+and not when the wait has taken too long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import NamedTuple
+
+import jax
+
+from replicax.group.health import monitor
+from replicax.runtime.call_order import CallDescription
+from replicax.runtime.activity import COMPILE, IDLE, START, STEP, WAIT, now, phase
+from replicax.group.health.programs import AnnouncedProgram, fingerprint
+
+
+class _ComparedProgram(NamedTuple):
+    """A program that the workers have compared: its fingerprint, and what is noted of each call."""
+
+    fingerprint: str
+    program: CallDescription
+
+
+class Calls:
+    """The calls of one compiled function.
+
+    Args:
+        name: Its name.
+        shared: Whether all processes run it together.
+    """
+
+    def __init__(self, name: str, shared: bool):
+        self._name, self._shared = name, shared
+        self._prepared: dict[Hashable, _ComparedProgram] = {}
+        self._is_new = True
+
+    def one(self) -> AbstractContextManager[Call | None]:
+        """Returns a context manager for one call; it yields None if only this process runs the program."""
+        was_new, self._is_new = self._is_new, False
+        if self._shared:
+            return Call(self._name, self._prepared, COMPILE if was_new else STEP)
+        return _quiet(COMPILE) if was_new else _NOTHING
+
+
+def note_outside(what: str) -> None:
+    """Notes something that all processes do together outside of programs, and where each waits for the others.
+
+    Args:
+        what: What it is, for people; it may differ between processes, as the names of folders do.
+    """
+    running = monitor.running()
+    if running is not None:
+        running.note_outside(what)
+
+
+def together(name: str, what: str = "") -> Call:
+    """Returns a context manager for a computation of all processes that is compiled operation by operation.
+
+    Before the first of each name the processes wait for each other: the connections of collectives between CPUs, which
+    the first one opens, wait 30 seconds for the others and no longer.
+
+    Args:
+        name: Its name.
+        what: What distinguishes it from others of that name, such as shapes; the same in all processes.
+    """
+    return Call(name, {}, STEP, CallDescription.of(name, what))
+
+
+class Call:
+    """One call of a program that all processes run together."""
+
+    __slots__ = ("_before", "_name", "_phase", "_prepared", "_program")
+
+    def __init__(
+        self, name: str, prepared: dict[Hashable, _ComparedProgram], phase: str, program: CallDescription | None = None
+    ):
+        self._name, self._prepared, self._phase, self._program = name, prepared, phase, program
+        self._before: str | None = None
+
+    def __enter__(self) -> Call:
+        now.check()
+        if threading.get_ident() == now.thread:
+            before = now.at[0]
+            self._before = IDLE if before == START else before
+            time_now = time.monotonic()
+            now.result = None
+            now.program, now.fingerprint = self._name, ""
+            now.called, now.calls = time_now, now.calls + 1
+            now.at = (self._phase, time_now)
+            if self._program is not None:
+                self._begin(self._program)
+        return self
+
+    def _begin(self, program: CallDescription) -> None:
+        """Notes a computation that is not compiled as a whole; before the first of its name, waits for the others."""
+        running = monitor.running()
+        _note(running, program)
+        if running is None or not running.programs.is_new(self._name):
+            return
+        index = running.programs.announce(AnnouncedProgram(self._name, program.what))
+        self._go_on(WAIT)
+        try:
+            running.programs.compare(index, running.peers, wait=True)
+        except BaseException:
+            self.__exit__(None, None, None)  # A block that is not entered is not left either.
+            raise
+        self._go_on(STEP)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if error is not None:
+                now.explain(error)
+        finally:
+            if self._before is not None:
+                now.at = (self._before, time.monotonic())
+
+    def prepare(
+        self, lower: Callable[[], jax.stages.Lowered] | None, signature: Callable[[], Hashable] = tuple
+    ) -> None:
+        """Notes the call. The first call of a program compiles it, and compares it with the other workers'.
+
+        It only counts the call if no monitor runs.
+
+        Args:
+            lower: Returns the program as JAX lowers it; None if this process does not run it, or it is not compiled.
+            signature: Returns what distinguishes the programs of this function, such as shapes.
+
+        Raises:
+            ProgramMismatchError: Another worker is about to run another program.
+        """
+        running = monitor.running()
+        if running is None:
+            if self._before is not None:
+                now.noted += 1
+            return
+        key = signature()
+        found = self._prepared.get(key)
+        if found is None:
+            self._prepared[key] = self._compared(running, lower)
+        else:
+            self._note(running, found)
+
+    def _note(self, running: monitor.Monitor, found: _ComparedProgram) -> None:
+        if self._before is not None:
+            now.fingerprint = found.fingerprint
+            _note(running, found.program)
+
+    def _compared(self, running: monitor.Monitor, lower: Callable[[], jax.stages.Lowered] | None) -> _ComparedProgram:
+        with phase(COMPILE):
+            lowered = lower() if lower is not None else None
+            printed = fingerprint(lowered) if lowered is not None else ""
+            index = running.programs.announce(AnnouncedProgram(self._name, printed))
+            # The index identifies the program, since a process that does not run it does not know its fingerprint.
+            found = _ComparedProgram(printed, CallDescription.of(self._name, f"program {index + 1}"))
+            self._note(running, found)
+            running.programs.compare(index, running.peers, wait=False)
+            if lowered is not None:
+                # Compiling is slow, so it comes before others wait. The call finds the result in JAX's cache.
+                lowered.compile()
+        self._go_on(WAIT)
+        running.programs.compare(index, running.peers, wait=True)
+        self._go_on(STEP)
+        return found
+
+    def _go_on(self, phase: str) -> None:
+        if self._before is not None:
+            now.called = time.monotonic()
+            now.at = (phase, now.called)
+
+    def sent(self, result: jax.Array | None) -> None:
+        """Notes an array that the program computes. Until it is ready, this process waits for the devices."""
+        if self._before is not None and result is not None:
+            try:  # contextlib.suppress would cost more than the rest.
+                now.result = weakref.ref(result)
+            except TypeError:  # It has no weak references.
+                now.result = None
+
+
+def place_in_program() -> tuple[int, int]:
+    """Returns how far this process has come: how many calls it has made with the others, and the digest of these.
+
+    Workers that do something together must have come there after the same calls. Those that have not are in different
+    places of their program, and collectives that they begin now would pair up with others. (Where nobody watches there
+    is no digest.)
+    """
+    running = monitor.running()
+    return (now.noted, 0) if running is None else running.order.last
+
+
+def take_back(place: tuple[int, int]) -> None:
+    """Takes back the call after `place`, if it was the last: all processes have refused it, and go on from there."""
+    running = monitor.running()
+    if running is not None and threading.get_ident() == now.thread and running.order.take_back(place[0] + 1):
+        now.noted -= 1
+
+
+def _note(running: monitor.Monitor | None, program: CallDescription) -> None:
+    now.noted += 1
+    if running is not None:
+        running.order.note(program)
+
+
+@contextlib.contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    with phase(name):
+        yield None
+
+
+_NOTHING: AbstractContextManager[None] = contextlib.nullcontext()

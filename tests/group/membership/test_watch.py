@@ -1,0 +1,97 @@
+"""Signs of life."""
+
+import time
+
+import jax
+import pytest
+
+from replicax.errors import MeetingError
+from replicax.runtime.activity import COMPILE, IDLE, Activity
+from replicax.group.membership.job_store import Board
+from replicax.group.membership.quorum import Life
+from replicax.group.membership.heartbeat import Pulse, Watch, doing
+from tests.group.membership.fakes import MemoryStore
+
+A, B = Life(0, 0), Life(1, 3)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_ages_are_counted_from_the_beginning_of_a_wait():
+    clock = Clock()
+    watch = Watch(clock)
+    beats = {A: b"7:idle", B: b"9:idle"}
+    assert watch.silent([A, B], beats, 10.0, 5.0) == set()
+    clock.now += 4
+    assert watch.silent([A, B], {**beats, B: b"10:idle"}, 10.0, 5.0) == set()
+    clock.now += 3
+    assert watch.silent([A, B], {**beats, B: b"11:idle"}, 10.0, 5.0) == {A}
+    watch.begin()
+    assert watch.silent([A, B], beats, 10.0, 5.0) == set()
+
+
+def test_a_pulse_alone_is_not_enough():
+    clock = Clock()
+    watch = Watch(clock)
+    for count in range(12):
+        clock.now += 1
+        found = watch.silent([A], {A: f"{count}:input 3".encode()}, 10.0, 5.0)
+    assert found == {A}
+
+
+def test_one_that_never_gave_a_sign_is_silent_after_the_same_time():
+    clock = Clock()
+    watch = Watch(clock)
+    watch.silent([A], {}, 10.0, 5.0)
+    clock.now += 6
+    assert watch.silent([A], {}, 10.0, 5.0) == {A}
+
+
+def test_in_slow_phases_the_pulse_is_enough():
+    activity = Activity()
+    activity.at = (IDLE, 1.0)
+    assert doing(1, activity) == doing(2, activity)
+    activity.calls += 1
+    changed = doing(2, activity)
+    activity.at = (COMPILE, 1.0)
+    assert len({changed, doing(1, activity), doing(2, activity)}) == 3
+
+
+def test_a_pulse_beats_until_it_is_stopped():
+    board = Board(MemoryStore())
+    pulse = Pulse(board, B)
+    first = board.beats()
+    deadline = time.monotonic() + 20
+    while board.beats() == first:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    pulse.stop()
+    assert [*board.beats()] == [B]
+    last = board.beats()
+    time.sleep(0.6)
+    assert board.beats() == last
+
+
+@pytest.mark.parametrize("error", [MeetingError("cut off"), jax.errors.JaxRuntimeError("INTERNAL: no")])
+def test_a_pulse_outlasts_an_outage(error, caplog):
+    class CutOff(MemoryStore):
+        errors = [error, error]  # noqa: RUF012
+
+        def put(self, key, value):
+            if self.errors:
+                raise self.errors.pop()
+            super().put(key, value)
+
+    board = Board(CutOff())
+    pulse = Pulse(board, B)
+    deadline = time.monotonic() + 20
+    while not board.beats():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    pulse.stop()
+    assert ("No sign of life" in caplog.text) == (not isinstance(error, MeetingError))
