@@ -189,7 +189,7 @@ NOT_AT_FIRST = (
     "replicax.program.accumulation",
     "replicax.program.loops",
     "replicax.ray_cluster",
-    "replicax.remote.session",
+    "replicax.job.elsewhere.session",
     "replicax.strategies.fully_sharded",
     "replicax.strategies.layout",
     "replicax.tables",

@@ -11,7 +11,7 @@ import pytest
 from replicax.errors import LaunchError
 from replicax.estimator.beside import Beside
 from replicax.ray_cluster.nodes import Node
-from replicax.remote.guarding import Guard
+from replicax.job.processes.reaper import Guard
 from replicax.systems import check_system, why_no_jobs
 
 

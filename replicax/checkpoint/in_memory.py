@@ -1,7 +1,7 @@
 """Snapshots in memory: a training that is started again goes on from a moment ago, not from its newest checkpoint.
 
 `replicax run --restarts` keeps a folder in the memory of the machine for as long as the job lasts, through all of its
-attempts (`launch/snapshots.py`). Between the checkpoints on disk a manager writes one there every so often, with the
+attempts (`job/launching/snapshot_memory.py`). Between the checkpoints on disk a manager writes one there every so often, with the
 same code: so it is complete or not there, has checksums, and holds the parts of all processes. There is one at a time.
 
 How often follows from its cost. A snapshot is written in the background, and the next is due when two hundred times the

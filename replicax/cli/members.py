@@ -9,7 +9,7 @@ import typer
 
 from replicax.errors import LaunchError
 from replicax.exit_codes import ExitCode
-from replicax.launch.membership_history import read_history
+from replicax.job.membership_history import read_history
 from replicax.tools.plots.membership import bars, summary, svg, table
 
 _PICTURE = "members.svg"

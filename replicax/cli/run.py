@@ -13,18 +13,7 @@ import typer
 from replicax.cli.job_file import ARGUMENTS, MODULE, SCRIPT, read_job_file
 from replicax.errors import ClusterError, ClusterTimeoutError, LaunchError, RemoteWorkerError
 from replicax.exit_codes import ExitCode, from_signal
-from replicax.launch import (
-    Elsewhere,
-    Options,
-    check_elsewhere,
-    join,
-    launch,
-    launch_elsewhere,
-    parse_elastic,
-    parse_hosts,
-    parse_variables,
-    parse_workers,
-)
+from replicax.job import Elsewhere, Options, check_elsewhere, join, launch, launch_elsewhere, parse_elastic, parse_hosts, parse_variables, parse_workers
 
 # Everything after the script belongs to the script, whatever it looks like.
 SETTINGS = {"allow_interspersed_args": False}

@@ -10,8 +10,8 @@ import typer
 
 from replicax.errors import LaunchError
 from replicax.exit_codes import ExitCode
-from replicax.launch import templates
-from replicax.launch.templates import ClusterJob
+from replicax.job import templates
+from replicax.job.templates import ClusterJob
 
 template = typer.Typer(help="Print what starts a script on a real cluster.", no_args_is_help=True)
 # Everything after the script belongs to the script, whatever it looks like.

@@ -3,7 +3,7 @@
 JAX reads only the address of process 0 from the environment. How many processes there are, and which one this is, it
 asks the kinds of cluster that it knows. Importing this module adds the one that `JAX_NUM_PROCESSES` and
 `JAX_PROCESS_ID` describe. In a task of `replicax run` it is loaded as soon as the script imports JAX
-(`remote/child.py`), so it imports nothing else of replicax. Guard: tests/compat/test_jax_clusters.py.
+(`job/processes/child.py`), so it imports nothing else of replicax. Guard: tests/compat/test_jax_clusters.py.
 
 Without the name: scripts pass `num_processes` and `process_id` to `initialize`.
 """

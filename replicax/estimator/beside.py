@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import BinaryIO, cast
 
 from replicax.errors import EstimatorError
-from replicax.remote import child
-from replicax.remote.call import Raised, Returned, error_of, result_of
-from replicax.remote.planned import EVALUATOR
+from replicax.job.processes import child
+from replicax.job.processes.call import Raised, Returned, error_of, result_of
+from replicax.job.processes.task import EVALUATOR
 from replicax.systems import check_system
 
 # Of the workers' cluster: an evaluator is none of them.
@@ -33,7 +33,7 @@ class Beside:
     It computes on the CPU: the accelerators belong to the worker. Its output goes where that of this process goes.
 
     Args:
-        payload: The call, as `replicax.remote.call.payload_of` returns it.
+        payload: The call, as `replicax.job.processes.call.payload_of` returns it.
         environ: The environment of this process, a worker; the new one is the evaluator of its cluster.
 
     Raises:

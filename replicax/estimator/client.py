@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from replicax.errors import ClusterError
 from replicax.estimator.beside import Beside
-from replicax.remote.call import Call, payload_of
+from replicax.job.processes.call import Call, payload_of
 from replicax.strategies import MultiWorkerMirroredStrategy, Strategy
 
 if TYPE_CHECKING:

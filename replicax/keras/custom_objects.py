@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, cast
 
 from replicax.compat.keras_saving import has_variables, is_saveable, serialized_under
-from replicax.remote.call import why_not_sendable
+from replicax.job.processes.call import why_not_sendable
 
 _ARGUMENTS = "_replicax_arguments"
 

@@ -16,7 +16,7 @@ from replicax.errors import ArgumentError, ContextError
 from replicax.keras.models import batch_of, note_batch
 from replicax.keras.parcel import ModelState, like_a_row
 from replicax.keras.random_state import RandomState
-from replicax.remote.call import why_not_sendable
+from replicax.job.processes.call import why_not_sendable
 from replicax.typing import PyTree
 
 if TYPE_CHECKING:

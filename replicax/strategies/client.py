@@ -19,7 +19,7 @@ from replicax.errors import ArgumentError, ContextError
 from replicax.tensorflow.names import called_as
 from replicax.program.keras_backend import keras_is_loaded
 from replicax.reduce_op import ReduceOp
-from replicax.remote.call import Call, pickled, unpickled
+from replicax.job.processes.call import Call, pickled, unpickled
 from replicax.runtime.devices import default_devices
 from replicax.strategies.base import Strategy
 from replicax.typing import PyTree, PyTreeFunction
@@ -153,7 +153,7 @@ class ClientMethods(WithoutReplicas):
     ):
         # A strategy that is no client loads neither.
         from replicax.ray_cluster.workers import connect_workers
-        from replicax.remote.session import Session
+        from replicax.job.elsewhere.session import Session
 
         self._own, self._was_sent, self._replicas = own, False, 0
         self.cluster_resolver = remote_cluster if isinstance(remote_cluster, ClusterResolver) else None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from replicax.checks import checked, checked_seconds
 from replicax.errors import ArgumentError, LaunchError
-from replicax.launch.plan import flags_for_workers
+from replicax.job.plan import flags_for_workers
 from replicax.testing import behind_cable
 from replicax.testing.cables import Cables
 from replicax.testing.launcher import Launcher

@@ -16,9 +16,9 @@ from pathlib import Path
 from replicax.checks import checked, checked_seconds
 from replicax.errors import ArgumentError, WorkersFailedError
 from replicax.exit_codes import describe
-from replicax.launch.options import Options
-from replicax.launch.plan import flags_for_workers
-from replicax.launch.timed import Outcome, run_in_time
+from replicax.job.options import Options
+from replicax.job.plan import flags_for_workers
+from replicax.job.launching.timed import Outcome, run_in_time
 from replicax.testing import program
 from replicax.testing.arguments import encoded
 from replicax.typing import PyTree

@@ -23,8 +23,8 @@ UNPICKLING = {
     "cluster/signing.py": "a process that knows the job's token",
     "parameter_server/actors/actor_errors.py": "an actor of this cluster: Ray has checked its token",
     "parameter_server/actors/worker.py": "the coordinator: Ray has checked its token",
-    "remote/call.py": "the client, by a file that its own launcher hands over",
-    "strategies/multi_worker.py": "this process: the client's arguments, within a call of `remote/call.py`",
+    "job/processes/call.py": "the client, by a file that its own launcher hands over",
+    "strategies/multi_worker.py": "this process: the client's arguments, within a call of `job/processes/call.py`",
 }
 
 

@@ -17,7 +17,7 @@ import pytest
 import replicax as rx
 from replicax.errors import ClusterError
 from replicax.estimator import DistributeConfig, LatestExporter, RunConfig, TrainSpec, train_and_evaluate
-from replicax.remote.ports import reserved_ports
+from replicax.job.processes.ports import reserved_ports
 from tests.estimator.test_train_and_evaluate import batches, eval_spec, evaluations, made
 
 REMOTE = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}

@@ -14,7 +14,7 @@ from tests.keras import travelling
 
 READER = """
 import sys
-from replicax.remote.call import Call, unpickled
+from replicax.job.processes.call import Call, unpickled
 import ray.cloudpickle as cloudpickle
 
 def called(sent):

@@ -202,7 +202,7 @@ def fitted(model):
 if __name__ == "__main__":
     from replicax.keras.models import install_trainer_hooks
     from replicax.keras.parcel import ModelParcel, like_a_row
-    from replicax.remote.call import Call, pickled
+    from replicax.job.processes.call import Call, pickled
 
     def opened_and_fitted(parcels):
         found = {name: fitted(parcel.opened()) for name, parcel in parcels.items()}

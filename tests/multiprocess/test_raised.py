@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from replicax.exit_codes import ExitCode
-from replicax.launch import Options, launch
+from replicax.job import Options, launch
 from tests.multiprocess.stalls import ROOT, Job, job
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]

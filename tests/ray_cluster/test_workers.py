@@ -1,4 +1,4 @@
-"""Which places the workers of a client have. Connections are tested in tests/remote/test_servers.py."""
+"""Which places the workers of a client have. Connections are tested in tests/job/processes/test_servers.py."""
 
 from __future__ import annotations
 

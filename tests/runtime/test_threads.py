@@ -115,13 +115,13 @@ _PLAIN = {
     "group/health/reporting.py": "writes a report to a file",
     "group/health/server.py": "answers other workers by HTTP",
     "tools/doctor/network.py": "opens sockets",
-    "launch/joining.py": "reads a socket",
-    "launch/timed.py": "waits",
+    "job/launching/joining.py": "reads a socket",
+    "job/launching/timed.py": "waits",
     "group/membership/store_watcher.py": "reads a socket",
     "group/membership/store_main.py": "its process ends by os._exit",
-    "remote/guests.py": "reads sockets",
-    "remote/host.py": "waits; Ray ends its process",
-    "remote/processes.py": "reads pipes",
+    "job/supervision/joined_workers.py": "reads sockets",
+    "job/elsewhere/agent.py": "waits; Ray ends its process",
+    "job/processes/processes.py": "reads pipes",
     "checkpoint/in_memory.py": "runtime.ending waits for it",
 }
 

@@ -14,12 +14,12 @@ import pytest
 
 import replicax as rx
 import replicax.ray_cluster.workers
-import replicax.remote.session
+import replicax.job.elsewhere.session
 import replicax.strategies.multi_worker as multi_worker
 from replicax.cluster import Task
 from replicax.errors import ArgumentError, ClusterError, ContextError
 from replicax.ray_cluster.workers import Place
-from replicax.remote.call import Call, pickled, unpickled
+from replicax.job.processes.call import Call, pickled, unpickled
 
 SERVERS = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
 X = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")
@@ -72,7 +72,7 @@ _own: Any = None
 def client(worker: rx.Strategy, monkeypatch: pytest.MonkeyPatch) -> Iterator[rx.MultiWorkerMirroredStrategy]:
     monkeypatch.setitem(globals(), "_own", multi_worker._of_this_worker)
     monkeypatch.setattr(replicax.ray_cluster.workers, "connect_workers", lambda *_, **__: ClusterHere())
-    monkeypatch.setattr(replicax.remote.session, "Session", SessionHere)
+    monkeypatch.setattr(replicax.job.elsewhere.session, "Session", SessionHere)
     strategy = rx.MultiWorkerMirroredStrategy(remote_cluster=SERVERS)
     with contextlib.closing(strategy):
         yield strategy

@@ -14,7 +14,7 @@ def tell_launcher(told: Mapping[str, object], last: bool = False) -> bool:
     """Sends a message to the launcher as a line of JSON; returns whether a launcher listens.
 
     Args:
-        told: A message that `replicax.remote.processes` understands.
+        told: A message that `replicax.job.processes.processes` understands.
         last: Whether it is the last message.
     """
     if os.environ.get(_NEWS) == "":  # The script has failed before, and the launcher knows.

@@ -11,9 +11,9 @@ from replicax.cluster.environment import Environ
 from replicax.exit_codes import describe
 from replicax.tools.doctor import probe
 from replicax.tools.doctor.findings import Finding, fail, ok, warn
-from replicax.launch.options import Options
-from replicax.launch.timed import Outcome, run_in_time
-from replicax.remote.output import last_traceback
+from replicax.job.options import Options
+from replicax.job.launching.timed import Outcome, run_in_time
+from replicax.job.processes.output import last_traceback
 from replicax.systems import WAY_OUT, why_no_jobs
 
 _SECONDS = 120.0

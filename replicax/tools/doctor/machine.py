@@ -11,7 +11,7 @@ from pathlib import Path
 
 from replicax.cluster.environment import Environ
 from replicax.tools.doctor.findings import Finding, fail, ok, warn
-from replicax.remote.planned import cache_folder
+from replicax.job.processes.task import cache_folder
 
 _SECONDS_APART = 2.0  # Some file systems count in steps of two seconds.
 _LEAST_FREE = 2**30

@@ -13,23 +13,23 @@ from typing import IO, NamedTuple
 
 from replicax.checks import checked_int, checked_seconds, explain_misfit
 from replicax.errors import RemoteWorkerError
-from replicax.launch.job import signals_as
-from replicax.launch.options import Options
-from replicax.launch.plan import HOST, Job, count_ports, flags_for_workers, make_plan
+from replicax.job.launching.local_job import signals_as
+from replicax.job.options import Options
+from replicax.job.plan import HOST, Job, count_ports, flags_for_workers, make_plan
 from replicax.program.calls import checked_call
-from replicax.remote.call import Call, Returned, error_from, payload_of, result_of
-from replicax.remote.compiled import keep_within
-from replicax.remote.events import Event, Events
-from replicax.remote.guarding import Guard
-from replicax.remote.outlets import outlets_to
-from replicax.remote.output import NoLog, shortened
-from replicax.remote.planned import PlannedTask, Program, cache_folder
-from replicax.remote.ports import reserved_ports
-from replicax.remote.processes import Process
-from replicax.remote.revival import Failure
-from replicax.remote.session import ENDED_EARLY
-from replicax.remote.supervisor import Grace, Supervisor
-from replicax.remote.terminal import Terminal
+from replicax.job.processes.call import Call, Returned, error_from, payload_of, result_of
+from replicax.job.processes.compile_cache import keep_within
+from replicax.job.processes.events import Event, Events
+from replicax.job.processes.reaper import Guard
+from replicax.job.processes.outlets import outlets_to
+from replicax.job.processes.output import NoLog, shortened
+from replicax.job.processes.task import PlannedTask, Program, cache_folder
+from replicax.job.processes.ports import reserved_ports
+from replicax.job.processes.processes import Process
+from replicax.job.supervision.loss_policy import Failure
+from replicax.job.elsewhere.session import ENDED_EARLY
+from replicax.job.supervision.supervisor import Grace, Supervisor
+from replicax.job.processes.terminal import Terminal
 from replicax.tracebacks import entry_point
 
 _TOKEN_BYTES = 16

@@ -13,7 +13,7 @@ from replicax.group.membership import interrupter as sentry_module
 from replicax.group.membership.job_store import Board
 from replicax.group.membership.quorum import Life, Sheet
 from replicax.group.membership.interrupter import Sentry
-from tests.launch.conftest import wait_for
+from tests.job.launching.conftest import wait_for
 from tests.group.membership.fakes import MemoryStore
 
 OWN, OTHER = Life(0, 0), Life(1, 0)

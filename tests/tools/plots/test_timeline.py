@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import replicax as rx
-from replicax.launch.membership_history import History, Span
+from replicax.job.membership_history import History, Span
 from replicax.tools.plots.style import LIGHT
 
 

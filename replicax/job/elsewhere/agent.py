@@ -1,0 +1,182 @@
+"""The actor of one worker on its machine: it starts the worker's process, passes on its output, and ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import BinaryIO
+
+from replicax.job.processes.reaper import Guard
+from replicax.job.elsewhere.messages import Client, HostFacts, Order, Remains, Reply
+from replicax.job.elsewhere.outbox import Outbox, Relay
+from replicax.job.processes.output import NoLog
+from replicax.job.processes.task import PlannedTask, Program, common_environment
+from replicax.job.processes.ports import reserved_ports
+from replicax.job.processes.processes import Outlets, Process
+from replicax.job.elsewhere.script_files import unpack_sources
+
+_SECONDS_BETWEEN_LOOKS = 0.5
+
+
+class WorkerHost:
+    """Runs one process after the other for a client, each fresh: JAX starts anew in it.
+
+    The process dies with this one, and is killed if the client asks for no news for longer than `lease_s`: a client
+    whose network is lost cannot say so. Its methods run in several threads at a time.
+
+    Args:
+        client: Whom it serves.
+        lease_s: How long the client may be silent, in seconds.
+    """
+
+    def __init__(self, client: Client, lease_s: float):
+        self._client, self._lease_s = client, lease_s
+        self._asked = time.monotonic()
+        # The system ends a child with the thread that started it: this one lives as long as the process.
+        self._starter = ThreadPoolExecutor(1, "replicax-host")
+        self._guard = Guard()
+        self._ports = contextlib.ExitStack()
+        self._process: Process | None = None
+        self._outbox = Outbox()
+        self._result: BinaryIO | None = None
+        self._sources: str | None = None
+        self._closed = threading.Event()
+        self._watch = threading.Thread(target=self._watch_client, name="replicax-host-lease", daemon=True)
+        self._watch.start()
+
+    def client(self) -> Client:
+        """Returns whom it serves."""
+        return self._client
+
+    def about(self) -> HostFacts:
+        """Returns where it runs."""
+        import ray
+
+        return HostFacts(ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), os.getpid())
+
+    def reserve_port(self, ip: str) -> int:
+        """Returns a free port at the address, kept from others until the next process ends."""
+        self._ports.close()
+        (port,) = self._ports.enter_context(reserved_ports(1, ip))
+        return port
+
+    def start(self, order: Order, payload: bytes | None = None) -> int:
+        """Starts the process that is ordered.
+
+        Args:
+            order: What it runs.
+            payload: The pickled call; or the sources of a script or module (`packed_sources`), if they travel with it.
+
+        Returns:
+            Its process id.
+
+        Raises:
+            LaunchError: The system cannot start it.
+        """
+        self._asked = time.monotonic()
+        return self._starter.submit(self._start, order, payload).result()
+
+    def _start(self, order: Order, payload: bytes | None) -> int:
+        self._end()
+        self._outbox = Outbox()
+        common = common_environment(_own_environment(), order.devices, order.token, order.attempt)
+        task = order.task.with_environment({**common, **order.task.environment})
+        outlets = Outlets((Relay(self._outbox, False), Relay(self._outbox, True)), NoLog(), order.size)
+        with contextlib.ExitStack() as files:
+            program = Program(order.kind, order.target, order.arguments)
+            if payload is not None and order.kind != "call":
+                program, task = self._unpacked(payload, program, task)
+            elif payload is not None:
+                # Files without names: nothing is left of them, whoever is killed.
+                given = files.enter_context(tempfile.TemporaryFile())
+                given.write(payload)
+                given.flush()
+                given.seek(0)
+                self._result = tempfile.TemporaryFile()  # noqa: SIM115  # until the result is read
+                numbers = given.fileno(), self._result.fileno()
+                program = Program(order.kind, ":".join(map(str, numbers)), order.arguments, numbers)
+            self._process = Process(task, program, outlets, self._outbox, self._guard)
+        return self._process.pid
+
+    def _unpacked(self, sources: bytes, program: Program, task: PlannedTask) -> tuple[Program, PlannedTask]:
+        """Returns the same program and task for a script or module among these sources."""
+        self._sources = folder = tempfile.mkdtemp(prefix="replicax-sources-")
+        self._guard.watch_folder(folder)
+        unpack_sources(sources, folder)
+        if program.kind == "file":
+            return program._replace(target=os.path.join(folder, program.target)), task
+        found = os.pathsep.join(filter(None, [folder, task.environment.get("PYTHONPATH")]))
+        # Otherwise the working directory there would come first.
+        first = {"PYTHONPATH": found, "PYTHONSAFEPATH": "1"}
+        return program, task.with_environment({**task.environment, **first})
+
+    def news(self, wait_s: float) -> Reply:
+        """Returns what has happened since it was asked before; waits for something, at most so many seconds."""
+        self._asked = time.monotonic()
+        news = self._outbox.take(wait_s)
+        self._asked = time.monotonic()
+        return Reply(time.monotonic(), news)
+
+    def send(self, number: int) -> None:
+        """Sends the process a signal."""
+        if self._process is not None:
+            self._process.send(number)
+
+    def kill(self) -> None:
+        """Kills the process and all that it started."""
+        if self._process is not None:
+            self._process.kill()
+
+    def tidy_up(self) -> Remains:
+        """Ends what a process that has ended leaves behind, and returns what it has computed."""
+        assert self._process is not None
+        process, result = self._process, None
+        returncode = process.tidy_up()
+        if self._result is not None:
+            self._result.seek(0)
+            result = self._result.read() or None
+        self._forget()
+        self._ports.close()
+        return Remains(returncode, process.has_left, result)
+
+    def close(self) -> None:
+        """Ends the process and all threads."""
+        self._closed.set()
+        self._end()
+        self._ports.close()
+        self._guard.close()
+        self._starter.shutdown()
+        self._watch.join()
+
+    def _end(self) -> None:
+        """Ends an earlier process, if there is one that its client has not tidied up."""
+        if self._process is not None:
+            self._outbox.close()
+            self._process.kill()
+            self._process.tidy_up()
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._result is not None:
+            self._result.close()
+        if self._sources is not None:
+            shutil.rmtree(self._sources, ignore_errors=True)
+            self._guard.forget_folder(self._sources)
+        self._process = self._result = self._sources = None
+
+    def _watch_client(self) -> None:
+        """Ends the process if the client is silent for too long."""
+        while not self._closed.wait(min(_SECONDS_BETWEEN_LOOKS, self._lease_s)):
+            if self._process is not None and time.monotonic() - self._asked > self._lease_s:
+                self._outbox.close()
+                self._process.kill()
+
+
+def _own_environment() -> dict[str, str]:
+    """Returns the machine's environment without what Ray has set for this actor, above all its secret."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}

@@ -1,0 +1,220 @@
+"""A worker's process on another machine as its client knows it: a thread asks its host for news."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from replicax.exit_codes import ExitCode
+from replicax.job.processes.events import CallReturned, EventSink, ProcessEnded, ScriptEnded, WaitingForOthers
+from replicax.job.elsewhere.messages import CallEnded, Ended, Failed, Meets, News, Order, Output, Remains, Reply
+from replicax.job.processes.output import last_traceback
+from replicax.job.processes.task import PlannedTask
+from replicax.job.processes.processes import Outlets
+from replicax.runtime.threads import StoppedAtEnd
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
+
+_FAILED = 1
+_SECONDS_TO_WAIT_THERE = 1.0
+_SECONDS_TO_END = 15.0
+_SECONDS_BETWEEN_LOOKS = 0.05
+_SECONDS_BETWEEN_QUESTIONS = 3.0
+
+
+class HostLostError(Exception):
+    """A host has gone, or does not answer."""
+
+
+class RemoteHost:
+    """A worker's host, asked with a limit: neither a lost machine nor a stopped process keeps the client waiting.
+
+    Args:
+        actor: The actor.
+        name: The worker's name and address.
+        quiet_s: How long an answer may take, in seconds.
+        lost_head: Returns the name of the server that holds the cluster together if that is gone; Ray does not say so.
+    """
+
+    def __init__(self, actor: ActorHandle[object], name: str, quiet_s: float, lost_head: Callable[[], str | None]):
+        self.actor, self.name, self.quiet_s, self._lost_head = actor, name, quiet_s, lost_head
+
+    def ask(self, method: str, *args: object) -> ObjectRef[object]:
+        """Calls a method; `answer` returns its result."""
+        ref: ObjectRef[object] = getattr(self.actor, method).remote(*args)
+        return ref
+
+    def answer(self, ref: ObjectRef[object], seconds: float | None = None) -> object:
+        """Returns the answer of a call.
+
+        Raises:
+            HostLostError: The actor is gone, or has not answered in time.
+            Exception: What the method raised.
+        """
+        import ray
+
+        limit = self.quiet_s if seconds is None else seconds
+        end = time.monotonic() + limit
+        try:
+            while True:
+                left = end - time.monotonic()
+                try:
+                    return ray.get(ref, timeout=max(0.0, min(_SECONDS_BETWEEN_QUESTIONS, left)))
+                except ray.exceptions.GetTimeoutError:
+                    if left <= _SECONDS_BETWEEN_QUESTIONS:
+                        raise HostLostError(f"has not answered for {limit:g} s") from None
+                if (head := self._lost_head()) is not None:
+                    raise HostLostError(f"cannot be reached: {head}, which holds the cluster together, is gone")
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause if isinstance(error.cause, Exception) else error from None
+        except ray.exceptions.RayError as error:
+            reason = str(error).strip().splitlines()
+            raise HostLostError(
+                f"is gone: its server or its process has ended ({reason[0] if reason else error!r})"
+            ) from error
+
+    def is_gone(self, seconds: float) -> bool:
+        """Waits for the end of the actor, at most so many seconds; returns whether it has come."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            try:
+                self.answer(self.ask("client"), left)
+            except HostLostError as error:
+                return isinstance(error.__cause__, Exception)  # Not for want of an answer.
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        return False
+
+
+class RemoteProcess:
+    """A worker's process on another machine, like `Process` on this one.
+
+    Args:
+        host: Its host.
+        order: What it runs.
+        payload: The pickled call, in the object store, if it runs one.
+        outlets: Where its output goes.
+        events: Where it reports events.
+
+    Attributes:
+        task: The task.
+        last_words: The end of its output, or its error.
+        told: Its message that it has failed, if it has sent one.
+        meets: The number of processes in the cluster that it has begun to join; 0 before.
+        watched: Whether it watches the others of its cluster, and ends by itself when one is lost.
+        has_left: Whether it has left the cluster normally.
+        result: What its call returned, pickled.
+        is_lost: Whether its host is gone.
+        ended_early: Whether it ended with exit code 0 before its call returned, which is a failure too.
+    """
+
+    is_guest = False
+    pid = 0
+
+    def __init__(
+        self,
+        host: RemoteHost,
+        order: Order,
+        payload: ObjectRef[bytes] | None,
+        outlets: Outlets,
+        events: EventSink,
+    ):
+        self.task: PlannedTask = order.task
+        self._host, self._outlets, self._events = host, outlets, events
+        self.last_words = ""
+        self.told: ScriptEnded | None = None
+        self.meets, self.watched, self.has_left, self.is_lost = 0, False, False, False
+        self.result: bytes | None = None
+        self.ended_early, self._is_call = False, order.kind == "call"
+        self._returncode: int = ExitCode.PEER_LOST
+        self._is_over = threading.Event()
+        starting = host.ask("start", order, payload)
+        StoppedAtEnd(f"replicax-follow-{order.task.name}", self._follow, starting).start()
+
+    @property
+    def log_path(self) -> Path | None:
+        """The path of its log on this machine, if it has one."""
+        return self._outlets.log.path
+
+    def send(self, number: int) -> None:
+        """Sends a signal to the task alone. A host that is gone gets none."""
+        self._host.ask("send", number)
+
+    def kill(self) -> None:
+        """Kills the task and all processes that it started."""
+        self._host.ask("kill")
+
+    def tidy_up(self) -> int:
+        """Waits until all of its output is here; returns its return code, -n for signal n."""
+        if not self._is_over.wait(self._host.quiet_s + _SECONDS_TO_END):
+            self._lose("has not ended in time")
+        return self._returncode
+
+    def _follow(self, starting: ObjectRef[object]) -> None:
+        """Asks for news until the process has ended."""
+        try:
+            self._host.answer(starting)
+            ended = None
+            while ended is None:
+                reply = self._asked(_SECONDS_TO_WAIT_THERE)
+                offset = time.monotonic() - reply.now
+                for news in reply.news:
+                    ended = news.time + offset if isinstance(news, Ended) else ended
+                    self._take(news, offset)
+            remains = self._host.answer(self._host.ask("tidy_up"), self._host.quiet_s + _SECONDS_TO_END)
+            for news in self._asked(0.0).news:
+                self._take(news, offset)
+            self._end(cast(Remains, remains), ended)
+        except HostLostError as error:
+            self._lose(str(error))
+        except Exception as error:  # A host that cannot start the process says why.
+            self._lose(f"cannot run it: {error}")
+
+    def _asked(self, wait_s: float) -> Reply:
+        return cast(Reply, self._host.answer(self._host.ask("news", wait_s), wait_s + self._host.quiet_s))
+
+    def _take(self, news: News, offset: float) -> None:
+        if isinstance(news, Output):
+            self._outlets.log.write(news.chunk)
+            self._outlets.streams[news.error].feed(news.chunk)
+        elif isinstance(news, Meets):
+            self.meets, self.watched = news
+            self._events.put(WaitingForOthers(self))
+        elif isinstance(news, CallEnded):
+            self._events.put(CallReturned(self, news.threads))
+        elif isinstance(news, Failed):
+            if news.words:
+                self._outlets.log.write(f"{news.words}\n".encode())
+            self.last_words = news.words or self._last_words()
+            self.told = ScriptEnded(self, news.code, news.time + offset, news.blames)
+            self._events.put(self.told)
+
+    def _end(self, remains: Remains, at: float) -> None:
+        self._returncode, self.has_left, self.result = remains
+        if self._is_call and self.result is None and self._returncode == 0:
+            self.ended_early, self._returncode = True, _FAILED
+        self._close()
+        self._events.put(ProcessEnded(self, at))
+
+    def _lose(self, why: str) -> None:
+        self.is_lost = True
+        self.last_words = f"replicax: {self._host.name} {why}."
+        self._close()
+        self._events.put(ProcessEnded(self, time.monotonic()))
+
+    def _close(self) -> None:
+        if self._is_over.is_set():
+            return
+        for stream in self._outlets.streams:
+            stream.feed(b"", final=True)
+        self.last_words = self.last_words or self._last_words()
+        self._outlets.log.close()
+        self._is_over.set()
+
+    def _last_words(self) -> str:
+        output, error = (list(stream.last_lines) for stream in self._outlets.streams)
+        return last_traceback(error if any(line.strip() for line in error) else output)

@@ -1,0 +1,180 @@
+"""Calls of functions on all workers of a client, and what comes back: results, errors, Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from types import FrameType
+
+from replicax.errors import ClusterError, RemoteWorkerError
+from replicax.ray_cluster.workers import WorkerCluster
+from replicax.job.processes.call import Call, Returned, error_from, payload_of, result_of
+from replicax.job.processes.events import Event, Events, SignalReceived
+from replicax.job.elsewhere.remote_process import RemoteProcess
+from replicax.job.elsewhere.worker_actors import QUIET_S, SERVER_LOST, Job, WorkerGroup
+from replicax.job.processes.outlets import outlets_to
+from replicax.job.processes.output import NoLog, shortened
+from replicax.job.supervision.loss_policy import Failure
+from replicax.job.supervision.supervisor import Grace, Supervisor
+from replicax.job.processes.terminal import Terminal
+
+ENDED_EARLY = (
+    "its process ended with exit code 0 before the function returned, by sys.exit or os._exit for example. A function "
+    "ends by `return`"
+)
+
+
+class Session:
+    """A client's use of a cluster: it has the workers until it is closed, or this process ends in any way.
+
+    Args:
+        cluster: The cluster.
+        start_timeout: How long places and actors may take, in seconds.
+        grace: How long workers have to end when another has failed, and when all are told to.
+        environment: Variables for the workers' processes.
+        devices: Virtual CPU devices in each worker; None leaves that to the servers' environment.
+        quiet_s: After how many seconds without an answer a worker's host counts as lost.
+
+    Raises:
+        ClusterError: Another client uses the servers.
+        ClusterTimeoutError: There is no room for the workers.
+
+    Example:
+        with Session(connect_workers(spec)) as session:
+            session.call(Call(train, (settings,)))
+    """
+
+    def __init__(
+        self,
+        cluster: WorkerCluster,
+        *,
+        start_timeout: float = 120.0,
+        grace: Grace = Grace(),  # noqa: B008  # It does not change.
+        environment: Mapping[str, str] | None = None,
+        devices: int | None = None,
+        quiet_s: float = QUIET_S,
+    ):
+        self.group = WorkerGroup(cluster, start_timeout=start_timeout, quiet_s=quiet_s)
+        self._grace, self._environment, self._devices = grace, dict(environment or {}), devices
+        self._turn = threading.Lock()
+        self._is_open = True
+        self._lost: RemoteWorkerError | None = None
+
+    def call(self, call: Call, everyone: bool = False) -> tuple[object, ...]:
+        """Calls a function on every worker, each in a fresh process, and shows here what they print.
+
+        Ctrl-C here is passed on to them; they have `grace.all` seconds to end, and a second Ctrl-C kills them.
+
+        Args:
+            call: The call; a strategy in it becomes the worker's own.
+            everyone: Whether all workers' results are wanted, and not the chief's alone.
+
+        Returns:
+            The results that are wanted, in the order of the workers.
+
+        Raises:
+            ArgumentError: The call cannot be sent, or its result cannot.
+            KeyboardInterrupt: Ctrl-C here.
+            RemoteWorkerError: A worker ended without an error of its own: it was killed, say, or its server was lost,
+                in this call, before it or in an earlier one;
+                or it ended before the function returned, by `sys.exit` or `os._exit`, whatever its exit code.
+            Exception: What the function raised on the worker that failed first; the cause has the traceback there.
+        """
+        payload = payload_of(call)
+        if not self._turn.acquire(blocking=False):
+            raise ClusterError("The cluster", None, "is at work for another call", "Make one call after the other.")
+        try:
+            self._check_open()
+            return self._run(payload, everyone)
+        except RemoteWorkerError as error:
+            if error.how == SERVER_LOST:
+                self._lose(error)
+            raise
+        finally:
+            self._turn.release()
+
+    def _run(self, payload: bytes, everyone: bool) -> tuple[object, ...]:
+        terminal, events = Terminal(sys.stdout, sys.stderr), Events[Event]()
+        job = Job(
+            payload=payload,
+            environment=self._environment,
+            devices=self._devices,
+            wanted=lambda number: everyone or number == 0,
+        )
+        started: list[RemoteProcess] = []
+
+        def start() -> Iterator[RemoteProcess]:
+            for process in self.group.start(job, 0, functools.partial(outlets_to, terminal, NoLog()), events):
+                started.append(process)
+                yield process
+
+        with _interrupts(events):
+            attempt, failure = Supervisor(len(self.group.places), start, self._grace, terminal, events).run()
+        lost = next((process for process in started if process.is_lost), None)
+        error = None if lost is None else RemoteWorkerError(lost.task.name, SERVER_LOST, lost.last_words)
+        if attempt.interrupted:
+            if error is not None:
+                self._lose(error)
+            raise KeyboardInterrupt
+        if error is not None:  # Others fail in its wake, perhaps before it is missed.
+            raise error
+        if failure is not None:
+            raise self._error(failure)
+        return tuple(_value(process) for process in started)[: None if everyone else 1]
+
+    def _error(self, failure: Failure) -> Exception:
+        process = failure.culprit
+        assert isinstance(process, RemoteProcess)
+        how = ENDED_EARLY if process.ended_early else failure.how
+        return error_from(process.task.name, how, shortened(process.last_words), process.result)
+
+    def _check_open(self) -> None:
+        if self._lost is not None:
+            how = f"{SERVER_LOST} before this call; start it again, and make a new strategy"
+            raise RemoteWorkerError(self._lost.worker, how, self._lost.words)
+        if not self._is_open:
+            raise ClusterError("The cluster", None, "was closed", "Make a new strategy.")
+
+    def _lose(self, error: RemoteWorkerError) -> None:
+        """Notes that a server was lost, without which nothing can run here any more."""
+        self._lost = error
+        self.close()
+
+    def close(self) -> None:
+        """Ends the workers and gives the cluster back. A second call does nothing."""
+        if self._is_open:
+            self._is_open = False
+            self.group.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _value(process: RemoteProcess) -> object:
+    """Returns what a worker's function returned; None if nobody wants it."""
+    result = result_of(process.result)
+    assert isinstance(result, Returned)  # A process that ends with 0 and without a result has failed.
+    return result.value
+
+
+@contextlib.contextmanager
+def _interrupts(events: Events[Event]) -> Iterator[None]:
+    """Reports Ctrl-C as an event while the block runs, where signals can be caught."""
+
+    def report(number: int, _: FrameType | None) -> None:
+        events.put(SignalReceived(number))
+
+    here = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, report) if here else None
+    try:
+        yield
+    finally:
+        if here:
+            signal.signal(signal.SIGINT, before)

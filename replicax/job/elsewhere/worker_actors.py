@@ -1,0 +1,228 @@
+"""The workers of a client on a cluster: one actor for each, which runs one process after the other."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from replicax.cluster.addresses import join_address
+from replicax.errors import ClusterError, RemoteWorkerError
+from replicax.ray_cluster.bounded import done_within
+from replicax.ray_cluster.deadline import Deadline
+from replicax.ray_cluster.ending_actors import end_actor
+from replicax.ray_cluster.workers import Reservation, WorkerCluster, no_room
+from replicax.job.processes.events import EventSink
+from replicax.job.elsewhere.remote_process import HostLostError, RemoteHost, RemoteProcess
+from replicax.job.elsewhere.agent import WorkerHost
+from replicax.job.elsewhere.messages import Client, HostFacts, Order
+from replicax.job.processes.task import PlannedTask, jax_environment
+from replicax.job.processes.processes import Outlets
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
+
+#: How a worker has ended whose server is not there any more, whether that is noticed in a call or before it.
+SERVER_LOST = "its server or its host there was lost"
+LEASE_S = 60.0
+QUIET_S = 30.0
+_NAMESPACE, _NAME = "replicax", "replicax_worker_0"
+_CALLS_AT_A_TIME = 8
+_TOKEN_BYTES = 16
+_SECONDS_TO_GO = 3.0
+_SECONDS_BETWEEN_LOOKS = 0.2
+# A client that has just ended may be there still: Ray has to notice.
+_SECONDS_FOR_OTHERS_TO_GO = 5.0
+
+
+class Job(NamedTuple):
+    """The work of all workers of a group.
+
+    Attributes:
+        kind: `"call"` for a pickled call; `"file"` or `"module"` for a script or module.
+        target: The script, relative to its sources if they travel with it, or the module.
+        arguments: Its arguments.
+        payload: The pickled call, or the sources (`packed_sources`); None if each machine has the script.
+        environment: Variables for all processes, beside those of their machines.
+        devices: Virtual CPU devices in each process; None leaves that to its environment.
+        wanted: Which workers' results are wanted, of a call.
+    """
+
+    kind: str = "call"
+    target: str = ""
+    arguments: tuple[str, ...] = ()
+    payload: bytes | None = None
+    environment: Mapping[str, str] = {}
+    devices: int | None = None
+    wanted: Callable[[int], bool] = lambda number: number == 0
+
+
+class WorkerGroup:
+    """One actor for each worker of a cluster, in their places, until it is closed or this process ends in any way.
+
+    Args:
+        cluster: The cluster; it is closed with the group.
+        start_timeout: How long places and actors may take, in seconds.
+        lease_s: For how many seconds the workers run on without a word from this process.
+        quiet_s: After how many seconds without an answer a worker's host counts as lost.
+
+    Raises:
+        ClusterError: Another client uses the servers.
+        ClusterTimeoutError: There is no room for the workers.
+
+    Attributes:
+        places: The workers in their order.
+    """
+
+    def __init__(
+        self,
+        cluster: WorkerCluster,
+        *,
+        start_timeout: float = 120.0,
+        lease_s: float = LEASE_S,
+        quiet_s: float = QUIET_S,
+    ):
+        self._cluster, self.places, self._quiet_s = cluster, cluster.places, quiet_s
+        self._deadline = Deadline(start_timeout)
+        self._me = Client.here()
+        self._reservation: Reservation | None = None
+        self._hosts: list[RemoteHost] = []
+        self._facts: list[HostFacts] = []
+        try:
+            self._reservation = self._reserved()
+            self._hosts = [self._host(number, lease_s) for number in range(len(self.places))]
+            asked = [host.ask("about") for host in self._hosts]
+            for host, ref in zip(self._hosts, asked, strict=True):
+                self._facts.append(self._about(host, ref))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The workers' names, such as `("worker:0 at host1:2222", "worker:1 at host2:2222")`."""
+        return tuple(place.name for place in self.places)
+
+    def start(
+        self, job: Job, attempt: int, outlets: Callable[[int, PlannedTask], Outlets], events: EventSink
+    ) -> Iterator[RemoteProcess]:
+        """Starts a job's processes, one after the other, with fresh ports.
+
+        Args:
+            job: What they run.
+            attempt: Number of the attempt, from 0.
+            outlets: Returns where the output of a worker goes.
+            events: Where their events go.
+
+        Raises:
+            ClusterError: A worker's host is gone.
+        """
+        import ray
+
+        token = secrets.token_hex(_TOKEN_BYTES)
+        asked = [host.ask("reserve_port", facts.ip) for host, facts in zip(self._hosts, self._facts, strict=True)]
+        addresses = []
+        for place, host, facts, ref in zip(self.places, self._hosts, self._facts, asked, strict=True):
+            try:
+                addresses.append(join_address(facts.ip, cast(int, host.answer(ref))))
+            except HostLostError as error:
+                name = f"{place.task.type} {place.task.index}"
+                raise RemoteWorkerError(name, SERVER_LOST, f"replicax: {host.name} {error}.") from error
+        payload = None if job.payload is None else ray.put(job.payload)
+        for number, host in enumerate(self._hosts):
+            task = self._task(number, addresses, job)
+            given = outlets(number, task)
+            of_call = ("result",) if job.wanted(number) else ()
+            arguments = of_call if job.kind == "call" else job.arguments
+            order = Order(task, job.kind, job.target, arguments, job.devices, token, attempt, given.size)
+            yield RemoteProcess(host, order, payload, given, events)
+
+    def _task(self, number: int, addresses: list[str], job: Job) -> PlannedTask:
+        cluster: dict[str, list[str]] = {}
+        for place, address in zip(self.places, addresses, strict=True):
+            cluster.setdefault(place.task.type, []).append(address)
+        task = self.places[number].task
+        role = {"cluster": cluster, "task": {"type": task.type, "index": task.index}}
+        own = {"TF_CONFIG": json.dumps(role), **jax_environment(addresses, number)}
+        return PlannedTask(task.type, task.index, None, {**job.environment, **own})
+
+    def close(self) -> None:
+        """Ends all processes and actors, gives the places back, and closes the cluster. It takes bounded time."""
+        is_lost = bool(self._hosts) and self._cluster.lost_head() is not None  # Then nobody takes orders.
+        for host in [] if is_lost else self._hosts:
+            end_actor(host.actor)
+        for host, facts in [] if is_lost else zip(self._hosts, self._facts, strict=False):
+            if not host.is_gone(_SECONDS_TO_GO):  # A stopped process does not hear Ray.
+                self._cluster.end_process(facts.node_id, facts.pid)
+        self._hosts.clear()
+        if self._reservation is not None and not is_lost:
+            self._reservation.give_back()
+        self._reservation = None
+        self._cluster.close()
+
+    # Its start.
+
+    def _left(self) -> float:
+        return max(self._deadline.left, 1.0)
+
+    def _reserved(self) -> Reservation:
+        """Returns the places of all workers; waits for them, and refuses if another client has them."""
+        reservation = self._cluster.reserve()
+        seen: float | None = None
+        try:
+            while not reservation.is_ready(_SECONDS_BETWEEN_LOOKS):
+                other = self._other_client()
+                if other is None or other.is_gone():
+                    seen = None
+                elif seen is None:
+                    seen = time.monotonic()
+                elif time.monotonic() - seen > _SECONDS_FOR_OTHERS_TO_GO:
+                    raise ClusterError(
+                        "The cluster",
+                        None,
+                        f"is in use by another client: {other}",
+                        "Servers train for one client at a time. Wait until it has ended, or end it.",
+                    )
+                if not self._deadline.left:
+                    raise no_room(self._cluster, self._deadline)
+        except BaseException:
+            reservation.give_back()
+            raise
+        return reservation
+
+    def _other_client(self) -> Client | None:
+        """Returns for whom the first worker's host works; None if there is none, or it does not answer."""
+        import ray
+
+        if not self._cluster.is_of_servers:
+            return None
+        found: list[Client] = []
+
+        def ask() -> None:
+            try:
+                other = ray.get_actor(_NAME, namespace=_NAMESPACE)
+                found.append(cast(Client, ray.get(other.client.remote(), timeout=self._quiet_s)))
+            except (ValueError, ray.exceptions.RayError):  # There is none, or it is just ending.
+                return
+
+        done_within(self._quiet_s, ask)
+        return found[0] if found else None
+
+    def _about(self, host: RemoteHost, asked: ObjectRef[object]) -> HostFacts:
+        try:
+            return cast(HostFacts, host.answer(asked, self._left()))
+        except HostLostError as error:
+            cure = "Look at its server: is it running, and can this machine reach it?"
+            raise ClusterError(host.name, None, f"cannot run anything: it {error}", cure) from error
+
+    def _host(self, number: int, lease_s: float) -> RemoteHost:
+        import ray
+
+        assert self._reservation is not None
+        named = {"name": _NAME, "namespace": _NAMESPACE} if number == 0 and self._cluster.is_of_servers else {}
+        options = {**self._reservation.options(number), **named, "max_concurrency": _CALLS_AT_A_TIME}
+        actor: ActorHandle[object] = ray.remote(WorkerHost).options(**options).remote(self._me, lease_s)  # type: ignore[assignment]
+        return RemoteHost(actor, self.places[number].name, self._quiet_s, self._cluster.lost_head)

@@ -1,0 +1,297 @@
+"""One more worker for a running elastic job: `replicax run --join`. The other side is `replicax.job.supervision.joined_workers`."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from replicax.cluster.addresses import join_address
+from replicax.cluster.outages import end_if_silent
+from replicax.cluster.proof import Session, proved
+from replicax.errors import LaunchError
+from replicax.exit_codes import ExitCode, describe, is_restartable
+from replicax.job.launching.join_credentials import Invitation, invitation_to
+from replicax.job.launching.local_job import signals_as
+from replicax.job.options import Options, check_script, make_log_dir
+from replicax.job.plan import MEMBER_VARIABLES, REPORTS
+from replicax.job.processes.events import Event, Events, FoundSilent, MemberNews, SignalReceived
+from replicax.job.processes.reaper import Guard
+from replicax.job.supervision.joined_workers import SECONDS_OF_SILENCE
+from replicax.job.processes.outlets import outlets_to
+from replicax.job.processes.output import Log, error_line
+from replicax.job.processes.task import WORKER, PlannedTask, Program, common_environment
+from replicax.job.processes.processes import Process
+from replicax.job.supervision.supervisor import Grace, Supervisor
+from replicax.job.processes.terminal import Terminal
+
+_SECONDS_TO_CONNECT = 10.0
+_SECONDS_BETWEEN_TRIES = 0.5
+_SECONDS_TO_BE_HEARD = 5.0
+_SECONDS_TO_COME_BACK = 15.0  # The job may be starting again as a whole.
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+_SECONDS_OF_A_USEFUL_LIFE = 60.0
+_MOST_WORDS = 100_000
+_MOST_RESTARTS = 1000
+# Whoever starts several of these launchers numbers them; the numbers of the job are others.
+_RANKS = ("SLURM_PROCID", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
+
+def join(
+    options: Options,
+    where: str,
+    start_timeout: float = 120.0,
+    terminal: Terminal | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> int:
+    """Runs a script as one more worker of an elastic job, and waits for its end. Call it in the main thread.
+
+    If the worker is lost while the job goes on it joins again, unless a restart would only repeat its error.
+
+    Args:
+        options: What to run; `restarts` says how often it joins again.
+        where: The address at which the job's launcher listens, or the job's folder for logs.
+        start_timeout: How long to wait for that launcher, in seconds.
+        terminal: Where the output goes; by default standard output and standard error.
+        environment: The environment that the worker inherits; by default that of this process.
+
+    Returns:
+        The exit code of the worker; `replicax.exit_codes` lists them.
+
+    Raises:
+        LaunchError: The options are wrong, or the job does not let it in.
+    """
+    check_script(options)
+    inherited = dict(os.environ if environment is None else environment)
+    for name in _RANKS:
+        inherited.pop(name, None)
+    invitation = invitation_to(where, inherited)
+    terminal = terminal or Terminal(sys.stdout, sys.stderr)
+    visitor = _Visitor(options, invitation, inherited, make_log_dir(options), terminal)
+    try:
+        return visitor.stay(start_timeout)
+    finally:
+        visitor.guard.close()
+
+
+class _Seat(NamedTuple):
+    """A place in the job: the connection with its launcher, its number, and the variables of the cluster."""
+
+    session: Session
+    number: int
+    environment: Mapping[str, str]
+
+
+class _End(NamedTuple):
+    """The end of one run: its exit code, its last words, and whether it is not to join again."""
+
+    code: int
+    words: str
+    is_over: bool
+
+
+class _Visitor:
+    """Joins a job again and again."""
+
+    def __init__(
+        self,
+        options: Options,
+        invitation: Invitation,
+        inherited: Mapping[str, str],
+        log_dir: Path,
+        terminal: Terminal,
+    ):
+        self.guard = Guard()
+        self._options, self._invitation, self._inherited = options, invitation, inherited
+        self._log_dir, self._terminal = log_dir, terminal
+        self._wanted: int | None = None
+
+    def stay(self, start_timeout: float) -> int:
+        """Joins until there is nothing more to do; returns the exit code."""
+        left = _MOST_RESTARTS if self._options.restarts is None else self._options.restarts
+        pause, before = _SHORTEST_PAUSE / 2, ""
+        seat = self._take_seat(start_timeout)
+        for run in itertools.count():
+            began = time.monotonic()
+            with contextlib.closing(seat.session.connection):
+                end = self._run(seat, run)
+            error = error_line(end.words) if end.code == ExitCode.FAILED else ""
+            if end.is_over or not is_restartable(end.code) or run >= left or (error and error == before):
+                return end.code
+            useful = time.monotonic() - began > _SECONDS_OF_A_USEFUL_LIFE
+            pause, before = _SHORTEST_PAUSE if useful else min(2 * pause, _LONGEST_PAUSE), error
+            self._terminal.say(f"The worker ended with {describe(end.code)}. It joins again in {pause:g} s.")
+            time.sleep(pause)
+            try:
+                seat = self._take_seat(_SECONDS_TO_COME_BACK)
+            except LaunchError as refusal:
+                self._terminal.say(f"It does not join again. {refusal}")
+                return end.code
+        raise AssertionError("unreachable")
+
+    def _take_seat(self, patience_s: float) -> _Seat:
+        """Asks for a place.
+
+        Raises:
+            LaunchError: Nobody listens there in time, or the job has no place.
+        """
+        host, port = self._invitation.address
+        there = join_address(host, port)
+        session = _met(self._invitation, patience_s)
+        connection = session.connection
+        try:
+            session.tell({"host": socket.gethostname(), "wanted": self._wanted})
+            told = session.hear(time.monotonic() + _SECONDS_TO_CONNECT)
+        except (OSError, ValueError) as error:
+            connection.close()
+            raise LaunchError(f"The job at {there} does not let this worker in: {error}.") from error
+        index, environment = told.get("index"), told.get("environment")
+        if not isinstance(index, int) or not isinstance(environment, dict):
+            connection.close()
+            raise LaunchError(f"The job at {there} does not let this worker in: {told.get('no', told)}.")
+        if environment.keys() != MEMBER_VARIABLES or not all(isinstance(each, str) for each in environment.values()):
+            connection.close()
+            raise LaunchError(
+                f"The job at {there} sends the variables {sorted(environment)!r:.300}, not {sorted(MEMBER_VARIABLES)}: "
+                "install the same version of replicax here and there."
+            )
+        connection.settimeout(None)
+        self._wanted = index
+        return _Seat(session, index, environment)
+
+    def _run(self, seat: _Seat, run: int) -> _End:
+        options = self._options
+        common = common_environment(self._inherited, options.devices_per_worker, self._invitation.token, attempt=0)
+        own = {REPORTS: str(self._log_dir.absolute()), **common, **seat.environment}
+        task = PlannedTask(WORKER, seat.number, None, own)
+        program = Program("module" if options.module else "file", options.script, options.arguments)
+        events = Events[Event]()
+        wire = _Wire(seat.session, events)
+
+        def start() -> Iterator[Process]:
+            log = Log(self._log_dir / task.log_name, run)
+            process = Process(task, program, outlets_to(self._terminal, log, 0, task), wire, self.guard)
+            wire.begin(process)
+            yield process
+
+        grace = Grace(options.grace_of_survivors, options.grace_of_all)
+        with signals_as(events):
+            attempt, failure = Supervisor(1, start, grace, self._terminal, events).run()
+        words = failure.process.last_words if failure is not None else ""
+        wire.end(attempt.code, words)
+        if wire.over:
+            self._terminal.say(f"The job needs this worker no more: {wire.over}.")
+            return _End(ExitCode.OK, words, True)
+        code = ExitCode.PEER_LOST if wire.is_cut else attempt.code
+        return _End(code, words, attempt.interrupted and not wire.was_told)
+
+
+class _Wire:
+    """The connection with the job's launcher while the worker runs.
+
+    News of the others goes to that launcher, and all other events go to the supervisor here.
+
+    Args:
+        session: The connection.
+        events: The supervisor's events.
+
+    Attributes:
+        was_told: Whether the job's launcher has told the worker to end.
+        over: Why the job needs the worker no more; "" if it does.
+        is_cut: Whether the connection was lost.
+    """
+
+    def __init__(self, session: Session, events: Events[Event]):
+        self.was_told, self.over, self.is_cut = False, "", False
+        self._session, self._events = session, events
+        self._ending = False
+        self._process: Process | None = None
+        self._thread = threading.Thread(target=self._listen, name="replicax-join", daemon=True)
+
+    def begin(self, process: Process) -> None:
+        """Tells that the worker runs, and listens."""
+        self._process = process
+        self._tell({"pid": process.pid})
+        self._thread.start()
+
+    def put(self, event: Event) -> None:
+        """Takes an event of the worker."""
+        if isinstance(event, FoundSilent):
+            self._tell({"silent": event.task, "life": event.life})
+        elif isinstance(event, MemberNews):
+            self._tell({"leaving": event.leaving} if event.leaving else {"world": event.world, "lives": event.lives})
+        else:
+            self._events.put(event)
+
+    def end(self, code: int, words: str) -> None:
+        """Tells how the worker has ended."""
+        self._ending = True
+        if self._process is not None and self._process.has_left:
+            self._tell({"leaves": True})
+        self._tell({"ended": code, "words": words[-_MOST_WORDS:]})
+        with contextlib.suppress(OSError):
+            self._session.connection.shutdown(socket.SHUT_RDWR)
+        self._thread.join(_SECONDS_TO_CONNECT)
+
+    def _tell(self, message: Mapping[str, object]) -> None:
+        with contextlib.suppress(OSError):  # It is cut, which `_listen` notices.
+            self._session.tell(message)
+
+    def _listen(self) -> None:
+        """Takes the orders of the job's launcher until the connection ends; without it the worker ends, too."""
+        assert self._process is not None
+        with contextlib.suppress(OSError, ValueError):
+            while True:
+                told = self._session.hear()
+                number = told.get("signal")
+                self.over = str(told.get("no", "")) or self.over
+                self.was_told = True
+                if isinstance(number, int) and number != signal.SIGKILL:
+                    self._events.put(SignalReceived(number))
+                else:
+                    self._process.kill()
+        if not self._ending:
+            self.is_cut = not self.was_told
+            self._process.kill()
+
+
+def _met(invitation: Invitation, patience_s: float) -> Session:
+    """Returns a session with the job's launcher; strangers who knock too may have it dropped a few times."""
+    there, until = join_address(*invitation.address), time.monotonic() + _SECONDS_TO_BE_HEARD
+    while True:
+        connection = _connected(*invitation.address, patience_s)
+        end_if_silent(connection, SECONDS_OF_SILENCE)
+        try:
+            return proved(connection, invitation.token, _SECONDS_TO_CONNECT)
+        except ConnectionRefusedError as refusal:
+            connection.close()
+            raise LaunchError(f"The job at {there} does not let this worker in: {str(refusal)!r:.200}.") from refusal
+        except (OSError, ValueError) as error:
+            connection.close()
+            if not isinstance(error, ConnectionError) or time.monotonic() >= until:
+                raise LaunchError(
+                    f"The program that listens at {there} is no launcher of this elastic job: {error}."
+                ) from error
+        time.sleep(_SECONDS_BETWEEN_TRIES)
+
+
+def _connected(host: str, port: int, patience_s: float) -> socket.socket:
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return socket.create_connection((host, port), timeout=_SECONDS_TO_CONNECT)
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise LaunchError(
+                    f"No elastic job lets workers in at {join_address(host, port)} ({error}). Its launcher has ended, "
+                    "or listens elsewhere (--address)."
+                ) from error
+        time.sleep(_SECONDS_BETWEEN_TRIES)

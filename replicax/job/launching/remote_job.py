@@ -1,0 +1,155 @@
+"""A job whose workers run elsewhere: on standard servers (`replicax server`), or on a Ray cluster that is there."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from replicax.cluster import ClusterSpec
+from replicax.errors import LaunchError
+from replicax.job.launching.local_job import Outcome, run_attempts, signals_as
+from replicax.job.options import Options, check_script, make_log_dir
+from replicax.ray_cluster.workers import WorkerCluster, connect_workers
+from replicax.job.processes.events import Event, Events
+from replicax.job.elsewhere.worker_actors import Job, WorkerGroup
+from replicax.job.processes.outlets import outlets_to
+from replicax.job.processes.output import Log
+from replicax.job.processes.task import WORKER, PlannedTask
+from replicax.job.processes.processes import Outlets
+from replicax.job.elsewhere.script_files import packed_sources
+from replicax.job.supervision.supervisor import Grace, Supervisor
+from replicax.job.processes.terminal import Terminal
+
+PORT = 2222  # Where a server listens if its address has no port, as in TensorFlow's examples.
+
+
+@dataclasses.dataclass(frozen=True)
+class Elsewhere:
+    """Where the workers run: at the servers of `hosts`, or on the Ray cluster at `address`.
+
+    Attributes:
+        address: `"auto"`, `"host:port"` or `"ray://host:port"`, as `ray.init` takes it.
+        hosts: The addresses of the servers in the order of the workers; a port that is missing is 2222.
+        variables: Environment variables for the workers, beside those of their machines.
+        start_timeout: How long to wait for servers, and for room, in seconds.
+    """
+
+    address: str | None = None
+    hosts: tuple[str, ...] = ()
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    start_timeout: float = 120.0
+
+    def connected(self, workers: int) -> WorkerCluster:
+        """Connects this process with that cluster, for so many workers.
+
+        Raises:
+            ClusterError: The cluster refuses, or Ray is not installed.
+            ClusterTimeoutError: Some servers did not come in time.
+        """
+        if self.hosts:
+            addresses = [host if ":" in host else f"{host}:{PORT}" for host in self.hosts]
+            return connect_workers(ClusterSpec({WORKER: addresses}), start_timeout=self.start_timeout)
+        return connect_workers(address=self.address, workers=workers, start_timeout=self.start_timeout)
+
+
+def parse_hosts(text: str) -> tuple[str, ...]:
+    """Returns the addresses in `"host1,host2:2223"`.
+
+    Raises:
+        LaunchError: One is empty, or stands there twice.
+    """
+    hosts = tuple(host.strip() for host in text.split(","))
+    if not all(hosts) or len(set(hosts)) < len(hosts):
+        raise LaunchError(f"--hosts must be different addresses such as host1,host2:2223, got {text!r}.")
+    return hosts
+
+
+def parse_variables(given: list[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables of `NAME=VALUE`, or of `NAME` with the value that it has here.
+
+    Raises:
+        LaunchError: A name is empty or has no value here.
+    """
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not name or not (equals or name in environment):
+            raise LaunchError(f"--env must be NAME=VALUE, or the NAME of a variable that is set here, got {text!r}.")
+        found[name] = value if equals else environment[name]
+    return found
+
+
+def launch_elsewhere(options: Options, elsewhere: Elsewhere, terminal: Terminal | None = None) -> int:
+    """Runs a script on workers elsewhere, and waits for its end, like `launch`.
+
+    The Python files in the script's folder travel with it; a module's are those of the working directory. When this
+    process ends, however it ends, the workers end too.
+
+    Args:
+        options: What to run and how.
+        elsewhere: Where.
+        terminal: Where the output goes; by default standard output and standard error.
+
+    Returns:
+        The exit code; `replicax.exit_codes` lists them.
+
+    Raises:
+        LaunchError: The options are wrong.
+        ClusterError: The cluster refuses, is in use by another client, or Ray is not installed.
+        ClusterTimeoutError: Some servers did not come in time, or there is no room.
+    """
+    check_elsewhere(options, elsewhere)
+    check_script(options)
+    script = Path(options.script)
+    job = Job(
+        kind="module" if options.module else "file",
+        target=options.script if options.module else script.name,
+        arguments=options.arguments,
+        payload=packed_sources(Path.cwd() if options.module else script.parent),
+        environment=elsewhere.variables,
+        devices=options.devices_per_worker,
+    )
+    log_dir = make_log_dir(options)
+    terminal = terminal or Terminal(sys.stdout, sys.stderr)
+    grace = Grace(options.grace_of_survivors, options.grace_of_all)
+
+    def run(workers: int, attempt: int) -> Outcome:
+        # Each attempt connects anew: what has failed may have been the connection, or a machine that is replaced.
+        group = WorkerGroup(elsewhere.connected(workers), start_timeout=elsewhere.start_timeout)
+        events: Events[Event] = Events()
+
+        def outlets(number: int, task: PlannedTask) -> Outlets:
+            return outlets_to(terminal, Log(log_dir / task.log_name, attempt), number, task)
+
+        try:
+            start = functools.partial(group.start, job, attempt, outlets, events)
+            with signals_as(events):
+                return Supervisor(len(group.places), start, grace, terminal, events).run()
+        finally:
+            group.close()
+
+    return run_attempts(options, terminal, run)
+
+
+def check_elsewhere(options: Options, elsewhere: Elsewhere) -> None:
+    """Raises a `LaunchError` if a job cannot run where `elsewhere` says."""
+    if bool(elsewhere.hosts) == (elsewhere.address is not None):
+        raise LaunchError("--on and --hosts exclude each other: --on names a Ray cluster, --hosts standard servers.")
+    if not (math.isfinite(elsewhere.start_timeout) and elsewhere.start_timeout > 0):
+        raise LaunchError(f"--start-timeout must be a number of seconds above 0, got {elsewhere.start_timeout!r}.")
+    if options.ps or options.evaluator:
+        option, instead = (
+            ("--ps", "Start servers for its tasks (replicax server) and run the script here.")
+            if options.ps
+            else ("--evaluator", "Run the evaluator's script by itself, where it reads the checkpoints.")
+        )
+        raise LaunchError(f"{option} starts tasks on this machine, --on and --hosts on others. {instead}")
+    if elsewhere.hosts and (options.workers != len(elsewhere.hosts) or options.fewest_workers != options.workers):
+        raise LaunchError(
+            f"--hosts names {len(elsewhere.hosts)} servers, with one worker each: leave --workers out, got "
+            f"{options.fewest_workers}:{options.workers}."
+        )

@@ -1,0 +1,59 @@
+"""Starts the tasks of a plan as processes of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from replicax.job.supervision.elastic_policy import Members
+from replicax.job.plan import Job, Plan
+from replicax.group.membership.opening import LIFE
+from replicax.job.processes.events import Event, Events
+from replicax.job.processes.reaper import Guard
+from replicax.job.processes.outlets import outlets_to
+from replicax.job.processes.output import Log
+from replicax.job.processes.task import PlannedTask, Program
+from replicax.job.processes.processes import Process
+from replicax.job.supervision.supervisor import Grace, Supervisor
+from replicax.job.processes.terminal import Terminal
+
+
+def supervisor_of(
+    plan: Plan,
+    job: Job,
+    log_dir: Path,
+    terminal: Terminal,
+    guard: Guard,
+    events: Events[Event],
+    members: Callable[[Callable[[PlannedTask], Process]], Members] | None = None,
+) -> Supervisor:
+    """Returns what runs one attempt.
+
+    Args:
+        plan: The tasks.
+        job: What they run.
+        log_dir: Folder for their logs.
+        terminal: Where their output goes.
+        guard: Kills them if the launcher dies.
+        events: The events of the processes, and signals.
+        members: Given what starts a task once more, returns what becomes of tasks that fail alone.
+    """
+    options = job.options
+    program = Program("module" if options.module else "file", options.script, options.arguments)
+
+    def start() -> Iterator[Process]:
+        for number, task in enumerate(plan.tasks):
+            log = Log(log_dir / task.log_name, plan.attempt)
+            process = Process(task, program, outlets_to(terminal, log, number, task), events, guard)
+            if revival is not None:
+                revival.started(process)
+            yield process
+
+    def start_again(task: PlannedTask) -> Process:
+        number = [each.name for each in plan.tasks].index(task.name)
+        log = Log(log_dir / task.log_name, int(task.environment[LIFE]))
+        return Process(task, program, outlets_to(terminal, log, number, task), events, guard)
+
+    grace = Grace(options.grace_of_survivors, options.grace_of_all)
+    revival = None if members is None else members(start_again)
+    return Supervisor(plan.workers, start, grace, terminal, events, revival)

@@ -1,0 +1,90 @@
+"""A local cluster with a time limit, for tests and for `replicax doctor`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import os
+import secrets
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from replicax.job.launching.local_job import Job
+from replicax.job.options import Options
+from replicax.job.plan import HOST, count_ports, make_plan
+from replicax.job.launching.starting import supervisor_of
+from replicax.job.processes.events import Event, Events, SignalReceived
+from replicax.job.processes.reaper import Guard
+from replicax.job.processes.ports import reserved_ports
+from replicax.job.processes.terminal import Terminal
+
+_SECONDS_TO_WRITE_STACKS = 1.0
+_TOKEN_BYTES = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a cluster ended.
+
+    Attributes:
+        code: 0, or the exit code of the task that failed first.
+        failed: The name of that task, such as `"worker 1"`; "" if none failed.
+        timed_out: Whether it was ended by the time limit.
+        logs: The log of each task, such as `{"worker 0": path}`.
+    """
+
+    code: int
+    failed: str
+    timed_out: bool
+    logs: Mapping[str, Path]
+
+
+def run_in_time(
+    options: Options, log_dir: Path, timeout_s: float, environment: Mapping[str, str] | None = None
+) -> Outcome:
+    """Runs a script as a cluster, once, without showing its output.
+
+    When the time is up, each task gets SIGUSR1, at which `faulthandler` writes its stacks to the log, and then
+    SIGKILL. Whatever happens, no process is left.
+
+    Args:
+        options: What to run; its `restarts` and `log_dir` have no effect.
+        log_dir: An existing folder for the logs, one per task.
+        timeout_s: Seconds until all tasks are ended.
+        environment: The environment that the tasks inherit; by default that of this process.
+    """
+    inherited = dict(os.environ if environment is None else environment)
+    job = Job(options, inherited, secrets.token_hex(_TOKEN_BYTES), os.getpid())
+    events: Events[Event] = Events()
+    terminal = Terminal(io.StringIO(), io.StringIO())
+    with contextlib.closing(Guard()) as guard, reserved_ports(count_ports(options, options.workers), HOST) as ports:
+        plan = make_plan(job, options.workers, 0, ports)
+        with _alarm(events, timeout_s) as rang:
+            attempt, _ = supervisor_of(plan, job, log_dir, terminal, guard, events).run()
+    logs = {task.name: log_dir / task.log_name for task in plan.tasks}
+    return Outcome(attempt.code, attempt.failed, rang.is_set(), logs)
+
+
+@contextlib.contextmanager
+def _alarm(events: Events[Event], timeout_s: float) -> Iterator[threading.Event]:
+    """Makes all tasks write their stacks and kills them, unless the block ends in time; yields whether it did."""
+    over, rang = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        if over.wait(timeout_s):
+            return
+        rang.set()
+        events.put(SignalReceived(signal.SIGUSR1))  # Not SIGTERM, which JAX catches itself.
+        over.wait(_SECONDS_TO_WRITE_STACKS)
+        events.put(SignalReceived(signal.SIGINT))  # As a second signal it kills the tasks.
+
+    thread = threading.Thread(target=wait, name="replicax-alarm", daemon=True)
+    thread.start()
+    try:
+        yield rang
+    finally:
+        over.set()
+        thread.join()

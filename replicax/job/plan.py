@@ -1,0 +1,140 @@
+"""The plan of one attempt: from the options to the tasks and the environment of each. Nothing here starts anything."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from replicax.cluster.addresses import join_address
+from replicax.job.options import Options
+from replicax.group.membership.quorum import Life
+from replicax.group.membership.opening import LIFE, MEETING
+from replicax.group.membership.launcher_news import ELASTIC, ElasticRange
+from replicax.ray_cluster.task_counts import SERVERS, WORKERS
+from replicax.job.processes.task import CHIEF, EVALUATOR, WORKER, PlannedTask, common_environment, jax_environment
+
+HOST = "127.0.0.1"  # Other machines must not reach a local cluster.
+REPORTS = "REPLICAX_LOG_DIR"
+_DEVICE_COUNT = "--xla_force_host_platform_device_count"
+
+
+class Job(NamedTuple):
+    """The part of a job that stays the same when it is restarted.
+
+    Attributes:
+        options: The user's options.
+        environment: The launcher's own environment, from which the tasks inherit.
+        token: The secret that the processes of this job share.
+        launcher_pid: The launcher's process id.
+    """
+
+    options: Options
+    environment: Mapping[str, str]
+    token: str
+    launcher_pid: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """One attempt at a job.
+
+    Attributes:
+        attempt: Number of the attempt, from 0.
+        workers: Number of workers.
+        tasks: All tasks: the workers and perhaps an evaluator, or the coordinator, which itself starts its workers.
+    """
+
+    attempt: int
+    workers: int
+    tasks: tuple[PlannedTask, ...]
+
+
+def count_ports(options: Options, workers: int) -> int:
+    """Returns the number of ports that `make_plan` needs."""
+    return 0 if options.ps else (workers if options.door is None else 0) + options.goes_on
+
+
+def make_plan(job: Job, workers: int, attempt: int, ports: Sequence[int], log_dir: Path | None = None) -> Plan:
+    """Returns the tasks of one attempt.
+
+    Args:
+        job: What stays the same in all attempts.
+        workers: Number of workers in this attempt.
+        attempt: Its number, from 0.
+        ports: Free ports; `count_ports` says how many.
+        log_dir: Where the tasks write their reports, unless the environment decides that.
+    """
+    options = job.options
+    ports, meeting = (ports[:-1], meeting_address(options, ports)) if options.goes_on else (ports, "")
+    addresses = [f"{HOST}:{port}" for port in ports]
+    common = _common(job, attempt) if log_dir is None else {REPORTS: str(log_dir), **_common(job, attempt)}
+
+    if options.ps:
+        counts = {WORKERS: str(workers), SERVERS: str(options.ps)}
+        return Plan(attempt, workers, (PlannedTask(CHIEF, 0, None, {**common, **counts}),))
+
+    def task(kind: str, index: int, port: int | None) -> PlannedTask:
+        role = {"cluster": {WORKER: addresses}, "task": {"type": kind, "index": index}}
+        own = {"TF_CONFIG": json.dumps(role)} | (jax_environment(addresses, index) if kind == WORKER else {})
+        if meeting:
+            own |= {MEETING: meeting, LIFE: "0"}
+        if options.elastic is not None:
+            own[ELASTIC] = str(options.elastic)
+        return PlannedTask(kind, index, port, {**common, **own})
+
+    if options.elastic is not None and options.door is not None:
+        own = [member_environment(options.elastic, meeting, Life(index, 0), workers) for index in range(workers)]
+        tasks = [PlannedTask(WORKER, index, None, {**common, **each}) for index, each in enumerate(own)]
+    else:
+        tasks = [task(WORKER, index, port) for index, port in enumerate(ports)]
+    tasks += [task(EVALUATOR, 0, None)] if options.evaluator else []  # Not in the cluster, as with TensorFlow.
+    return Plan(attempt, workers, tuple(tasks))
+
+
+def flags_for_workers(flags: str) -> str:
+    """Returns this process's `XLA_FLAGS` without the one that counts devices: workers are told theirs."""
+    return " ".join(flag for flag in flags.split() if not flag.startswith(_DEVICE_COUNT))
+
+
+def meeting_host(options: Options) -> str:
+    """Returns the name or IP address at which the workers reach this machine."""
+    return HOST if options.door is None else options.door.host
+
+
+def meeting_address(options: Options, ports: Sequence[int]) -> str:
+    """Returns where workers that come and go meet, given the ports of `make_plan`."""
+    return join_address(meeting_host(options), ports[-1])
+
+
+#: The variables of `member_environment`; a worker that joins takes no others from the job.
+MEMBER_VARIABLES = frozenset(
+    {"REPLICAX_COORDINATOR", "REPLICAX_NUM_PROCESSES", "REPLICAX_PROCESS_ID", MEETING, LIFE, ELASTIC}
+)
+
+
+def member_environment(elastic: ElasticRange, meeting: str, life: Life, workers: int) -> dict[str, str]:
+    """Returns the cluster's variables for a worker of an elastic job that knows no address but that of the meeting.
+
+    Args:
+        elastic: The range of the job.
+        meeting: Where the board is.
+        life: Which worker it is, and which run of it.
+        workers: With how many workers the job began.
+    """
+    return {
+        "REPLICAX_COORDINATOR": meeting,
+        "REPLICAX_NUM_PROCESSES": str(max(workers, life.index + 1)),
+        "REPLICAX_PROCESS_ID": str(life.index),
+        MEETING: meeting,
+        LIFE: str(life.number),
+        ELASTIC: str(elastic),
+    }
+
+
+def _common(job: Job, attempt: int) -> dict[str, str]:
+    """Returns the environment that all tasks share: the user's own with additions."""
+    shared = common_environment(job.environment, job.options.devices_per_worker, job.token, attempt)
+    return {**shared, "REPLICAX_LAUNCHER_PID": str(job.launcher_pid)}

@@ -1,0 +1,307 @@
+"""Workers whose loss the others can bear, islands or those of an elastic job: a lost one is started again alone.
+
+The training of islands is done when worker 0 has ended with 0. An elastic job has no such worker: any may be lost. It
+is done when a member of the newest world has ended with 0, since members come to the end of the script together. From
+then on nobody is started again, and the job has succeeded if the chief of that world, its first member, ends with 0.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
+
+from replicax.exit_codes import ExitCode, describe, is_restartable
+from replicax.job.supervision.member_record import Attendance
+from replicax.job.options import Options
+from replicax.job.plan import WORKER, member_environment
+from replicax.group.membership.quorum import Life
+from replicax.group.membership.store_process import Host
+from replicax.group.membership.opening import LIFE
+from replicax.job.processes.events import FoundSilent, GuestLike, MemberNews, ProcessLike
+from replicax.job.supervision.joined_workers import Guest
+from replicax.job.processes.output import error_line, shortened
+from replicax.job.processes.task import PlannedTask
+from replicax.job.supervision.loss_policy import Failure
+from replicax.job.processes.terminal import Terminal
+
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # before a newcomer that could not join is started again
+_SECONDS_OF_A_USEFUL_LIFE = 5.0
+# Errors that may be over when the network is there again.
+_OF_THE_NETWORK = re.compile("^[^ ]*(Timeout|Connection|OSError)")
+_IN_THE_MIDDLE = "ended with exit code 0 in the middle of the job, by os._exit or the like."
+
+
+class Members:
+    """Decides about the workers of one attempt that come and go; see `replicax.job.supervision.supervisor.Revival`.
+
+    Args:
+        options: How many may be started again, and with how few the others go on.
+        restarts: How many restarts are left.
+        host: The host of their meeting.
+        start: Starts a task once more.
+        terminal: Where it says what has happened.
+        attendance: Keeps the members.
+        clock: Returns the time in seconds.
+
+    Attributes:
+        revived: How many were started again.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        restarts: int,
+        host: Host,
+        start: Callable[[PlannedTask], ProcessLike],
+        terminal: Terminal,
+        attendance: Attendance | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.revived = 0
+        self._options, self._restarts, self._host = options, restarts, host
+        self._start, self._terminal, self._clock = start, terminal, clock
+        self._attendance = attendance or Attendance()
+        self._is_done = False  # the training
+        self._left = 0
+        self._error = ""  # that of the script in which a worker has ended last
+        self._waiting: list[tuple[float, PlannedTask]] = []  # tasks to start, and when
+        self._pauses: dict[int, float] = {}  # how long each index has paused last
+        self._began: dict[Life, float] = {}
+        self._refusals: dict[int, str] = {}  # the error with which a newcomer of this index has ended last
+        self._chief_lost: Failure | None = None
+
+    # Losses.
+
+    def bears(self, failure: Failure, running: Sequence[ProcessLike]) -> bool:
+        """Returns whether the others can go on, and tells them that a worker is lost.
+
+        They cannot if the failure is an error that a restart would only repeat, such as one that two workers raise one
+        after the other; if a worker says that the state of the training is lost (71); or if none or too few are left.
+        """
+        task = failure.process.task
+        if task.type != WORKER:
+            return False
+        life = life_of(task)
+        self._host.tell_end(life)
+        left = [life_of(process.task) for process in running if process.task.type == WORKER]
+        self._left = len(left)
+        if self._attendance.is_chief(life) and (self._attendance.is_leaving(life) or not failure.process.has_left):
+            self._chief_lost = failure
+        if self._is_done:
+            return not self._attendance.is_chief(life) or failure.process.has_left
+        why = self._hindrance(failure, life, left)
+        if why and self._options.elastic is not None:
+            self._terminal.say(f"{task.name} ended with {failure.how}. The job cannot go on: {why.rstrip('.')}.")
+        return not why
+
+    def _hindrance(self, failure: Failure, life: Life, left: Sequence[Life]) -> str:
+        """Returns why the others cannot go on without a worker, or ""."""
+        elastic, code = self._options.elastic, failure.code
+        leaves = self._attendance.is_leaving(life)
+        members = [each for each in left if self._attendance.was_member(each)]
+        is_newcomer = bool(elastic and members) and not self._attendance.was_member(life)
+        error = error_line(failure.process.last_words) if code == ExitCode.FAILED and not is_newcomer else ""
+        same_again, self._error = bool(error) and error == self._error, error or ""
+        if is_newcomer:  # The others have not noticed it.
+            return ""
+        if not is_restartable(code):
+            return f"a restart would only repeat {describe(code)}"
+        if same_again:
+            return f"the error is that of the worker before it ({error})"
+        if code == ExitCode.PEER_LOST and not (elastic and members and self._attendance.is_left_out(life)):
+            return error_line(failure.process.last_words) or "the state of the training is lost"
+        if elastic and code == ExitCode.RESUME and not leaves:
+            return "all of them are to end and to be resumed"
+        if not left or (elastic and self._attendance.world and not members):
+            return "nobody is left who holds the state of the training" if left else "none is left"
+        if self.revived < self._restarts or len(left) >= self._options.fewest_left or leaves:
+            return ""
+        return f"{len(left)} of at least {self._options.fewest_left} workers are left, and no restart"
+
+    def succeed(self, failure: Failure) -> None:
+        """Has a task started again, if a restart is left and the training is not done."""
+        task, life = failure.process.task, life_of(failure.process.task)
+        if self._attendance.is_dismissed(life):
+            return
+        if failure.process.is_guest:  # Whoever has started it may start it again.
+            how = f"has left ({reason})" if (reason := self._attendance.reason(life)) else f"ended with {failure.how}"
+            self._terminal.say(f"{task.name}, which had joined, {how}. The others go on.")
+            return
+        leaves, useless = self._attendance.is_leaving(life), self._age(life) < _SECONDS_OF_A_USEFUL_LIFE
+        could_not_join = self._is_failed_newcomer(life)
+        counts = (not leaves or useless) and not could_not_join
+        hopeless = could_not_join and self._would_repeat(failure)
+        if self._is_done or hopeless or (counts and self.revived >= self._restarts):
+            self._tell_of_loss(failure, hopeless)
+            return
+        self.revived += counts
+        pause = self._pause(life) if could_not_join else 0.0
+        again = f"It starts again in {pause:g} s" if pause else "It starts again"
+        limited = counts and self._options.restarts is not None
+        number = f" (restart {self.revived} of {self._restarts})" if limited else ""
+        how = f"has left ({self._attendance.reason(life)})" if leaves else f"ended with {failure.how}"
+        self._terminal.say(f"{task.name} {how}. {again}{number}; the others go on.")
+        successor = task.with_environment({**task.environment, LIFE: str(life.number + 1)})
+        self._waiting.append((self._clock() + pause, successor))
+
+    def _is_failed_newcomer(self, life: Life) -> bool:
+        """Returns whether a process has ended before it joined the others, who are at work."""
+        return bool(self._attendance.world) and not self._attendance.was_member(life)
+
+    def _would_repeat(self, failure: Failure) -> bool:
+        """Returns whether a newcomer has failed for a reason that another start would not change."""
+        error = error_line(failure.process.last_words) if failure.code == ExitCode.FAILED else ""
+        index = failure.process.task.index
+        again = bool(error) and self._refusals.get(index) == error and not _OF_THE_NETWORK.search(error)
+        self._refusals[index] = error
+        return again or not is_restartable(failure.code)
+
+    def _pause(self, life: Life) -> float:
+        pause = min(2 * self._pauses.get(life.index, _SHORTEST_PAUSE / 2), _LONGEST_PAUSE)
+        self._pauses[life.index] = pause
+        return pause
+
+    def _age(self, life: Life) -> float:
+        return self._clock() - self._began.get(life, -math.inf)
+
+    def _tell_of_loss(self, failure: Failure, hopeless: bool) -> None:
+        came_too_late = self._is_done and failure.code == ExitCode.PEER_LOST
+        why = "another start would only repeat it" if hopeless else "no restart is left"
+        why = "the training is done" if self._is_done else why
+        how = "it came when the training was done" if came_too_late else failure.how
+        goes_on = "The others go on without it" if self._left else "It does not start again"
+        self._terminal.say(f"{failure.process.task.name} ended with {how}. {goes_on}: {why}.")
+        if failure.code == ExitCode.FAILED or hopeless:
+            words = shortened(failure.process.last_words) or "It printed nothing."
+            self._terminal.show(f"Its log: {failure.process.log_path}\n\n{words}")
+
+    # Successors.
+
+    @property
+    def due(self) -> float:
+        """When the next task is to be started, by the clock; infinity for never."""
+        return min((when for when, _ in self._waiting), default=math.inf)
+
+    def start_due(self) -> list[ProcessLike]:
+        """Starts the tasks that are due."""
+        if self._is_done:
+            self._waiting.clear()
+        now = self._clock()
+        due = [task for when, task in self._waiting if when <= now]
+        self._waiting = [(when, task) for when, task in self._waiting if when > now]
+        started = [self._start(task) for task in due]
+        for process in started:
+            self.started(process)
+        return started
+
+    def started(self, process: ProcessLike, host: str = "") -> None:
+        """Notes that a process has been started."""
+        if process.task.type == WORKER:
+            life = life_of(process.task)
+            self._began[life] = self._clock()
+            self._attendance.start(life, process.pid, host)
+
+    # Guests.
+
+    @property
+    def awaits(self) -> bool:
+        """Whether the job waits for the first workers, all of which are started elsewhere."""
+        return self._options.workers == 0 and not self._attendance.lives
+
+    def admits(self, guest: GuestLike, running: Sequence[ProcessLike]) -> bool:
+        """Gives a worker that wants to join the index that it had before, or the next free one; or refuses it."""
+        elastic = self._options.elastic
+        if elastic is None or self._is_done:
+            guest.refuse("the training is done" if self._is_done else "the job is not elastic")
+            return False
+        taken = {task.index for task in (*(process.task for process in running), *(task for _, task in self._waiting))}
+        free = [index for index in range(elastic.most) if index not in taken]
+        if not free:
+            guest.refuse(f"it has as many workers as it may have (--elastic {elastic})")
+            return False
+        index = guest.wanted if guest.wanted in free else free[0]
+        life = Life(index, self._attendance.lives.get(index, -1) + 1)
+        began_with = self._options.workers or elastic.fewest
+        guest.admit(index, member_environment(elastic, self._host.address, life, began_with))
+        self._attendance.lives[index] = life.number
+        self._terminal.say(f"{guest.task.name} joins from {guest.host}.")
+        return True
+
+    # News.
+
+    def hears(self, news: MemberNews | FoundSilent, running: Sequence[ProcessLike]) -> None:
+        """Notes what a worker tells: a new world, that it leaves, or that another one gives no sign of life.
+
+        A worker without a sign of life, such as a stopped one, is killed, so that it is started again.
+        """
+        if isinstance(news, FoundSilent):
+            for process in running:
+                if process.task.name == news.task and life_of(process.task).number == news.life:
+                    self._attendance.is_silent(life_of(process.task))
+                    self._terminal.say(f"{news.task} shows no sign of life any more and is killed.")
+                    process.kill()
+        elif news.started_at:
+            self.started(news.process, news.started_at)
+        elif news.leaving:
+            self._attendance.leave(life_of(news.process.task), news.leaving)
+        else:
+            began = not self._attendance.world
+            lives = [Life(index, number) for index, number in news.lives]
+            for process in running:
+                if process.has_left and process.task.type == WORKER:
+                    self._attendance.is_at_its_end(life_of(process.task))
+            why = self._attendance.enter(news.world, lives)
+            if why:
+                self._chief_lost = None
+                self._pauses.clear()
+            if why and not began:
+                names = ", ".join(str(life.index) for life in lives)
+                self._terminal.say(f"{len(lives)} worker(s) go on ({names}): {why}.")
+
+    def ended(self, process: ProcessLike, code: int, asked: bool) -> int:
+        """Notes that a process has ended; see `Revival`."""
+        if process.task.type != WORKER:
+            return code
+        life = life_of(process.task)
+        if code == ExitCode.OK and self._attendance.was_member(life) and not process.has_left:
+            code, process.last_words = ExitCode.FAILED, f"replicax: {process.task.name} {_IN_THE_MIDDLE}"
+        self._attendance.end(life, process, code, asked)
+        return code
+
+    def done(self, process: ProcessLike, running: Sequence[ProcessLike]) -> None:
+        """Notes that a process has ended with 0, and ends newcomers for whom nobody is left."""
+        if process.task.type != WORKER:
+            return
+        if self._options.elastic is None:
+            self._is_done |= process.task.index == 0
+            return
+        known, life = self._attendance.world, life_of(process.task)
+        self._host.tell_end(life)
+        self._is_done |= not known or self._attendance.was_member(life)
+        workers = [each for each in running if each.task.type == WORKER]
+        if known and self._is_done and not any(self._attendance.was_member(life_of(each.task)) for each in workers):
+            for each in workers:
+                self._terminal.say(f"{each.task.name} is ended: it came when the training was done.")
+                self._attendance.dismiss(life_of(each.task))
+                if isinstance(each, Guest):
+                    each.refuse("the training is done")
+                else:
+                    each.kill()
+
+    def ends_all(self) -> None:
+        """Tells all workers that the whole job ends: nobody leaves alone."""
+        self._host.tell_ending()
+
+    def verdict(self) -> Failure | None:
+        """Returns why the attempt has failed although all processes that are left have ended with 0."""
+        if self._chief_lost is not None and self._options.elastic is not None:
+            name = self._chief_lost.process.task.name
+            self._terminal.say(f"{name} was the chief at the end and was lost: its last lines may not have run.")
+        return self._chief_lost if self._options.elastic is not None else None
+
+
+def life_of(task: PlannedTask) -> Life:
+    """Returns which run of which worker a task is."""
+    return Life(task.index, int(task.environment[LIFE]))

@@ -1,0 +1,197 @@
+"""Workers that join a running job: its launcher's door, and their processes as it knows them.
+
+A guest's own launcher (`replicax run --join`) starts the process and watches it. It keeps one connection with the door,
+on which both send JSON, one object a line:
+
+| from | message | meaning |
+| --- | --- | --- |
+| both | | prove that they know the job's token (`replicax.cluster.proof`) |
+| guest | `host`, `wanted` | asks for a place, if possible with the index that it had before |
+| door | `environment`, `index` | it has this place; these are the variables of its cluster |
+| door | `no` | it cannot join, and why |
+| guest | `pid` | its process runs |
+| guest | `world`, `lives`; `leaving`; `leaves`; `silent`, `life` | what its process tells its launcher |
+| door | `signal` | a signal for its process |
+| guest | `ended`, `words` | the exit code of its process, and its last words |
+
+If the connection ends, so does the process: the door counts it as lost, and the guest's launcher kills it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from replicax.cluster.addresses import Address, join_address
+from replicax.cluster.lines import is_number
+from replicax.cluster.outages import end_if_silent
+from replicax.cluster.proof import SECONDS_TO_PROVE, Session, Strangers, demanded
+from replicax.exit_codes import from_signal
+from replicax.job.processes.events import EventSink, FoundSilent, Joined, MemberNews, ProcessEnded, ScriptEnded, member_news
+from replicax.job.processes.task import WORKER, PlannedTask
+
+_SECONDS_FOR_THREADS = 2.0
+_MOST_WORKERS = 2**20
+#: After so many seconds without an answer a connection with a guest is given up: its cable is cut.
+SECONDS_OF_SILENCE = 10.0
+
+
+class Guest:
+    """A worker that has been started elsewhere to join the job; see `ProcessLike`.
+
+    Args:
+        session: That with its launcher.
+        host: The name of its machine.
+        wanted: The index that it would like to have; None if any will do.
+        events: Where its end is reported.
+    """
+
+    is_guest = True
+
+    def __init__(self, session: Session, host: str, wanted: int | None, events: EventSink):
+        self.task = PlannedTask(WORKER, -1, None, {})
+        self.host, self.wanted = host, wanted
+        self.last_words, self.pid, self.meets, self.watched, self.has_left = "", 0, 0, False, False
+        self.told: ScriptEnded | None = None
+        self.log_path: Path | None = None
+        self._session, self._events = session, events
+        self._returncode = from_signal(signal.SIGHUP)  # if the connection is lost
+
+    def admit(self, index: int, environment: Mapping[str, str]) -> None:
+        """Gives it a place."""
+        self.task = PlannedTask(WORKER, index, None, dict(environment))
+        self._tell({"index": index, "environment": dict(environment)})
+
+    def refuse(self, why: str) -> None:
+        """Sends it away."""
+        self._tell({"no": why})
+        self._hang_up()
+
+    def send(self, number: int) -> None:
+        """Sends it a signal."""
+        self._tell({"signal": number})
+
+    def kill(self) -> None:
+        """Kills it: at once if its machine can be reached, otherwise as soon as its launcher notices."""
+        self._tell({"signal": int(signal.SIGKILL)})
+        self._returncode = -signal.SIGKILL
+        self._hang_up()
+
+    def tidy_up(self) -> int:
+        """Ends the connection; returns the exit code, or -9 if it was killed."""
+        self._hang_up()
+        return self._returncode
+
+    def listen(self) -> None:
+        """Reads what its launcher tells, until the connection ends."""
+        with contextlib.suppress(OSError, ValueError):  # It was lost, or sends something else than we expect.
+            while True:
+                self._take(self._session.hear())
+        self._session.connection.close()
+        self._events.put(ProcessEnded(self, time.monotonic()))
+
+    def _take(self, told: Mapping[str, object]) -> None:
+        news = member_news(self, told)
+        if news is not None:
+            self._events.put(news)
+        elif is_number(told.get("pid"), 1, 2**31):
+            self.pid = int(str(told["pid"]))
+            self._events.put(MemberNews(self, started_at=self.host or "?"))
+        elif is_number(told.get("ended"), 0, 256):
+            self.last_words, self._returncode = str(told.get("words", "")), int(str(told["ended"]))
+        elif "silent" in told and is_number(told.get("life"), 0, 2**31):
+            self._events.put(FoundSilent(str(told["silent"]), int(str(told["life"]))))
+        elif "leaves" in told:
+            self.has_left = True
+
+    def _tell(self, message: Mapping[str, object]) -> None:
+        with contextlib.suppress(OSError):  # It is lost, which `listen` reports.
+            self._session.tell(message)
+
+    def _hang_up(self) -> None:
+        with contextlib.suppress(OSError):
+            self._session.connection.shutdown(socket.SHUT_RDWR)
+
+
+class Door:
+    """Where workers join a job.
+
+    Args:
+        address: Where it listens; port 0 is any that is free.
+        token: The secret that those who join must know.
+        events: Where it reports them.
+
+    Raises:
+        OSError: It cannot listen there.
+    """
+
+    def __init__(self, address: Address, token: str, events: EventSink):
+        self._token, self._events = token, events
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        self._listener = socket.create_server((address.host, address.port), family=family)
+        self.address = join_address(address.host, self._listener.getsockname()[1])
+        self._strangers = Strangers[socket.socket]()
+        self._closed = False
+        self._thread = threading.Thread(target=self._accept, name="replicax-door", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Lets nobody in any more."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(_SECONDS_FOR_THREADS)
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # It was closed, or this process has too many open files.
+                _hang_up(self._strangers.oldest())
+                time.sleep(0 if self._closed else 0.1)
+                continue
+            self._strangers.add(connection)
+            _hang_up(self._strangers.overdue())
+            threading.Thread(target=self._meet, args=(connection,), name="replicax-guest", daemon=True).start()
+
+    def _meet(self, connection: socket.socket) -> None:
+        try:
+            guest = self._known(connection)
+        except (OSError, ValueError):  # It said nothing in time, or does not belong to this job.
+            connection.close()
+            return
+        finally:
+            self._strangers.remove(connection)
+        self._events.put(Joined(guest))
+        guest.listen()
+
+    def _known(self, connection: socket.socket) -> Guest:
+        """Returns who has come.
+
+        Raises:
+            OSError: It said nothing in time.
+            ValueError: It does not belong to this job.
+        """
+        session = demanded(connection, self._token)
+        if not self._strangers.remove(connection):
+            raise ValueError("It was closed, since too many came after it.")
+        told = session.hear(time.monotonic() + SECONDS_TO_PROVE)
+        wanted = told.get("wanted")
+        connection.settimeout(None)
+        end_if_silent(connection, SECONDS_OF_SILENCE)
+        return Guest(
+            session, str(told.get("host", "")), wanted if is_number(wanted, 0, _MOST_WORKERS) else None, self._events
+        )
+
+
+def _hang_up(connections: Iterable[socket.socket]) -> None:
+    """Ends connections; the threads that read them notice it."""
+    for connection in connections:
+        with contextlib.suppress(OSError):  # It was closed already.
+            connection.shutdown(socket.SHUT_RDWR)

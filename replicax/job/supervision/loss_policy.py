@@ -1,0 +1,75 @@
+"""Tasks that fail, and the decision whether the others can bear it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
+
+from replicax.exit_codes import ExitCode, describe
+from replicax.job.processes.events import FoundSilent, GuestLike, MemberNews, ProcessLike
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A task that failed.
+
+    Attributes:
+        process: Its process.
+        code: Its exit code.
+        time: When it failed.
+        culprit: The task to blame: itself, or the one that caused its failure.
+    """
+
+    process: ProcessLike
+    code: int
+    time: float
+    culprit: ProcessLike
+
+    @property
+    def how(self) -> str:
+        """How it ended, in a few words."""
+        if self.code == ExitCode.PEER_LOST and self.process is self.culprit and self.process.told is None:
+            return f"exit code {self.code}: it was gone, and others needed it"
+        return describe(self.code)
+
+
+class Revival(Protocol):
+    """Decides about a task whose loss the others can bear."""
+
+    revived: int
+
+    def bears(self, failure: Failure, running: Sequence[ProcessLike]) -> bool:
+        """Returns whether the job can go on although a task has failed, given the processes that run."""
+
+    @property
+    def awaits(self) -> bool:
+        """Whether the job goes on although no process runs, since others may join."""
+
+    def admits(self, guest: GuestLike, running: Sequence[ProcessLike]) -> bool:
+        """Lets a process join, or refuses it; returns whether it has joined."""
+
+    def succeed(self, failure: Failure) -> None:
+        """Has the task started again by `start_due`, unless the others go on without it."""
+
+    @property
+    def due(self) -> float:
+        """When `start_due` has something to start, by `time.monotonic`; infinity for never."""
+
+    def start_due(self) -> list[ProcessLike]:
+        """Starts the tasks that are due."""
+
+    def hears(self, news: MemberNews | FoundSilent, running: Sequence[ProcessLike]) -> None:
+        """Is told what a task has told about itself and the others; ends one that shows no sign of life."""
+
+    def ended(self, process: ProcessLike, code: int, asked: bool) -> int:
+        """Is told that a task has ended, and whether all of them are being ended; returns the code that counts."""
+
+    def done(self, process: ProcessLike, running: Sequence[ProcessLike]) -> None:
+        """Is told that a task has ended with 0, after `ended`."""
+
+    def ends_all(self) -> None:
+        """Is told that all tasks are going to get a signal, or are killed."""
+
+    def verdict(self) -> Failure | None:
+        """Returns why the attempt has failed although none of its last processes has."""

@@ -1,0 +1,61 @@
+"""A file for Docker Compose: one container for each worker, on this machine."""
+
+from __future__ import annotations
+
+import json
+
+import yaml
+
+from replicax.errors import LaunchError
+from replicax.job.templates.cluster_job import SECONDS_TO_SAVE, ClusterJob, plain_size
+
+_HEADER = """\
+# docker compose -f this-file.yaml up
+# docker compose -f this-file.yaml down        (a container that is told to end may save first)
+"""
+
+
+def compose(cluster: ClusterJob, token: str) -> str:
+    """Returns a file for `docker compose up`: a service for each worker, which find each other by their names.
+
+    Args:
+        cluster: What to run.
+        token: A secret for the processes of this job.
+
+    Raises:
+        LaunchError: No image is named.
+    """
+    if not cluster.image:
+        raise LaunchError("--image must name a container image with replicax and your script in it.")
+    services = {f"worker-{index}": _service(cluster, index, token) for index in range(cluster.workers)}
+    return _HEADER + yaml.safe_dump({"name": cluster.name, "services": services}, sort_keys=False, width=10_000)
+
+
+def _service(cluster: ClusterJob, index: int, token: str) -> dict[str, object]:
+    hosts = [f"worker-{each}:{cluster.port}" for each in range(cluster.workers)]
+    variables = {
+        "KERAS_BACKEND": "jax",
+        "PYTHONUNBUFFERED": "1",
+        "TF_CONFIG": json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}}),
+        "JAX_COORDINATOR_ADDRESS": hosts[0],
+        "JAX_NUM_PROCESSES": str(cluster.workers),
+        "JAX_PROCESS_ID": str(index),
+        "REPLICAX_TOKEN": token,
+        **cluster.device_variables,
+    }
+    command = ["python", cluster.script, *cluster.arguments]
+    service: dict[str, object] = {
+        "image": cluster.image,
+        # Compose would insert a variable of its own after a single $.
+        "command": [word.replace("$", "$$") for word in command],
+        "environment": variables,
+        "restart": f"on-failure:{cluster.restarts}" if cluster.restarts else "no",
+        "stop_grace_period": f"{SECONDS_TO_SAVE}s",
+        "shm_size": plain_size(cluster.shm).lower(),
+        "mem_limit": cluster.memory_size.lower(),
+    }
+    if cluster.gpus:  # Each worker its own ones.
+        own = [str(cluster.gpus * index + each) for each in range(cluster.gpus)]
+        devices = [{"driver": "nvidia", "device_ids": own, "capabilities": ["gpu"]}]
+        service["deploy"] = {"resources": {"reservations": {"devices": devices}}}
+    return service

@@ -1,0 +1,52 @@
+"""A JobSet of Kubernetes: the workers of the Indexed Job, all of which start again together."""
+
+from __future__ import annotations
+
+import yaml
+
+from replicax.errors import LaunchError
+from replicax.job.templates.cluster_job import ClusterJob
+from replicax.job.templates.kubernetes import indexed_job, secret
+
+_HEADER = """\
+# kubectl apply -f this-file.yaml        (Kubernetes 1.29 or newer, with the JobSet controller 0.6 or newer)
+# kubectl logs -f -l jobset.sigs.k8s.io/jobset-name={name} --prefix
+"""
+_GROUP = "workers"
+
+
+def jobset(cluster: ClusterJob, token: str) -> str:
+    """Returns the manifests of a JobSet and of its secret. The controller itself makes the service with pod names.
+
+    A worker is tried again as in the Indexed Job. When the Job has failed, all of it starts again, `cluster.restarts`
+    times, unless options or programs are wrong.
+
+    Args:
+        cluster: What to run.
+        token: A secret for the processes of this job.
+
+    Raises:
+        LaunchError: No image is named.
+    """
+    if not cluster.image:
+        raise LaunchError("--image must name a container image with replicax and your script in it.")
+    job = yaml.safe_load(indexed_job(cluster, f"{cluster.name}-{_GROUP}-0"))
+    del job["spec"]["template"]["spec"]["subdomain"]  # The controller sets it.
+    manifest = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": cluster.name},
+        "spec": {
+            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+            "failurePolicy": {
+                "maxRestarts": cluster.restarts,
+                # The pods' own policy ends a job whose options or programs are wrong: they would be wrong again.
+                "rules": [
+                    {"name": "wrong", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]},
+                ],
+            },
+            "replicatedJobs": [{"name": _GROUP, "replicas": 1, "template": {"spec": job["spec"]}}],
+        },
+    }
+    shown = yaml.safe_dump(manifest, sort_keys=False, width=10_000)
+    return f"{_HEADER.format(name=cluster.name)}{secret(cluster, token)}---\n{shown}"

@@ -1,0 +1,50 @@
+"""A custom job of Vertex AI."""
+
+from __future__ import annotations
+
+import yaml
+
+from replicax.errors import LaunchError
+from replicax.job.templates.cluster_job import ClusterJob
+
+_HEADER = """\
+# gcloud ai custom-jobs create --region=REGION --display-name={name} --config=this-file.yaml
+# Vertex AI tells each worker its place in TF_CONFIG: the first pool is the chief, the second one the other workers.
+"""
+
+
+def vertex(cluster: ClusterJob, token: str, machine: str, accelerator: str | None = None) -> str:
+    """Returns the specification of a custom job: a pool with the chief, and one with all other workers.
+
+    Args:
+        cluster: What to run. Vertex AI gives a machine's memory and cores by its type.
+        token: A secret for the processes of this job.
+        machine: The type of the machines, such as `"n1-standard-8"`.
+        accelerator: The type of the GPUs, such as `"NVIDIA_TESLA_T4"`; needed where there are any.
+
+    Raises:
+        LaunchError: No image or type of machine is named, or GPUs without their type.
+    """
+    if not cluster.image:
+        raise LaunchError("--image must name a container image with replicax and your script in it.")
+    if not machine:
+        raise LaunchError("--machine must name a type of machine, such as n1-standard-8.")
+    if bool(cluster.gpus) != bool(accelerator):
+        raise LaunchError("--gpus and --accelerator belong together, such as --gpus 1 --accelerator NVIDIA_TESLA_T4.")
+    pools = [_pool(cluster, token, machine, accelerator, count) for count in (1, cluster.workers - 1) if count]
+    text: str = yaml.safe_dump({"workerPoolSpecs": pools}, sort_keys=False, width=10_000)
+    return _HEADER.format(name=cluster.name) + text
+
+
+def _pool(cluster: ClusterJob, token: str, machine: str, accelerator: str | None, count: int) -> dict[str, object]:
+    machines: dict[str, object] = {"machineType": machine}
+    if accelerator:
+        machines |= {"acceleratorType": accelerator, "acceleratorCount": cluster.gpus}
+    variables = {"KERAS_BACKEND": "jax", "PYTHONUNBUFFERED": "1", "REPLICAX_TOKEN": token, **cluster.device_variables}
+    container = {
+        "imageUri": cluster.image,
+        "command": ["python", cluster.script],
+        "args": [*cluster.arguments],
+        "env": [{"name": name, "value": value} for name, value in variables.items()],
+    }
+    return {"machineSpec": machines, "replicaCount": count, "containerSpec": container}
