@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from replicax import cluster as cluster_resolver, config, data, errors
 from replicax.group import health
-from replicax.aggregation import VariableAggregation, VariableSynchronization
+from replicax.values.aggregation import VariableAggregation, VariableSynchronization
 from replicax.collectives import (
     CommunicationImplementation,
     CommunicationOptions,
@@ -20,13 +20,13 @@ from replicax.collectives import (
 )
 from replicax.data import AutoShardPolicy, InputContext, InputOptions, ValueContext
 from replicax.errors import ReplicaDivergenceError, ReplicaxError
-from replicax.losses import compute_average_loss, scale_regularization_loss
+from replicax.strategies.losses import compute_average_loss, scale_regularization_loss
 from replicax.tensorflow.names import not_found
 from replicax.program import TensorSpec, function, grad, value_and_grad
 from replicax.program.keras_backend import choose_jax_for_keras
-from replicax.reduce_op import ReduceOp
+from replicax.contracts.reduce_op import ReduceOp
 from replicax.renamed import RENAMED, renamed
-from replicax.scattering import IndexedSlices
+from replicax.values.scattering import IndexedSlices
 from replicax.strategies import (
     CentralStorageStrategy,
     Elastic,
@@ -198,9 +198,10 @@ _LATER = {
 
 if TYPE_CHECKING:
     import replicax.testing as testing
-    from replicax import checkpoint, coordinator, dtensor, estimator, keras as keras
+    from replicax import checkpoint, dtensor, estimator, keras as keras
+    from replicax.parameter_server import namespace
     from replicax.tools import notebook, plots, trackers
-    from replicax.averages import ExponentialMovingAverage
+    from replicax.strategies.averages import ExponentialMovingAverage
     from replicax.checkpoint import (
         Checkpoint,
         CheckpointManager,

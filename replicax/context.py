@@ -17,9 +17,9 @@ from typing import Protocol, TypedDict, Unpack
 
 import jax
 
-from replicax.checks import checked
-from replicax.host import Host, RunningReplica
-from replicax.variable_access import VariableLike
+from replicax.contracts.checks import checked
+from replicax.contracts.host import Host, RunningReplica
+from replicax.contracts.variable_access import VariableLike
 
 
 class Settling(Protocol):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.containers import found_in, holds_values, opened
+from replicax.values.containers import found_in, holds_values, opened
 from replicax.errors import ArgumentError
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.containers import flattened, holds_values
+from replicax.values.containers import flattened, holds_values
 from tests.test_containers import (
     AttrsBatch,
     ByAttribute,

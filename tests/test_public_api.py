@@ -176,7 +176,7 @@ def test_such_quotes_are_found():
 # What a loop of steps does not need. A start of the interpreter waits for all that is imported.
 NOT_AT_FIRST = (
     "replicax.checkpoint",
-    "replicax.coordinator",
+    "replicax.parameter_server.namespace",
     "replicax.dtensor",
     "replicax.estimator",
     "replicax.exporting",

@@ -8,7 +8,7 @@ import pytest
 
 import replicax as rx
 from replicax.errors import ReduceError
-from replicax.reduce_op import terms_of
+from replicax.contracts.reduce_op import terms_of
 
 
 @pytest.mark.parametrize("spelling", ["sum", "SUM", "Sum", rx.ReduceOp.SUM])

@@ -12,7 +12,7 @@ import pytest
 
 import replicax as rx
 from replicax.dtensor import MATCH, Layout
-from replicax.shown import Shown, html_facts, html_table
+from replicax.contracts.shown import Shown, html_facts, html_table
 
 
 def test_a_text_is_a_text():

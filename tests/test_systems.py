@@ -12,7 +12,7 @@ from replicax.errors import LaunchError
 from replicax.estimator.beside import Beside
 from replicax.ray_cluster.nodes import Node
 from replicax.job.processes.reaper import Guard
-from replicax.systems import check_system, why_no_jobs
+from replicax.compat.systems import check_system, why_no_jobs
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 
 import replicax as rx
 import replicax.context as context
-from replicax.tracebacks import entry_point
+from replicax.values.tracebacks import entry_point
 
 MOST_LINES = 25
 ROWS = np.ones((4, 2), np.float32)

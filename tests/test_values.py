@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 
 import replicax as rx
 from replicax.errors import ArgumentError, ReduceError, ReplicaShapeError
-from replicax.reduce_op import ReduceOp
+from replicax.contracts.reduce_op import ReduceOp
 from replicax.runtime import REPLICA_AXIS, replica_mesh
 from replicax.values import ManualPerReplica, PerReplica, UnevenPerReplica, is_per_replica, normalize_axes
 

@@ -51,7 +51,7 @@ from replicax.checkpoint.writing import (
 from replicax.errors import ArgumentError, CheckpointError
 from replicax.tensorflow.names import Advised, called_as
 from replicax.typing import PyTree
-from replicax.variable_access import AssignableLike
+from replicax.contracts.variable_access import AssignableLike
 from replicax.variables import Variable
 
 if TYPE_CHECKING:

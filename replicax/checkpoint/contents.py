@@ -16,7 +16,7 @@ from replicax.checkpoint.unbuilt import how_to_build, unbuilt_objects
 from replicax.checkpoint.variable_names import is_keras_object, is_variable, key_name, walk
 from replicax.errors import CheckpointError
 from replicax.typing import Leaf, PyTree
-from replicax.variable_access import AssignableLike
+from replicax.contracts.variable_access import AssignableLike
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic)
 SavedState: TypeAlias = bool | int | float | str | bytes | HasState

@@ -24,7 +24,7 @@ from replicax.checkpoint.variable_names import keras_objects
 from replicax.errors import CheckpointError
 from replicax.program.keras_state import give_value
 from replicax.typing import PyTree
-from replicax.variable_access import AssignableLike, dtype_of, shape_of
+from replicax.contracts.variable_access import AssignableLike, dtype_of, shape_of
 
 if TYPE_CHECKING:
     from replicax.checkpoint.variable_names import KerasObject

@@ -18,7 +18,7 @@ import replicax.contracts.worlds as worlds
 from replicax.compat.jax import is_random_key
 from replicax.errors import CheckpointError
 from replicax.typing import Leaf, PyTree
-from replicax.variable_access import VariableLike, array_of, is_per_replica_variable, shape_of, stored_form_of
+from replicax.contracts.variable_access import VariableLike, array_of, is_per_replica_variable, shape_of, stored_form_of
 
 VALUES = (bool, int, float, str, bytes)
 SavedArray: TypeAlias = jax.Array | np.ndarray | np.generic

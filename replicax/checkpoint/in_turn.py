@@ -17,7 +17,7 @@ from replicax.checkpoint.encoding import restored_value
 from replicax.checkpoint.metadata import Metadata
 from replicax.checkpoint.reading import check_arrays, read_arrays
 from replicax.errors import CheckpointError
-from replicax.variable_access import AssignableLike
+from replicax.contracts.variable_access import AssignableLike
 
 _Wanted = Mapping[str, jax.ShapeDtypeStruct]
 

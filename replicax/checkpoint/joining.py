@@ -26,7 +26,7 @@ from replicax.checkpoint.encoding import (
 from replicax.errors import ArgumentError, ElasticError
 from replicax.runtime.transfer import host_copy
 from replicax.typing import PyTree
-from replicax.variable_access import AssignableLike, VariableLike
+from replicax.contracts.variable_access import AssignableLike, VariableLike
 
 _MOST_NAMED = 10
 #: The beginning of what `Model.fit` tells a newcomer, which is no state of a checkpoint.

@@ -36,12 +36,12 @@ from replicax.checkpoint.progress import Progress
 from replicax.checkpoint.save_interval import SaveInterval
 from replicax.tensorflow.checkpoints.reader import open_checkpoint
 from replicax.checkpoint.writing import PREPARED, TIMEOUT_S, Directory, absolute, could_not_write, write_in_place
-from replicax.checks import explained
+from replicax.contracts.checks import explained
 from replicax.compat.interpreter import STARTS_THREADS_AT_END
 from replicax.errors import CheckpointError
 from replicax.tensorflow.names import Advised, called_as
 from replicax.typing import PyTree
-from replicax.variable_access import VariableLike
+from replicax.contracts.variable_access import VariableLike
 
 if TYPE_CHECKING:  # Loaded in elastic jobs only.
     from replicax.checkpoint.world_save import WorldSave

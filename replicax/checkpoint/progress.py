@@ -12,7 +12,7 @@ from replicax.checkpoint.manager_arguments import whole_number
 from replicax.checkpoint.variable_names import keras_objects
 from replicax.errors import ElasticError
 from replicax.typing import PyTree
-from replicax.variable_access import VariableLike, is_variable
+from replicax.contracts.variable_access import VariableLike, is_variable
 
 _STEP = "step"
 

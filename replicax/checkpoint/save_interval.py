@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from replicax.checkpoint.manager_arguments import whole_number
 from replicax.errors import ArgumentError
-from replicax.variable_access import VariableLike
+from replicax.contracts.variable_access import VariableLike
 
 
 class SaveInterval:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from replicax.checkpoint.encoding import SavedArray, saved_value
-from replicax.variable_access import AssignableLike
+from replicax.contracts.variable_access import AssignableLike
 
 _SECONDS_BETWEEN_LOOKS = 0.05
 

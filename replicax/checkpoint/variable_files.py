@@ -10,7 +10,7 @@ from replicax.checkpoint.in_turn import large_variables, restore_in_turn
 from replicax.checkpoint.name_matching import check_names
 from replicax.checkpoint.reading import checked_metadata, read_arrays
 from replicax.checkpoint.writing import Directory, write_arrays
-from replicax.variable_access import AssignableLike, VariableLike
+from replicax.contracts.variable_access import AssignableLike, VariableLike
 
 
 def write_variables(directory: Directory, variables: Mapping[str, VariableLike]) -> Path:

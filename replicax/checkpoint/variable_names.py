@@ -14,7 +14,7 @@ from replicax.errors import CheckpointError
 from replicax.program.flax_variables import FlaxVariable
 from replicax.program.keras_backend import keras_is_loaded
 from replicax.typing import Leaf, PyTree
-from replicax.variable_access import AssignableLike
+from replicax.contracts.variable_access import AssignableLike
 from replicax.variables import Variable
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from replicax.errors import LaunchError
-from replicax.exit_codes import ExitCode
+from replicax.contracts.exit_codes import ExitCode
 from replicax.job import templates
 from replicax.job.templates import ClusterJob
 

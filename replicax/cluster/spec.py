@@ -6,11 +6,11 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from replicax.checks import is_int
+from replicax.contracts.checks import is_int
 from replicax.cluster.addresses import Address, parse_address
 from replicax.errors import ClusterError
 from replicax.tensorflow.names import Advised, called_as
-from replicax.shown import html_table
+from replicax.contracts.shown import html_table
 
 _JOB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _INDEX = re.compile(r"0|[1-9][0-9]{0,8}")

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from replicax.collectives.compression import Compression, Memory, Reducing, computing_dtype
 from replicax.collectives.cross_device_ops import CrossDeviceOps
 from replicax.collectives.options import CommunicationOptions
-from replicax.reduce_op import ReduceOp
+from replicax.contracts.reduce_op import ReduceOp
 
 
 def compressed_all_reduce(

@@ -15,7 +15,7 @@ from replicax.collectives.options import CommunicationOptions
 from replicax.compat.jax import vary, varying_axes
 from replicax.errors import ArgumentError, ContextError, ReduceError
 from replicax.tensorflow.names import NAMES, AdvisedContract
-from replicax.reduce_op import ReduceOp, check_numbers, in_which_means_add_up
+from replicax.contracts.reduce_op import ReduceOp, check_numbers, in_which_means_add_up
 from replicax.runtime.packing import Packing, arrays_per_pack, packs_by_bytes, packs_by_number
 
 _TENSORFLOWS = "tf.distribute.CrossDeviceOps."

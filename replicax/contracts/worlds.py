@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from replicax.placement_like import WorldsLike
+from replicax.contracts.placement import WorldsLike
 
 if TYPE_CHECKING:
     from replicax.group.membership.quorum import Life

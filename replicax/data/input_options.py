@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from replicax.checks import checked_int, checked_seconds
+from replicax.contracts.checks import checked_int, checked_seconds
 from replicax.errors import ArgumentError
 from replicax.tensorflow.names import Advised, called_as
-from replicax.named import Named, member_of
+from replicax.contracts.named import Named, member_of
 
 _REMAINDERS = ("exact", "drop")
 _UNEVEN = ("drain", "shortest", "error")

@@ -12,7 +12,7 @@ import jax
 
 from replicax.errors import ArgumentError, ProgramError
 from replicax.program.function import Function, function
-from replicax.shown import html_table
+from replicax.contracts.shown import html_table
 from replicax.typing import PyTree, PyTreeFunction
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from replicax.dtensor.specs import (
 )
 from replicax.errors import LayoutError
 from replicax.tensorflow.names import Advised, called_as
-from replicax.shown import Shown
+from replicax.contracts.shown import Shown
 
 if TYPE_CHECKING:
     import keras

@@ -11,12 +11,12 @@ import numpy as np
 from jax.sharding import AxisType
 from numpy.typing import ArrayLike
 
-from replicax.checks import explained, is_int
+from replicax.contracts.checks import explained, is_int
 from replicax.dtensor.mesh_checks import check_devices, checked_label, checked_names
 from replicax.errors import DeviceError, MeshError
 from replicax.tensorflow.names import Advised, called_as
 from replicax.runtime.devices import device_name, parse_devices
-from replicax.shown import Shown, html_table
+from replicax.contracts.shown import Shown, html_table
 
 if TYPE_CHECKING:
     import keras

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from replicax import variable_access
+from replicax.contracts import variable_access
 from replicax.checkpoint.variable_names import is_variable
 from replicax.compat.jax_tracing import constants_are_traced
 from replicax.data.batch_placement import owned_copy

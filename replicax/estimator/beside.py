@@ -16,7 +16,7 @@ from replicax.errors import EstimatorError
 from replicax.job.processes import child
 from replicax.job.processes.call import Raised, Returned, error_of, result_of
 from replicax.job.processes.task import EVALUATOR
-from replicax.systems import check_system
+from replicax.compat.systems import check_system
 
 # Of the workers' cluster: an evaluator is none of them.
 _OF_THE_WORKERS = (

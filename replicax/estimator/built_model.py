@@ -24,7 +24,7 @@ from replicax.program.keras_backend import keras_is_loaded
 from replicax.program.variable_store import VariableStore
 from replicax.strategies import Strategy
 from replicax.typing import PyTree
-from replicax.variable_access import AssignableLike, VariableLike, dtype_of, name_of
+from replicax.contracts.variable_access import AssignableLike, VariableLike, dtype_of, name_of
 from replicax.variables import Variable
 
 _log = logging.getLogger("replicax.estimator")

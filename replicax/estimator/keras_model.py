@@ -18,7 +18,7 @@ from replicax.errors import EstimatorError
 from replicax.estimator.mode_keys import ModeKeys
 from replicax.estimator.spec import EstimatorSpec
 from replicax.typing import PyTree
-from replicax.variable_access import AssignableLike, VariableLike
+from replicax.contracts.variable_access import AssignableLike, VariableLike
 
 if TYPE_CHECKING:
     import keras

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from replicax.estimator.spec import EstimatorSpec, takes_gradients
 from replicax.typing import PyTree
-from replicax.variable_access import AssignableLike, VariableLike
+from replicax.contracts.variable_access import AssignableLike, VariableLike
 from replicax.variables import Variable
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from replicax.errors import EstimatorError
 from replicax.estimator.mode_keys import ModeKeys
 from replicax.tensorflow.names import Advised, called_as
 from replicax.typing import PyTree
-from replicax.variable_access import VariableLike
+from replicax.contracts.variable_access import VariableLike
 
 DEFAULT_SIGNATURE = "serving_default"
 _MODES = (ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT)

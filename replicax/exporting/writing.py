@@ -34,7 +34,7 @@ from replicax.program.lifting import Program
 from replicax.program.pytrees import Structure
 from replicax.runtime.ending import writing
 from replicax.typing import Leaf, PyTree, PyTreeFunction
-from replicax.variable_access import VariableLike, array_of, name_of
+from replicax.contracts.variable_access import VariableLike, array_of, name_of
 
 _Arrays: TypeAlias = list[jax.Array]
 _Shapes: TypeAlias = list[jax.ShapeDtypeStruct]

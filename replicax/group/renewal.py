@@ -12,7 +12,7 @@ from jax.sharding import SingleDeviceSharding
 import replicax.contracts.worlds as worlds
 from replicax.cluster.key_value_store import ServiceStore, Store
 from replicax.cluster.signing import SignedStore
-from replicax.containers import flattened
+from replicax.values.containers import flattened
 from replicax.errors import BatchError, ElasticError
 from replicax.typing import Leaf, PyTree
 from replicax.values import PerReplica

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.reduce_op import in_which_means_add_up
+from replicax.contracts.reduce_op import in_which_means_add_up
 
 Arrays = Sequence[jax.Array]
 

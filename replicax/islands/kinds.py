@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import jax.numpy as jnp
 
-from replicax.variable_access import VariableLike, dtype_of, is_trained, name_of, shape_of
+from replicax.contracts.variable_access import VariableLike, dtype_of, is_trained, name_of, shape_of
 
 _STEP_COUNTER = "iteration"  # Each optimizer of Keras has a variable of this name, beside all its others.
 

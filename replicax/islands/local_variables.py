@@ -18,7 +18,7 @@ import jax
 import replicax.context as context
 from replicax.compat.jax_tracing import is_tracing
 from replicax.compat.keras import change_class
-from replicax.variable_access import VariableLike
+from replicax.contracts.variable_access import VariableLike
 from replicax.variables import Variable
 
 _Class = TypeVar("_Class", bound=type)

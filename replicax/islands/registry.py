@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from replicax.islands.kinds import Kind, kinds_of
 from replicax.islands.rounds import cut_evenly
-from replicax.variable_access import VariableLike, dtype_of, has_array, name_of, shape_of
+from replicax.contracts.variable_access import VariableLike, dtype_of, has_array, name_of, shape_of
 
 _NUMBER = "_replicax_number"
 

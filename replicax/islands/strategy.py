@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import jax
 
 import replicax.context as context
-from replicax.checks import call
+from replicax.contracts.checks import call
 from replicax.cluster import ClusterResolver, cluster_of
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.data import DistributedDataset, DistributedDatasetFromFunction, InputContext, InputOptions
@@ -29,7 +29,7 @@ from replicax.runtime.devices import chosen_devices, device_name
 from replicax.strategies import MirroredStrategy
 from replicax.strategies.placement import Placement
 from replicax.typing import PyTree, PyTreeFunction
-from replicax.variable_access import VariableLike, array_of
+from replicax.contracts.variable_access import VariableLike, array_of
 
 START_TIMEOUT_S = 300.0
 

@@ -27,7 +27,7 @@ from replicax.islands.values import Values
 from replicax.group.membership import Meeting, MemberLostError, Roll
 from replicax.runtime import turns
 from replicax.typing import PyTree
-from replicax.variable_access import VariableLike, array_of, name_of
+from replicax.contracts.variable_access import VariableLike, array_of, name_of
 
 _WHAT = {
     "start": "the first values of variables",

@@ -9,7 +9,7 @@ import jax
 
 import replicax.group.health as health
 from replicax.compat.keras import initial_epoch, set_initial_epoch
-from replicax.host import Host
+from replicax.contracts.host import Host
 from replicax.keras.together import check_same_names, make_alike, told_by_all
 from replicax.keras.writers import Writers
 

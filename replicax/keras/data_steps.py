@@ -21,7 +21,7 @@ from replicax.program.autodiff import stored_by
 from replicax.program.frames import OverrideFrame
 from replicax.program.keras_state import keras_scope
 from replicax.typing import PyTree
-from replicax.variable_access import AssignableLike
+from replicax.contracts.variable_access import AssignableLike
 
 _State = tuple[list[jax.Array], ...]
 

@@ -10,11 +10,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax.cluster.signing import pickled, unpickled
 from replicax.keras.steps import KerasStep
-from replicax.placement_like import WorldsLike
+from replicax.contracts.placement import WorldsLike
 from replicax.program.handover import store_values
 from replicax.runtime.transfer import host_copy, put
 from replicax.typing import PyTree
-from replicax.variable_access import array_of
+from replicax.contracts.variable_access import array_of
 
 _OUTPUTS = "the outputs of a step"
 

@@ -14,7 +14,7 @@ from replicax.compat.keras import data_adapter_class
 from replicax.data import DatasetCreator, DistributedDataset, DistributedDatasetFromFunction
 from replicax.data.batch_placement import owned_copy
 from replicax.errors import BatchError, StrategyMismatchError
-from replicax.host import Host
+from replicax.contracts.host import Host
 from replicax.keras.host import KerasHost
 from replicax.keras.together import is_elastic
 from replicax.runtime.transfer import put, spans_processes

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from replicax.data import InputContext, InputOptions
-from replicax.host import Host
+from replicax.contracts.host import Host
 from replicax.typing import PyTree
-from replicax.variable_access import VariableLike
+from replicax.contracts.variable_access import VariableLike
 
 if TYPE_CHECKING:
     import keras

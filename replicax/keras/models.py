@@ -34,9 +34,9 @@ from replicax.keras.workers import loop_of_workers
 from replicax.program.function import ProgramCache
 from replicax.program.keras_backend import check_keras_backend
 from replicax.runtime.once import once
-from replicax.tracebacks import entry_point
+from replicax.values.tracebacks import entry_point
 from replicax.typing import PyTree
-from replicax.variable_access import array_of, layout_of
+from replicax.contracts.variable_access import array_of, layout_of
 from replicax.variables import lies_in_several_processes
 
 if TYPE_CHECKING:

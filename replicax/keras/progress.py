@@ -23,7 +23,7 @@ from replicax.keras.host import KerasHost
 from replicax.keras.writers import Writers
 from replicax.contracts.worlds import Worlds
 from replicax.typing import PyTree
-from replicax.variable_access import array_of, set_array
+from replicax.contracts.variable_access import array_of, set_array
 
 _PLACE = "the place of a fit"
 

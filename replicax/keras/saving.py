@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import replicax.context as context
 from replicax.errors import CheckpointError
-from replicax.variable_access import VariableLike, array_of, name_of
+from replicax.contracts.variable_access import VariableLike, array_of, name_of
 from replicax.variables import collected, lies_in_several_processes
 
 if TYPE_CHECKING:

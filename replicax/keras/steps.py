@@ -19,7 +19,7 @@ from replicax.keras.data_steps import functional, takes_data
 from replicax.program.handover import store_values
 from replicax.program.jaxprs import marked_as_gradient
 from replicax.typing import PyTree
-from replicax.variable_access import AssignableLike, array_of
+from replicax.contracts.variable_access import AssignableLike, array_of
 
 if TYPE_CHECKING:
     import keras

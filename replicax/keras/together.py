@@ -16,10 +16,10 @@ import numpy as np
 import replicax.group.health as health
 from replicax.cluster.exchange import exchanged
 from replicax.errors import CheckpointError, WorkersDisagreeError
-from replicax.host import Host
+from replicax.contracts.host import Host
 from replicax.contracts.worlds import Worlds, running
 from replicax.runtime.transfer import host_copy, put
-from replicax.variable_access import VariableLike, array_of, set_array
+from replicax.contracts.variable_access import VariableLike, array_of, set_array
 
 _BLOCK = 1 << 20
 

@@ -36,7 +36,7 @@ from replicax.program.handover import store_values
 from replicax.program.keras_state import owner_of
 from replicax.group.renewal import renewed
 from replicax.typing import PyTree
-from replicax.variable_access import VariableLike, name_of
+from replicax.contracts.variable_access import VariableLike, name_of
 from replicax.variables import check_owner
 
 if TYPE_CHECKING:

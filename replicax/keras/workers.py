@@ -22,7 +22,7 @@ import numpy as np
 from replicax.compat.keras import stop_writing
 from replicax.data.input_steps import digest
 from replicax.errors import ArgumentError, BatchError
-from replicax.host import Host
+from replicax.contracts.host import Host
 from replicax.keras.alike import decides_alike
 from replicax.keras.elastic_loops import elastic_callbacks
 from replicax.keras.host import KerasHost

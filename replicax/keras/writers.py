@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from replicax.compat.keras import is_default_hook, write_only_if
-from replicax.host import Host
+from replicax.contracts.host import Host
 
 # The chief does for all whatever these do besides writing.
 WRITERS = ("CSVLogger", "OrbaxCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard", "TrackerCallback")

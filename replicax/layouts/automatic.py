@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from replicax.layouts.decisions import Axes, Decision, over_data, whole
 from replicax.layouts.roles import Role, role_of
 from replicax.runtime.mesh import longest_divisible
-from replicax.variable_access import VariableLike, name_of, shape_of
+from replicax.contracts.variable_access import VariableLike, name_of, shape_of
 
 
 class AutomaticRules:

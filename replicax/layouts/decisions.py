@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from jax.sharding import PartitionSpec
 
 from replicax.runtime.mesh import longest_divisible
-from replicax.variable_access import VariableLike
+from replicax.contracts.variable_access import VariableLike
 
 #: For each dimension of a variable the name of the mesh axis that cuts it, or None.
 Axes = tuple[str | None, ...]

@@ -11,7 +11,7 @@ from replicax.errors import LayoutError
 from replicax.layouts.decisions import Decision, Rules, whole
 from replicax.layouts.slots import by_name, maker_is_optimizer, slot_of
 from replicax.program.makers import makers_of
-from replicax.variable_access import VariableLike, dtype_of, is_trained, name_of, shape_of
+from replicax.contracts.variable_access import VariableLike, dtype_of, is_trained, name_of, shape_of
 
 _NEAR, _MOST_PATHS = 3, 20  # paths that a message lists
 _LARGE, _LARGE_PART = 2**20, 0.01  # elements, and a part of all elements: from here on a copy on each device is told

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from replicax.errors import LayoutError
 from replicax.layouts.decisions import Axes, Decision, whole
-from replicax.variable_access import TreeLeaf, VariableLike, name_of, shape_of
+from replicax.contracts.variable_access import TreeLeaf, VariableLike, name_of, shape_of
 
 if TYPE_CHECKING:
     import keras

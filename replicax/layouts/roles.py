@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from replicax.layouts.kernels import KernelDims, class_names, is_convolution, kernel_dims
 from replicax.program.makers import makers_of
-from replicax.variable_access import VariableLike, shape_of
+from replicax.contracts.variable_access import VariableLike, shape_of
 
 
 class Cut(NamedTuple):

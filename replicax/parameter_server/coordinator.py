@@ -8,7 +8,7 @@ from typing import Protocol
 
 import jax
 
-from replicax.checks import checked_int, explain_misfit
+from replicax.contracts.checks import checked_int, explain_misfit
 from replicax.errors import ArgumentError
 from replicax.tensorflow.names import called_as
 from replicax.parameter_server.actors.actor_errors import closed
@@ -28,7 +28,7 @@ from replicax.parameter_server.scheduling.worker_objects import WorkerObjects
 from replicax.parameter_server.variables.remote import home_of
 from replicax.ray_cluster.head import HeadWatch
 from replicax.typing import PyTree, PyTreeFunction
-from replicax.variable_access import VariableLike
+from replicax.contracts.variable_access import VariableLike
 
 _MAX_QUEUED = 10_000
 

@@ -12,7 +12,7 @@ from replicax.compat.keras import change_class
 from replicax.errors import ContextError
 from replicax.parameter_server.compiling.recording import recorder
 from replicax.parameter_server.scheduling.remote_values import PerWorkerValues
-from replicax.variable_access import VariableLike, name_of
+from replicax.contracts.variable_access import VariableLike, name_of
 from replicax.variables import Variable
 
 

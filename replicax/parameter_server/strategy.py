@@ -15,12 +15,12 @@ import jax
 import numpy as np
 
 import replicax.context as context
-from replicax.checks import call, checked_int, checked_seconds
+from replicax.contracts.checks import call, checked_int, checked_seconds
 from replicax.cluster import ClusterResolver
 from replicax.collectives import CommunicationOptions
 from replicax.data import InputContext, InputOptions, ValueContext
 from replicax.errors import ArgumentError, ContextError
-from replicax.host import NoPlacement
+from replicax.contracts.host import NoPlacement
 from replicax.tensorflow.names import called_as
 from replicax.parameter_server.actors.created_rows import CreatedRows
 from replicax.parameter_server.actors.current import worker_index
@@ -37,7 +37,7 @@ from replicax.parameter_server.variables.remote import Home, RemoteVariable, hom
 from replicax.parameter_server.variables.sharded import ShardedVariable
 from replicax.program.calls import called
 from replicax.ray_cluster import connect, serve_if_task
-from replicax.reduce_op import ReduceOp
+from replicax.contracts.reduce_op import ReduceOp
 from replicax.strategies.base import Strategy
 from replicax.strategies.combining import values_of
 from replicax.strategies.default import DefaultStrategy, default_replica_context, default_strategy
@@ -45,7 +45,7 @@ from replicax.strategies.explaining import Explained
 from replicax.strategies.replica_context import ReplicaContext
 from replicax.tables.marks import grows, index_of, is_table, take_marks
 from replicax.typing import PyTree, PyTreeFunction
-from replicax.variable_access import VariableLike, dtype_of, name_of, set_array, shape_of
+from replicax.contracts.variable_access import VariableLike, dtype_of, name_of, set_array, shape_of
 
 if TYPE_CHECKING:
     import keras

@@ -13,7 +13,7 @@ import weakref
 
 from replicax.errors import ProgramError
 from replicax.program.flax_changes import ModuleChanges
-from replicax.variable_access import VariableLike, array_of, name_of
+from replicax.contracts.variable_access import VariableLike, array_of, name_of
 
 _LOST = "_replicax_lost"  # an attribute of variables: it asks for the value that they had when the pass ended
 

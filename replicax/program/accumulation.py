@@ -16,14 +16,14 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
-from replicax.checks import is_int
+from replicax.contracts.checks import is_int
 from replicax.errors import ArgumentError
 from replicax.program.autodiff import Differentiated, Differentiation
 from replicax.program.function import function
 from replicax.program.micro_batches import Batch, Group
 from replicax.program.micro_program import MicroProgram, State, wide
-from replicax.reduce_op import ReduceOp
-from replicax.tracebacks import entry_point
+from replicax.contracts.reduce_op import ReduceOp
+from replicax.values.tracebacks import entry_point
 from replicax.typing import PyTree
 
 _P = ParamSpec("_P")

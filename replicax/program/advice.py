@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from replicax.errors import VariableError
-from replicax.host import Host, host_of
+from replicax.contracts.host import Host, host_of
 from replicax.program.accumulators import NotSummable
 from replicax.program.scales import LocalMean
-from replicax.variable_access import VariableLike, name_of
+from replicax.contracts.variable_access import VariableLike, name_of
 
 _log = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ import replicax.context as context
 from replicax.compat.jax import vary, varying_axes
 from replicax.compat.jax_tracing import traced_apart
 from replicax.context import ReplicaStateFrame, StateFrame
-from replicax.equality import difference
+from replicax.values.equality import difference
 from replicax.errors import ArgumentError, ReplicaDivergenceError
-from replicax.host import host_of
+from replicax.contracts.host import host_of
 from replicax.program.calls import check_function, check_result
 from replicax.program.flax_parameters import with_parameters, zeros_for_flax
 from replicax.program.flax_variables import flax_state
@@ -30,20 +30,11 @@ from replicax.program.keras_state import keras_scope
 from replicax.program.pytrees import flatten_outputs
 from replicax.program.scales import marked_as_summed_loss
 from replicax.program.settlements import IN_PARTS, OWN
-from replicax.reduce_op import ReduceOp
+from replicax.contracts.reduce_op import ReduceOp
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.tracebacks import entry_point
+from replicax.values.tracebacks import entry_point
 from replicax.typing import PyTree, PyTreeFunction
-from replicax.variable_access import (
-    AssignableLike,
-    VariableLike,
-    array_of,
-    dtype_of,
-    is_per_replica_variable,
-    is_variable,
-    layout_of,
-    name_of,
-)
+from replicax.contracts.variable_access import AssignableLike, VariableLike, array_of, dtype_of, is_per_replica_variable, is_variable, layout_of, name_of
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

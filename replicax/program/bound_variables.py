@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from replicax.errors import LayoutError
-from replicax.host import Host
+from replicax.contracts.host import Host
 from replicax.program.buffers import own
 from replicax.program.global_view import GlobalView
 from replicax.program.handover import store_values
 from replicax.runtime.transfer import beside_device, put
-from replicax.variable_access import VariableLike, array_of, layout_of, name_of
+from replicax.contracts.variable_access import VariableLike, array_of, layout_of, name_of
 from replicax.variables import lives_elsewhere
 
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable
 
 from replicax.runtime.transfer import copy_of
-from replicax.variable_access import VariableLike, array_of, set_array
+from replicax.contracts.variable_access import VariableLike, array_of, set_array
 
 
 def own(variables: Iterable[VariableLike]) -> None:

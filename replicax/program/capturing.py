@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from replicax.containers import is_value
+from replicax.values.containers import is_value
 from replicax.typing import Leaf
 
 _MAX_VISITED = 1_000

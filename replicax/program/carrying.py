@@ -19,7 +19,7 @@ from replicax.program.autodiff import settled, stored_by
 from replicax.program.frames import OverrideFrame, VariablesCreatedError
 from replicax.program.shares import value_to_carry
 from replicax.typing import PyTree, PyTreeFunction
-from replicax.variable_access import VariableLike, name_of
+from replicax.contracts.variable_access import VariableLike, name_of
 
 
 class _MoreVariablesError(BaseException):

@@ -20,8 +20,8 @@ from jax.sharding import NamedSharding
 import replicax.group.health as health
 from replicax.compat.jax_tracing import is_kept_by_jax, is_tracing
 from replicax.errors import ProgramError
-from replicax.host import CompiledStep, Host, host_of
-from replicax.placement_like import WorldsLike
+from replicax.contracts.host import CompiledStep, Host, host_of
+from replicax.contracts.placement import WorldsLike
 from replicax.program.bound_variables import BoundVariables
 from replicax.program.captured import captured_error
 from replicax.program.flax_changes import ModuleChange, apply_changes
@@ -38,7 +38,7 @@ from replicax.program.tracing import Pass
 from replicax.runtime import REPLICA_AXIS, turns
 from replicax.runtime.transfer import host_copy, with_kind_of
 from replicax.typing import PyTree
-from replicax.variable_access import array_of, is_trained, shape_of
+from replicax.contracts.variable_access import array_of, is_trained, shape_of
 
 Arrays: TypeAlias = Sequence[jax.Array]
 #: Values of the updated variables, values of the others, donated arguments, other arguments.

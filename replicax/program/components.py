@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import jax
 
-from replicax.containers import opened
+from replicax.values.containers import opened
 from replicax.program.flax_modules import around_modules
 from replicax.typing import Leaf, PyTree
 from replicax.values import ManualPerReplica, PerReplica, is_per_replica

@@ -25,7 +25,7 @@ from replicax.compat.jax_equations import rules_replaced
 from replicax.compat.jax_errors import differ_in_axis_only
 from replicax.compat.jax_polynomial import retype_polynomials
 from replicax.compat.jax_solves import constants_keep_their_types, let_constants_keep_their_types
-from replicax.equality import OWN_DATA
+from replicax.values.equality import OWN_DATA
 from replicax.program.divergence import find_divergence
 from replicax.program.eager_frame import may_differ
 from replicax.program.jaxprs import Values, bind, called, evaluate, read, replaced_programs, variables_of

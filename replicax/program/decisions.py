@@ -9,7 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core as jex_core
 
 from replicax.compat.jax import vary
-from replicax.equality import OWN_DATA, Difference
+from replicax.values.equality import OWN_DATA, Difference
 from replicax.runtime.mesh import REPLICA_AXIS
 
 Answers = Mapping[int, Difference | None]

@@ -14,11 +14,11 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 import jax
 from jax.extend import core as jex_core
 
-from replicax.aggregation import assigned_in
+from replicax.values.aggregation import assigned_in
 from replicax.compat.jax import axes_of_type
 from replicax.compat.jax_equations import location, scan_counts, scopes
 from replicax.compat.jax_names import CALLBACKS, CALLS_ON_OPERANDS, EQUALIZING_COLLECTIVES, LOCAL_WITH_AXES, STATEFUL
-from replicax.equality import OWN_DATA, Difference
+from replicax.values.equality import OWN_DATA, Difference
 from replicax.errors import ProgramError
 from replicax.program.jaxprs import Atom, draws_rows, is_literal
 from replicax.runtime.mesh import REPLICA_AXIS

@@ -11,14 +11,14 @@ import numpy as np
 from replicax.compat.jax import is_random_key, vary, varying_axes
 from replicax.compat.jax_tracing import Trace, outside_traces, within_trace
 from replicax.compat.keras import initialize_new_variables
-from replicax.equality import OWN_DATA, Difference
-from replicax.host import Host
+from replicax.values.equality import OWN_DATA, Difference
+from replicax.contracts.host import Host
 from replicax.program.accesses import Accesses
 from replicax.program.decisions import Decisions
 from replicax.program.frames import ReplicaFrame
 from replicax.program.placeholders import own_row, own_rows
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.variable_access import VariableLike, array_of, has_split_rows, is_per_replica_variable
+from replicax.contracts.variable_access import VariableLike, array_of, has_split_rows, is_per_replica_variable
 
 
 class EagerReplicaFrame(ReplicaFrame):

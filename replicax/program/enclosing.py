@@ -6,7 +6,7 @@ import jax
 
 import replicax.context as context
 from replicax.errors import ContextError
-from replicax.host import Host
+from replicax.contracts.host import Host
 from replicax.program.frames import OverrideFrame, ProgramFrame
 from replicax.program.results import mark, marked_with
 from replicax.typing import Leaf

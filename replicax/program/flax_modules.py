@@ -18,7 +18,7 @@ from typing import Protocol
 import jax
 
 import replicax.compat.flax as flax_door
-from replicax.containers import flattened_by_jax
+from replicax.values.containers import flattened_by_jax
 from replicax.context import StateFrame
 from replicax.errors import ProgramError
 from replicax.program.capturing import found_outside

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 
 import replicax.compat.flax as flax_door
-from replicax.containers import flattened_by_jax
+from replicax.values.containers import flattened_by_jax
 from replicax.program.flax_modules import is_of_flax
 from replicax.program.flax_variables import FlaxVariable, arrays_held_by
 from replicax.typing import Leaf, PyTree
-from replicax.variable_access import VariableLike
+from replicax.contracts.variable_access import VariableLike
 
 
 def with_parameters(variables: PyTree) -> PyTree:

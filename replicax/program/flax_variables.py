@@ -26,7 +26,7 @@ import numpy as np
 
 import replicax.compat.flax as flax_door
 import replicax.context as context
-from replicax.aggregation import VariableAggregation
+from replicax.values.aggregation import VariableAggregation
 from replicax.compat.jax import is_random_key
 from replicax.errors import ProgramError
 from replicax.program.accesses import Accesses

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import jax
 
-from replicax.aggregation import VariableAggregation
+from replicax.values.aggregation import VariableAggregation
 from replicax.compat.jax_tracing import (
     Trace,
     being_differentiated,
@@ -22,20 +22,16 @@ from replicax.compat.jax_tracing import (
     within_trace,
 )
 from replicax.context import Settling, StateFrame
-from replicax.equality import Difference
+from replicax.values.equality import Difference
 from replicax.errors import ProgramError
-from replicax.host import Host
+from replicax.contracts.host import Host
 from replicax.program.accesses import Accesses
 from replicax.program.decisions import Decisions
 from replicax.program.kept_layouts import KnownLayouts
 from replicax.program.placeholders import placeholder, placeholder_of_component, stacked_in_program
 from replicax.program.results import Counts
 from replicax.program.settlements import Settlements
-from replicax.variable_access import (
-    VariableLike,
-    array_of,
-    name_of,
-)
+from replicax.contracts.variable_access import VariableLike, array_of, name_of
 
 if TYPE_CHECKING:
     pass

@@ -26,9 +26,9 @@ from replicax.program.lifting import Program
 from replicax.program.pytrees import Structure, flatten_inputs, per_replica_arrays
 from replicax.program.watching import Change
 from replicax.group.renewal import renewed
-from replicax.tracebacks import entry_point
+from replicax.values.tracebacks import entry_point
 from replicax.typing import Leaf, PyTree, PyTreeFunction
-from replicax.variable_access import VariableLike
+from replicax.contracts.variable_access import VariableLike
 
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from jax.sharding import Sharding
 
-from replicax.host import Host
-from replicax.variable_access import VariableLike
+from replicax.contracts.host import Host
+from replicax.contracts.variable_access import VariableLike
 
 
 @dataclasses.dataclass(frozen=True)

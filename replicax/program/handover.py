@@ -17,9 +17,9 @@ import jax
 
 from replicax.compat.jax_errors import is_about_devices
 from replicax.errors import LayoutError, ProgramError
-from replicax.host import CompiledStep
+from replicax.contracts.host import CompiledStep
 from replicax.typing import PyTree, PyTreeFunction
-from replicax.variable_access import VariableLike, array_of, name_of
+from replicax.contracts.variable_access import VariableLike, array_of, name_of
 from replicax.variables import lives_elsewhere
 
 _SHOWN = 3

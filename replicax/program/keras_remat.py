@@ -18,7 +18,7 @@ from replicax.program.pytrees import Structure, flatten_outputs, is_array
 from replicax.program.rematerialized import check_no_losses, remat
 from replicax.runtime.once import once
 from replicax.typing import PyTree, PyTreeFunction
-from replicax.variable_access import AssignableLike
+from replicax.contracts.variable_access import AssignableLike
 
 
 @once

@@ -19,10 +19,10 @@ import numpy as np
 
 import replicax.compat.keras as keras_door
 import replicax.context as context
-from replicax.aggregation import VariableAggregation
+from replicax.values.aggregation import VariableAggregation
 from replicax.compat.jax import vary
 from replicax.errors import ContextError, ProgramError
-from replicax.host import Host
+from replicax.contracts.host import Host
 from replicax.program.frames import VariablesCreatedError
 from replicax.program.keras_backend import check_keras_backend, keras_is_loaded
 from replicax.program.keras_hooks import (
@@ -33,7 +33,7 @@ from replicax.program.keras_hooks import (
 from replicax.program.shares import made_equal, replicas_draw_apart, share_of_replica, state_of_random_numbers
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.typing import PyTree
-from replicax.variable_access import VariableLike, array_of, dtype_of
+from replicax.contracts.variable_access import VariableLike, array_of, dtype_of
 from replicax.variables import check_owner
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ import replicax.context as context
 import replicax.group.health as health
 from replicax.compat.jax_tracing import Trace, is_tracing
 from replicax.errors import ProgramError
-from replicax.host import CompiledStep, Host, host_of
+from replicax.contracts.host import CompiledStep, Host, host_of
 from replicax.program.advice import advise_of_lost_state, advise_of_zeros
 from replicax.program.compiled_pass import Arrays, CompiledPass, Returned
 from replicax.program.flax_modules import PassedModules, UsedModules
@@ -42,7 +42,7 @@ from replicax.program.tracing import Pass, trace_function
 from replicax.program.watching import Change, Watched, arrays_outside
 from replicax.runtime.garbage import collected_later
 from replicax.typing import PyTree, PyTreeFunction
-from replicax.variable_access import VariableLike
+from replicax.contracts.variable_access import VariableLike
 
 
 class Program:

@@ -10,13 +10,13 @@ import jax
 import numpy as np
 
 import replicax.context as context
-from replicax.checks import explained
+from replicax.contracts.checks import explained
 from replicax.compat.jax_tracing import is_tracing
 from replicax.errors import ArgumentError
 from replicax.program.calls import check_function
 from replicax.program.carrying import Carried
 from replicax.program.function import ProgramCache, WeakProgramCaches
-from replicax.tracebacks import entry_point
+from replicax.values.tracebacks import entry_point
 from replicax.typing import PyTree, PyTreeFunction
 
 _Values = list[jax.Array]

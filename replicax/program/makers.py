@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from replicax.variable_access import VariableLike
+from replicax.contracts.variable_access import VariableLike
 
 if TYPE_CHECKING:
     import keras

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
-from replicax.aggregation import VariableAggregation, combine
+from replicax.values.aggregation import VariableAggregation, combine
 from replicax.compat.jax import axes_of_type, vary
 from replicax.compat.jax_tracing import current_trace, tracing_anew
 from replicax.context import ReplicaStateFrame
-from replicax.equality import difference
+from replicax.values.equality import difference
 from replicax.errors import ReplicaDivergenceError
-from replicax.host import host_of
+from replicax.contracts.host import host_of
 from replicax.program.accumulators import find_not_summable, marked_as_share
 from replicax.program.advice import advise_of_total
 from replicax.program.autodiff import Differentiation
@@ -26,7 +26,7 @@ from replicax.program.placeholders import placeholder, stacked_in_program
 from replicax.program.scales import scope_of
 from replicax.program.shares import defer_total, is_accumulator, share_of_total
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.variable_access import VariableLike, is_per_replica_variable, layout_of, name_of
+from replicax.contracts.variable_access import VariableLike, is_per_replica_variable, layout_of, name_of
 
 
 class State:

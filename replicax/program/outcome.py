@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.compat.jax import is_random_key
-from replicax.placement_like import PlacementLike
+from replicax.contracts.placement import PlacementLike
 from replicax.program.refitting import components_in, refitted
 from replicax.runtime.transfer import host_copy, put, with_kind_of
-from replicax.variable_access import VariableLike, array_of
+from replicax.contracts.variable_access import VariableLike, array_of
 
 
 def told_outcome(new_values: Sequence[jax.Array], leaves: Sequence[jax.Array]) -> list[np.ndarray]:

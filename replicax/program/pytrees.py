@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence
 import jax
 import numpy as np
 
-from replicax.containers import flattened, found_in, is_value, opened, settings_among
+from replicax.values.containers import flattened, found_in, is_value, opened, settings_among
 from replicax.errors import ArgumentError, ReplicaShapeError
 from replicax.program.calls import check_result
 from replicax.program.flax_modules import held, released_leaf

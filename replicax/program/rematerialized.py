@@ -17,7 +17,7 @@ from replicax.program.calls import check_function
 from replicax.program.frames import OverrideFrame
 from replicax.program.keras_state import keras_scope
 from replicax.program.pytrees import Structure, flatten_outputs, is_array
-from replicax.tracebacks import entry_point
+from replicax.values.tracebacks import entry_point
 from replicax.typing import PyTree, PyTreeFunction
 
 _P = ParamSpec("_P")

@@ -22,7 +22,7 @@ import replicax.context as context
 from replicax.compat.jax import is_random_key
 from replicax.compat.jax_tracing import current_trace, traced_apart
 from replicax.errors import ReplicaDivergenceError, ReplicaShapeError
-from replicax.host import PER_ROW, Host
+from replicax.contracts.host import PER_ROW, Host
 from replicax.program.accesses import Accesses
 from replicax.program.accumulators import find_not_summable
 from replicax.program.advice import (
@@ -62,14 +62,7 @@ from replicax.runtime.mesh import REPLICA_AXIS, longest_divisible
 from replicax.runtime.transfer import put
 from replicax.typing import PyTree, PyTreeFunction
 from replicax.values import PerReplica
-from replicax.variable_access import (
-    VariableLike,
-    array_of,
-    has_split_rows,
-    is_per_replica_variable,
-    name_of,
-    shape_of,
-)
+from replicax.contracts.variable_access import VariableLike, array_of, has_split_rows, is_per_replica_variable, name_of, shape_of
 
 _SHARED, _STACKED = PartitionSpec(), PartitionSpec(REPLICA_AXIS)
 #: How arguments or results lie over the replicas: first those of the function, then those of variables.

@@ -23,7 +23,7 @@ from replicax.program.row_random import drawing
 from replicax.program.split import Assigned, Split
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.typing import PyTreeFunction
-from replicax.variable_access import VariableLike, has_split_rows, is_per_replica_variable, name_of
+from replicax.contracts.variable_access import VariableLike, has_split_rows, is_per_replica_variable, name_of
 
 _MAX_PASSES = 10
 

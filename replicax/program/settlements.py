@@ -14,7 +14,7 @@ import jax
 
 from replicax.context import Settling
 from replicax.errors import ProgramError
-from replicax.variable_access import VariableLike
+from replicax.contracts.variable_access import VariableLike
 
 IN_PARTS = (
     "rx.accumulate_gradients computes the gradients of micro-batches, and would update rows after each. Call "

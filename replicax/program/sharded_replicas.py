@@ -31,11 +31,11 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from replicax.compat.jax import axes_of_type
 from replicax.compat.jax_names import BY_ELEMENT, CALLS, MOVE_NUMBERS, SUMS_OVER_AXES
-from replicax.host import Host
+from replicax.contracts.host import Host
 from replicax.program.decisions import is_decision
 from replicax.program.jaxprs import bind, is_literal
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.variable_access import VariableLike, has_split_rows, is_per_replica_variable, layout_of, shape_of
+from replicax.contracts.variable_access import VariableLike, has_split_rows, is_per_replica_variable, layout_of, shape_of
 
 
 class ReplicaSplit(NamedTuple):

@@ -14,15 +14,15 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
-from replicax.aggregation import VariableAggregation, check_aggregation, combine
+from replicax.values.aggregation import VariableAggregation, check_aggregation, combine
 from replicax.compat.jax import varying_axes
 from replicax.compat.jax_primitives import taken_as_equal_over_axis
-from replicax.equality import difference
-from replicax.host import PER_REPLICA, host_of
+from replicax.values.equality import difference
+from replicax.contracts.host import PER_REPLICA, host_of
 from replicax.program.accumulators import marked_as_share, marked_as_total
-from replicax.reduce_op import mean_over
+from replicax.contracts.reduce_op import mean_over
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.variable_access import VariableLike, dtype_of, name_of
+from replicax.contracts.variable_access import VariableLike, dtype_of, name_of
 
 
 def share_of_replica(variable: VariableLike, value: jax.Array, current: context.Context) -> jax.Array:

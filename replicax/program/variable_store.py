@@ -24,7 +24,7 @@ from replicax.program.keras_backend import keras_is_loaded
 from replicax.program.keras_hooks import install_keras_hooks
 from replicax.program.keras_state import keras_scope
 from replicax.typing import PyTree
-from replicax.variable_access import VariableLike, was_made
+from replicax.contracts.variable_access import VariableLike, was_made
 
 _T = TypeVar("_T")
 

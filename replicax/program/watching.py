@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from replicax.containers import is_value
+from replicax.values.containers import is_value
 from replicax.program.capturing import SETTINGS, Found, found_outside, is_of_settings
 from replicax.program.flax_modules import is_of_flax
 from replicax.typing import Leaf

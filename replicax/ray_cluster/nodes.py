@@ -22,7 +22,7 @@ from replicax.ray_cluster.folder import Folder
 from replicax.ray_cluster.memory import object_store_memory
 from replicax.ray_cluster.ray_environment import QUIET, import_ray
 from replicax.ray_cluster.tasks import head_address, head_task, resource_name
-from replicax.systems import check_system
+from replicax.compat.systems import check_system
 
 _STARTED = "Ray runtime started."
 _SECONDS_BETWEEN_LOOKS = 0.1

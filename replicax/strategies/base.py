@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Self, TypeVar, overload
 import jax
 
 import replicax.context as context
-from replicax.checks import explain_misfit
+from replicax.contracts.checks import explain_misfit
 from replicax.cluster import ClusterResolver
-from replicax.containers import opened
+from replicax.values.containers import opened
 from replicax.data import (
     DistributedDataset,
     DistributedDatasetFromFunction,
@@ -21,25 +21,25 @@ from replicax.data import (
     ValueContext,
 )
 from replicax.errors import ArgumentError, ContextError
-from replicax.host import HostDefaults
+from replicax.contracts.host import HostDefaults
 from replicax.keras.entering import keras_entered
 from replicax.tensorflow.names import AdvisedContract, called_as
-from replicax.placement_like import PlacementLike
+from replicax.contracts.placement import PlacementLike
 from replicax.program.calls import checked_call
 from replicax.program.enclosing import noted
 from replicax.program.foreign import check_outside_of_graphs
 from replicax.program.results import COMBINED
-from replicax.reduce_op import ReduceOp
+from replicax.contracts.reduce_op import ReduceOp
 from replicax.runtime import turns
-from replicax.scattering import check_no_slices
+from replicax.values.scattering import check_no_slices
 from replicax.strategies.combining import Combine, Gathering, Reduction, one_per_replica, reduced_plain, value_of
 from replicax.strategies.explaining import Explaining
 from replicax.strategies.scope import Scope
 from replicax.strategies.tf_spellings import TFSpellings
-from replicax.tracebacks import entry_point
+from replicax.values.tracebacks import entry_point
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import is_per_replica
-from replicax.variable_access import VariableLike
+from replicax.contracts.variable_access import VariableLike
 
 if TYPE_CHECKING:
     import keras

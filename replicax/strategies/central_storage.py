@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from replicax.checks import explained
+from replicax.contracts.checks import explained
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.program.halves import Halves, Places
 from replicax.program.results import marked_like
@@ -19,7 +19,7 @@ from replicax.strategies.placement import Placement
 from replicax.strategies.workers import own_devices
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import is_per_replica
-from replicax.variable_access import VariableLike, is_per_replica_variable
+from replicax.contracts.variable_access import VariableLike, is_per_replica_variable
 
 
 @explained

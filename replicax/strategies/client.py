@@ -18,12 +18,12 @@ from replicax.data import DistributedDataset, InputContext, InputOptions, ValueC
 from replicax.errors import ArgumentError, ContextError
 from replicax.tensorflow.names import called_as
 from replicax.program.keras_backend import keras_is_loaded
-from replicax.reduce_op import ReduceOp
+from replicax.contracts.reduce_op import ReduceOp
 from replicax.job.processes.call import Call, pickled, unpickled
 from replicax.runtime.devices import default_devices
 from replicax.strategies.base import Strategy
 from replicax.typing import PyTree, PyTreeFunction
-from replicax.variable_access import VariableLike
+from replicax.contracts.variable_access import VariableLike
 
 if TYPE_CHECKING:
     import keras

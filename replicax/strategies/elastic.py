@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from replicax.checks import is_int
+from replicax.contracts.checks import is_int
 from replicax.cluster import ClusterResolver, cluster_of
 from replicax.errors import ArgumentError
 from replicax.group.health import stall_timeout_from
@@ -19,7 +19,7 @@ from replicax.runtime.mesh import forget_meshes
 from replicax.strategies.placement import Placement
 from replicax.strategies.workers import SpansWorkers
 from replicax.typing import PyTree
-from replicax.variable_access import VariableLike
+from replicax.contracts.variable_access import VariableLike
 
 if TYPE_CHECKING:  # Loaded where they are needed only.
     from replicax.checkpoint import Checkpoint

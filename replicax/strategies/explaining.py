@@ -11,24 +11,16 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, Sharding
 
 from replicax.compat.jax import is_random_key
-from replicax.containers import opened
+from replicax.values.containers import opened
 from replicax.errors import ArgumentError
-from replicax.placement_like import PlacementLike
+from replicax.contracts.placement import PlacementLike
 from replicax.program.function import Function
 from replicax.program.pytrees import is_number_like
 from replicax.runtime.transfer import beside_device
-from replicax.shown import Shown, html_table, in_columns, joined
+from replicax.contracts.shown import Shown, html_table, in_columns, joined
 from replicax.strategies.showing import Showing
 from replicax.typing import PyTree
-from replicax.variable_access import (
-    TreeLeaf,
-    VariableLike,
-    dtype_of,
-    is_per_replica_variable,
-    is_variable,
-    name_of,
-    shape_of,
-)
+from replicax.contracts.variable_access import TreeLeaf, VariableLike, dtype_of, is_per_replica_variable, is_variable, name_of, shape_of
 
 if TYPE_CHECKING:
     import keras

@@ -18,15 +18,7 @@ from replicax.program.handover import store_values
 from replicax.program.refitting import refitted
 from replicax.runtime.transfer import host_copy, put, with_kind_of
 from replicax.strategies.agreement import described, unnumbered
-from replicax.variable_access import (
-    VariableLike,
-    array_of,
-    has_array,
-    has_split_rows,
-    is_per_replica_variable,
-    name_of,
-    shape_of,
-)
+from replicax.contracts.variable_access import VariableLike, array_of, has_array, has_split_rows, is_per_replica_variable, name_of, shape_of
 
 
 class Given(NamedTuple):

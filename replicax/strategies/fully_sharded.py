@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax
 from jax.sharding import PartitionSpec
 
-from replicax.checks import explained, is_int
+from replicax.contracts.checks import explained, is_int
 from replicax.cluster import ClusterResolver
 from replicax.collectives import CommunicationOptions, CrossDeviceOps, NcclAllReduce
 from replicax.errors import ArgumentError
@@ -18,7 +18,7 @@ from replicax.strategies.mesh_strategy import checked_random_numbers
 from replicax.strategies.offloading import offloaded
 from replicax.strategies.placement import Placement
 from replicax.strategies.workers import START_TIMEOUT_S, SpansWorkers
-from replicax.variable_access import VariableLike, shape_of
+from replicax.contracts.variable_access import VariableLike, shape_of
 
 
 @explained

@@ -11,7 +11,7 @@ import numpy as np
 from replicax.keras.random_state import RandomState
 from replicax.strategies.followers import Followers, Given
 from replicax.strategies.placement import Placement
-from replicax.variable_access import VariableLike
+from replicax.contracts.variable_access import VariableLike
 
 
 class StrategyState:

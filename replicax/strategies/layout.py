@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-from replicax.checks import is_int
+from replicax.contracts.checks import is_int
 from replicax.cluster import ClusterResolver
 from replicax.collectives import CommunicationOptions, CrossDeviceOps, NcclAllReduce
 from replicax.errors import ArgumentError
@@ -21,7 +21,7 @@ from replicax.strategies.offloading import offloaded
 from replicax.strategies.placement import Placement
 from replicax.strategies.showing import listed
 from replicax.strategies.workers import START_TIMEOUT_S, SpansWorkers, Workers
-from replicax.variable_access import VariableLike, was_made
+from replicax.contracts.variable_access import VariableLike, was_made
 
 if TYPE_CHECKING:
     import keras

@@ -16,9 +16,9 @@ from replicax.collectives import CommunicationOptions, CrossDeviceOps, choose_cr
 from replicax.collectives.compression import is_of_gradients
 from replicax.compat.jax_tracing import constants_are_traced, prepare_tracing_anew
 from replicax.compat.keras import as_tensor_of
-from replicax.containers import opened, settings_among
+from replicax.values.containers import opened, settings_among
 from replicax.errors import ArgumentError, ContextError, ReplicaShapeError
-from replicax.host import PER_REPLICA, PER_ROW
+from replicax.contracts.host import PER_REPLICA, PER_ROW
 from replicax.contracts.worlds import Worlds
 from replicax.program.components import without_per_replica
 from replicax.program.enclosing import enclosing_program, settle_strategy
@@ -39,7 +39,7 @@ from replicax.strategies.replica_context import ReplicaContext
 from replicax.strategies.replica_devices import placed_copies
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import Mirrored, PerReplica, is_per_replica
-from replicax.variable_access import TreeLeaf, VariableLike, dtype_of, shape_of
+from replicax.contracts.variable_access import TreeLeaf, VariableLike, dtype_of, shape_of
 
 
 class MeshStrategy(MeshInput):

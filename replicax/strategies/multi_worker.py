@@ -13,7 +13,7 @@ from replicax.cluster.signing import pickled, unpickled
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.errors import ArgumentError
 from replicax.group.health import DEFAULT_STALL_TIMEOUT_S
-from replicax.host import PER_REPLICA, PER_ROW, NoPlacement
+from replicax.contracts.host import PER_REPLICA, PER_ROW, NoPlacement
 from replicax.tensorflow.names import called_as
 from replicax.strategies.client import ClientMethods, RemoteCluster, runs_for_a_client
 from replicax.strategies.elastic import Elastic, RunsInWorlds, elastic_from

@@ -16,22 +16,13 @@ from replicax.compat.jax import is_random_key
 from replicax.compat.jax_tracing import beside_traces
 from replicax.errors import WorkersDisagreeError
 from replicax.contracts.worlds import Worlds
-from replicax.placement_like import FirstValueLike
+from replicax.contracts.placement import FirstValueLike
 from replicax.program.handover import store_values
 from replicax.runtime.mesh import REPLICA_AXIS, longest_divisible
 from replicax.runtime.transfer import HOST_MEMORY, from_chief, put
 from replicax.strategies.agreement import FIRST_VALUES, Agreement, described
 from replicax.strategies.replica_devices import ReplicaDevices, placed_copies, placed_copy
-from replicax.variable_access import (
-    TreeLeaf,
-    VariableLike,
-    array_of,
-    has_split_rows,
-    is_per_replica_variable,
-    name_of,
-    set_array,
-    shape_of,
-)
+from replicax.contracts.variable_access import TreeLeaf, VariableLike, array_of, has_split_rows, is_per_replica_variable, name_of, set_array, shape_of
 
 if TYPE_CHECKING:  # Loaded where variables are cut, or workers come and go, only.
     from replicax.program.first_values import FirstValue

@@ -21,19 +21,19 @@ from replicax.collectives import (
 from replicax.collectives.compression import is_of_gradients
 from replicax.compat.jax import vary
 from replicax.compat.jax_primitives import assert_equal_over_axis
-from replicax.equality import difference
+from replicax.values.equality import difference
 from replicax.errors import ArgumentError, ContextError, ProgramError, ReduceError
 from replicax.tensorflow.names import called_as
 from replicax.program.calls import called, checked_call
 from replicax.program.components import without_per_replica
-from replicax.reduce_op import ReduceOp, as_mean, check_numbers
+from replicax.contracts.reduce_op import ReduceOp, as_mean, check_numbers
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.scattering import check_no_slices, is_slices, reduce_slices
+from replicax.values.scattering import check_no_slices, is_slices, reduce_slices
 from replicax.strategies.base import Strategy
 from replicax.strategies.gradient_memory import GradientMemory, Record
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import ManualPerReplica, normalize_axes
-from replicax.variable_access import VariableLike
+from replicax.contracts.variable_access import VariableLike
 
 
 class _Communicating(Protocol):

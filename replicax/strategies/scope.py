@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import replicax.context as context
 from replicax.errors import ContextError
-from replicax.host import Host
+from replicax.contracts.host import Host
 
 _S = TypeVar("_S", bound=Host)
 

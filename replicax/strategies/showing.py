@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 
 from replicax.runtime.devices import device_name
-from replicax.shown import html_facts
+from replicax.contracts.shown import html_facts
 
 _MOST_DEVICES = 16
 

@@ -16,7 +16,7 @@ from replicax.cluster.exchange import exchanged
 from replicax.compat.jax import strongly_typed
 from replicax.errors import ReplicaShapeError, ValuesMismatchError
 from replicax.program.pytrees import is_number_like
-from replicax.reduce_op import ReduceOp
+from replicax.contracts.reduce_op import ReduceOp
 from replicax.runtime.transfer import from_all
 from replicax.typing import Leaf
 from replicax.values import UnevenPerReplica

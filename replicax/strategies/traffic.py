@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import jax
 
 from replicax.collectives.hlo import axes_of_groups, collectives
-from replicax.shown import Shown, html_table, in_columns
+from replicax.contracts.shown import Shown, html_table, in_columns
 
 
 def traffic(compiled: jax.stages.Compiled, what: str, mesh: Mapping[str, int]) -> Shown:

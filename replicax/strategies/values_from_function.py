@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.checks import call
+from replicax.contracts.checks import call
 from replicax.compat.jax import strongly_typed
-from replicax.containers import opened
+from replicax.values.containers import opened
 from replicax.data import (
     ValueContext,
 )

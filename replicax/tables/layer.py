@@ -11,7 +11,7 @@ import numpy as np
 
 import replicax.context as context
 from replicax.errors import ArgumentError
-from replicax.host import host_of
+from replicax.contracts.host import host_of
 from replicax.tables.combining import combined
 from replicax.tables.contents import Deal
 from replicax.tables.features import Features, as_ids, is_preprocessed, parts_of

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.errors import ArgumentError
-from replicax.host import Host
-from replicax.placement_like import PlacementLike
+from replicax.contracts.host import Host
+from replicax.contracts.placement import PlacementLike
 from replicax.tables.contents import Deal, DealtInitializer
 from replicax.tables.growing import FREE_ROW, INDEX_COLUMNS
 from replicax.tables.marks import for_index_of, mark_as_table
 from replicax.tables.specs import TableSpec
 from replicax.tables.table import Table
-from replicax.variable_access import array_of, stored_form_of
+from replicax.contracts.variable_access import array_of, stored_form_of
 
 if TYPE_CHECKING:
     import keras

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import replicax.compat.keras as keras_door
 import replicax.context as context
 from replicax.errors import ArgumentError
-from replicax.host import host_of
+from replicax.contracts.host import host_of
 from replicax.program.keras_state import owner_of
 
 if TYPE_CHECKING:

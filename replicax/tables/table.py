@@ -18,8 +18,8 @@ from jax.sharding import PartitionSpec
 
 import replicax.context as context
 from replicax.errors import ProgramError
-from replicax.host import Host, host_of
-from replicax.placement_like import PlacementLike
+from replicax.contracts.host import Host, host_of
+from replicax.contracts.placement import PlacementLike
 from replicax.program import keras_state
 from replicax.program.jaxprs import marked_as_gradient
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -28,7 +28,7 @@ from replicax.tables.exchange import Exchange, Route, State
 from replicax.tables.row_optimizers import updated_rows
 from replicax.tables.specs import TableSpec
 from replicax.typing import PyTree
-from replicax.variable_access import array_of, name_of, set_array
+from replicax.contracts.variable_access import array_of, name_of, set_array
 from replicax.variables import check_owner
 
 if TYPE_CHECKING:

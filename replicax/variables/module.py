@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from replicax.checks import checked
-from replicax.variable_access import VariableLike, is_variable
+from replicax.contracts.checks import checked
+from replicax.contracts.variable_access import VariableLike, is_variable
 
 
 @checked

@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
-from replicax.aggregation import VariableAggregation, VariableSynchronization, check_aggregation
+from replicax.values.aggregation import VariableAggregation, VariableSynchronization, check_aggregation
 from replicax.compat.jax_tracing import outside_traces
 from replicax.errors import InitialValueError, VariableError
-from replicax.host import Host, host_of
+from replicax.contracts.host import Host, host_of
 from replicax.tensorflow.names import Advised, called_as
-from replicax.placement_like import FirstValueLike
+from replicax.contracts.placement import FirstValueLike
 from replicax.typing import Leaf
-from replicax.variable_access import was_made
+from replicax.contracts.variable_access import was_made
 from replicax.variables.assigning import AssignableVariable, as_numbers
 
 #: A first value, or what stands for it until it is computed.

@@ -20,7 +20,7 @@ import replicax.group.health as health
 from replicax.cluster.exchange import exchanged
 from replicax.errors import WorkersDisagreeError
 from replicax.runtime.transfer import put
-from replicax.variable_access import VariableLike, name_of
+from replicax.contracts.variable_access import VariableLike, name_of
 
 
 def lies_in_several_processes(value: object) -> TypeGuard[jax.Array]:

@@ -7,7 +7,7 @@ import functools
 import numpy as np
 
 from replicax.typing import PyTreeFunction
-from replicax.variable_access import AssignableLike, array_of, shape_of
+from replicax.contracts.variable_access import AssignableLike, array_of, shape_of
 from replicax.weights.conversions import conversion
 from replicax.weights.homes import home_of
 from replicax.weights.pieces import ArrayTensor

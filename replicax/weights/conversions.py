@@ -22,7 +22,7 @@ import replicax.context as context
 from replicax.errors import WeightsError
 from replicax.runtime.once import once
 from replicax.typing import PyTreeFunction
-from replicax.variable_access import VariableLike, is_trained
+from replicax.contracts.variable_access import VariableLike, is_trained
 from replicax.weights.matching import Entry, complaints
 from replicax.weights.safetensors_format import read_header
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from replicax.variable_access import is_variable
+from replicax.contracts.variable_access import is_variable
 
 
 def on_host(value: object) -> object:

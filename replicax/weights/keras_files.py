@@ -15,7 +15,7 @@ from replicax.compat.keras import sublayers
 from replicax.errors import WeightsError
 from replicax.program.keras_state import owner_of
 from replicax.typing import PyTreeFunction
-from replicax.variable_access import VariableLike
+from replicax.contracts.variable_access import VariableLike
 from replicax.weights.h5 import OpenPlace, Place, entries_of, member_place, tensor_of
 from replicax.weights.matching import Entry
 from replicax.weights.reading import Reading, StoredTensor

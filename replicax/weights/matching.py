@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from replicax.variable_access import VariableLike, name_of, shape_of
+from replicax.contracts.variable_access import VariableLike, name_of, shape_of
 
 _NEAREST, _SHOWN = 3, 10
 

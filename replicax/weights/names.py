@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from replicax.errors import ArgumentError
-from replicax.variable_access import AssignableLike, is_variable, name_of
+from replicax.contracts.variable_access import AssignableLike, is_variable, name_of
 
 if TYPE_CHECKING:
     import keras

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from replicax.errors import WeightsError
-from replicax.variable_access import VariableLike, dtype_of, name_of, shape_of
+from replicax.contracts.variable_access import VariableLike, dtype_of, name_of, shape_of
 from replicax.weights.homes import home_of, set_home_value
 from replicax.weights.matching import Entry, complaints
 from replicax.weights.pieces import Piece, Tensor, has_numbers, placed

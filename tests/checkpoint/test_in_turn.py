@@ -11,7 +11,7 @@ import pytest
 import replicax as rx
 from replicax.checkpoint import in_turn, restore_variables
 from replicax.errors import CheckpointError
-from replicax.variable_access import array_of
+from replicax.contracts.variable_access import array_of
 from tests.weights.test_memory import bytes_on_devices
 
 SHAPE, COUNT = (64, 4096), 6

@@ -17,7 +17,7 @@ from replicax.collectives import (
     ReductionToOneDevice,
     RingAllReduce,
 )
-from replicax.reduce_op import ReduceOp
+from replicax.contracts.reduce_op import ReduceOp
 from replicax.runtime import REPLICA_AXIS, replica_mesh
 
 ALL_OPS = [

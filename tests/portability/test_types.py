@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).parents[2]
-#: What `replicax.systems.check_system` keeps from being reached there.
+#: What `replicax.compat.systems.check_system` keeps from being reached there.
 OF_JOBS = ("remote", "launch", "ray_cluster", "testing", "membership", "notebook", "profiling")
 #: Guarded by a look whether the name is there; mypy forgets it in a function that is called.
 GUARDED = {"cluster/outages.py"}

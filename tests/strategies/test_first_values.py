@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 import replicax as rx
 from replicax.program.first_values import traced_value
 from replicax.strategies import first_values
-from replicax.variable_access import array_of
+from replicax.contracts.variable_access import array_of
 
 INITIALIZERS = {
     "glorot": lambda seed: keras.initializers.GlorotUniform(seed),

@@ -12,7 +12,7 @@ import replicax as rx
 from replicax.runtime import transfer
 from replicax.runtime.transfer import HOST_MEMORY, copy_of
 from replicax.strategies import offloading
-from replicax.variable_access import array_of
+from replicax.contracts.variable_access import array_of
 
 ROWS = 12
 

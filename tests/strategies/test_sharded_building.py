@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.variable_access import array_of
+from replicax.contracts.variable_access import array_of
 
 OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(0.01),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.variable_access import array_of
+from replicax.contracts.variable_access import array_of
 
 
 def small_model() -> keras.Model:

@@ -10,7 +10,7 @@ import pytest
 
 import replicax as rx
 from replicax.errors import WeightsError
-from replicax.variable_access import array_of
+from replicax.contracts.variable_access import array_of
 from replicax.weights.pieces import ArrayTensor
 from replicax.weights.reading import Reading, StoredTensor
 

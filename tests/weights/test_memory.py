@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.variable_access import array_of
+from replicax.contracts.variable_access import array_of
 from replicax.weights import reading
 from replicax.weights.pieces import Tensor, placed
 

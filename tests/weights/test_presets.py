@@ -13,7 +13,7 @@ import safetensors.numpy
 
 import replicax as rx
 from replicax.errors import WeightsError
-from replicax.variable_access import array_of
+from replicax.contracts.variable_access import array_of
 from replicax.weights import reading
 
 keras_hub = pytest.importorskip("keras_hub")

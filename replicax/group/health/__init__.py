@@ -33,7 +33,7 @@ from replicax.group.health.monitor import running
 from replicax.runtime.activity import CALLBACK as CALLBACK, CHECKPOINT as CHECKPOINT, COMPILE as COMPILE, FIRST_BATCH as FIRST_BATCH, INPUT as INPUT, WAIT as WAIT, exchange as exchange, phase as phase
 from replicax.group.health.status import status_of
 from replicax.group.health.start import DEFAULT_STALL_TIMEOUT_S as DEFAULT_STALL_TIMEOUT_S, stall_timeout_from as stall_timeout_from, start as start
-from replicax.shown import Shown
+from replicax.contracts.shown import Shown
 
 __all__ = ["report"]  # This is what users call; the package itself uses all the names above.
 

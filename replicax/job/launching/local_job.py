@@ -15,7 +15,7 @@ from types import FrameType
 
 from replicax.cluster.addresses import Address
 from replicax.errors import LaunchError
-from replicax.exit_codes import ExitCode, describe
+from replicax.contracts.exit_codes import ExitCode, describe
 from replicax.job.supervision.member_record import Attendance
 from replicax.job.launching.join_credentials import INVITATION, TOKEN, write_invitation
 from replicax.job.supervision.elastic_policy import Members
@@ -36,7 +36,7 @@ from replicax.job.processes.ports import reserved_ports
 from replicax.job.supervision.loss_policy import Failure
 from replicax.job.supervision.supervisor import ENDING
 from replicax.job.processes.terminal import Terminal
-from replicax.systems import check_system
+from replicax.compat.systems import check_system
 
 _TOKEN_BYTES = 16
 _RULE = "─" * 8
@@ -57,7 +57,7 @@ def launch(options: Options, terminal: Terminal | None = None, environment: Mapp
         environment: The environment that the tasks inherit; by default that of this process.
 
     Returns:
-        The exit code; `replicax.exit_codes` lists them.
+        The exit code; `replicax.contracts.exit_codes` lists them.
 
     Raises:
         LaunchError: The options are wrong, or a process cannot be started.

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 
 from replicax.job.processes import reaper_main
-from replicax.systems import check_system
+from replicax.compat.systems import check_system
 
 
 class Guard:

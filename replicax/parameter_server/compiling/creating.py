@@ -12,7 +12,7 @@ from replicax.parameter_server.actors.created_rows import CreatedRows
 from replicax.parameter_server.variables.remote import variable_bytes
 from replicax.tables.initial_rows import NotByRowsError, initial_rows
 from replicax.tables.marks import grows
-from replicax.variable_access import VariableLike, dtype_of, shape_of
+from replicax.contracts.variable_access import VariableLike, dtype_of, shape_of
 
 _MIN_BYTES = 16 << 20  # A smaller value is quicker made here and sent than compiled there.
 

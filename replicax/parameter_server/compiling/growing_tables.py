@@ -9,7 +9,7 @@ from replicax.errors import ProgramError
 from replicax.parameter_server.actors.growing_rows import GrowingShard
 from replicax.parameter_server.variables.remote import home_of
 from replicax.tables.marks import eviction_of, index_of, spec_of
-from replicax.variable_access import VariableLike, name_of
+from replicax.contracts.variable_access import VariableLike, name_of
 
 
 @dataclasses.dataclass(frozen=True)

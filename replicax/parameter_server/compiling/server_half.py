@@ -19,7 +19,7 @@ from replicax.parameter_server.variables.remote import Home, home_of
 from replicax.program.jaxprs import Values, aval_of, evaluate, read
 from replicax.program.split import Part
 from replicax.tables.marks import grows, is_table
-from replicax.variable_access import VariableLike, dtype_of, name_of, shape_of
+from replicax.contracts.variable_access import VariableLike, dtype_of, name_of, shape_of
 
 #: A value that a worker has sent: an array, or some rows of a table, after their indices.
 _Arrived: TypeAlias = jax.Array | tuple[jax.Array, jax.Array]

@@ -23,7 +23,7 @@ from replicax.program.same_programs import are_identical, are_same_programs, are
 from replicax.program.split import Assigned, Split
 from replicax.program.watching import Change, Watched
 from replicax.typing import PyTree, PyTreeFunction
-from replicax.variable_access import VariableLike, array_of, name_of
+from replicax.contracts.variable_access import VariableLike, array_of, name_of
 
 
 class ScopedStrategy(Protocol):

@@ -14,7 +14,7 @@ from replicax.parameter_server.compiling.traced_step import TracedStep
 from replicax.parameter_server.variables.remote import home_of
 from replicax.program.jaxprs import aval_of
 from replicax.tables.marks import grows, is_table as is_marked
-from replicax.variable_access import dtype_of, shape_of
+from replicax.contracts.variable_access import dtype_of, shape_of
 
 _Spec: TypeAlias = jax.ShapeDtypeStruct
 

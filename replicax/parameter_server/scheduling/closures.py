@@ -26,7 +26,7 @@ from replicax.program.enclosing import enclosing_program
 from replicax.program.function import Function, WeakProgramCaches, signature
 from replicax.program.pytrees import Structure, flatten_inputs
 from replicax.typing import PyTree, PyTreeFunction
-from replicax.variable_access import VariableLike
+from replicax.contracts.variable_access import VariableLike
 
 
 @dataclasses.dataclass(eq=False)

@@ -10,7 +10,7 @@ from replicax.parameter_server.compiling.placing import VariablePlacer
 from replicax.parameter_server.compiling.traced_step import ScopedStrategy
 from replicax.parameter_server.scheduling.server_actors import ServerActors
 from replicax.ray_cluster import RayCluster
-from replicax.variable_access import VariableLike
+from replicax.contracts.variable_access import VariableLike
 
 
 class ServedStrategy(ScopedStrategy, Protocol):

@@ -12,7 +12,7 @@ from replicax.parameter_server.scheduling.host import CheckpointSource, ServedSt
 from replicax.parameter_server.scheduling.watch import longest_wait
 from replicax.parameter_server.scheduling.worker_actors import WorkerActors
 from replicax.parameter_server.variables.remote import home_of
-from replicax.variable_access import VariableLike, name_of
+from replicax.contracts.variable_access import VariableLike, name_of
 
 _log = logging.getLogger(__name__)
 _MOST_TRIES = 10  # Servers may be lost while others are being replaced, but not forever.

@@ -26,7 +26,7 @@ from replicax.parameter_server.actors.messages import ShardId
 from replicax.parameter_server.variables.partition import shard_bounds
 from replicax.program.enclosing import enclosing_program
 from replicax.runtime.devices import device_name
-from replicax.variable_access import VariableLike, dtype_of, name_of, shape_of
+from replicax.contracts.variable_access import VariableLike, dtype_of, name_of, shape_of
 
 # Methods that a remote variable takes from `RemoteVariable` or `ShardedVariable`, although its own class has them too.
 _OVERRIDDEN = ("__getitem__", "device")

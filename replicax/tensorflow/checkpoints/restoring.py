@@ -26,7 +26,7 @@ from replicax.checkpoint.unbuilt import unbuilt_objects
 from replicax.errors import CheckpointError
 from replicax.program.keras_state import give_value
 from replicax.typing import Leaf, PyTree
-from replicax.variable_access import AssignableLike
+from replicax.contracts.variable_access import AssignableLike
 
 if TYPE_CHECKING:
     from replicax.checkpoint.variable_names import KerasObject

@@ -13,7 +13,7 @@ from replicax.checkpoint.contents import is_value, parts_of
 from replicax.checkpoint.variable_names import is_keras_object, is_variable, keras_objects
 from replicax.compat.keras import sublayers
 from replicax.typing import Leaf, PyTree
-from replicax.variable_access import AssignableLike, dtype_of, shape_of
+from replicax.contracts.variable_access import AssignableLike, dtype_of, shape_of
 
 if TYPE_CHECKING:
     import keras

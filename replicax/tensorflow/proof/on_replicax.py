@@ -22,7 +22,7 @@ from replicax.tensorflow.proof.on_tensorflow import run_script
 from replicax.tensorflow.proof.recording import Recorder
 from replicax.program import Function
 from replicax.typing import PyTree
-from replicax.variable_access import VariableLike, array_of, name_of
+from replicax.contracts.variable_access import VariableLike, array_of, name_of
 
 # The names that scripts use, which the launcher and the command line pass on too.
 rx = importlib.import_module("replicax")

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, NamedTuple
 
-from replicax.checks import checked_int, checked_seconds, explain_misfit
+from replicax.contracts.checks import checked_int, checked_seconds, explain_misfit
 from replicax.errors import RemoteWorkerError
 from replicax.job.launching.local_job import signals_as
 from replicax.job.options import Options
@@ -30,7 +30,7 @@ from replicax.job.supervision.loss_policy import Failure
 from replicax.job.elsewhere.session import ENDED_EARLY
 from replicax.job.supervision.supervisor import Grace, Supervisor
 from replicax.job.processes.terminal import Terminal
-from replicax.tracebacks import entry_point
+from replicax.values.tracebacks import entry_point
 
 _TOKEN_BYTES = 16
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import jax
 import numpy as np
 
-from replicax.checks import explained
+from replicax.contracts.checks import explained
 from replicax.errors import ArgumentError
 from replicax.tools.plots.style import Palette, drawn, legend_above, with_unit
 from replicax.typing import PyTree
-from replicax.variable_access import array_of, is_variable
+from replicax.contracts.variable_access import array_of, is_variable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

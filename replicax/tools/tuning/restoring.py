@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
 from replicax.errors import ArgumentError, ContextError
-from replicax.host import Host
+from replicax.contracts.host import Host
 from replicax.keras.progress import Generators
 from replicax.program.handover import store_values
 from replicax.typing import PyTree
-from replicax.variable_access import VariableLike, array_of, has_array
+from replicax.contracts.variable_access import VariableLike, array_of, has_array
 
 
 @runtime_checkable

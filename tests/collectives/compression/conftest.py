@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from replicax.collectives import CommunicationOptions, Compression, Memory, NcclAllReduce, compressed_all_reduce
-from replicax.reduce_op import ReduceOp
+from replicax.contracts.reduce_op import ReduceOp
 from replicax.runtime import REPLICA_AXIS, replica_mesh
 
 Reducer = Callable[[Sequence[Any], Sequence[Memory]], tuple[list[jax.Array], list[Memory]]]

@@ -6,7 +6,7 @@ import pytest
 
 from replicax.collectives import CommunicationOptions, Int8
 from replicax.errors import ArgumentError
-from replicax.reduce_op import ReduceOp
+from replicax.contracts.reduce_op import ReduceOp
 from tests.collectives.compression.reference import int8_step
 
 

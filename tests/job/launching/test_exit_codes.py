@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from replicax import exit_codes
-from replicax.exit_codes import ExitCode, describe, from_returncode, is_restartable
+from replicax.contracts import exit_codes
+from replicax.contracts.exit_codes import ExitCode, describe, from_returncode, is_restartable
 
 
 def test_the_page_lists_every_code():

@@ -21,14 +21,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax.context as context
-from replicax.checks import is_int
+from replicax.contracts.checks import is_int
 from replicax.compat.jax import is_random_key, vary
 from replicax.errors import ArgumentError, ContextError, ReduceError, ReplicaShapeError, VariableError
-from replicax.no_array import NoArray
-from replicax.reduce_op import ReduceOp, mean_over
+from replicax.values.hints import NoArray
+from replicax.contracts.reduce_op import ReduceOp, mean_over
 from replicax.runtime.devices import device_name
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.shown import Shown, html_table
+from replicax.contracts.shown import Shown, html_table
 from replicax.typing import Leaf, PyTree
 
 # Of a component in a notebook's table: it is fetched from its device.

@@ -30,11 +30,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from replicax.errors import ContextError
-from replicax.placement_like import FirstValueLike, PlacementLike, WorldsLike
-from replicax.reduce_op import ReduceOp
+from replicax.contracts.placement import FirstValueLike, PlacementLike, WorldsLike
+from replicax.contracts.reduce_op import ReduceOp
 from replicax.runtime.devices import default_devices
 from replicax.typing import PyTree
-from replicax.variable_access import TreeLeaf, VariableLike, array_of, set_array
+from replicax.contracts.variable_access import TreeLeaf, VariableLike, array_of, set_array
 
 #: Where the random numbers of a replica function come from: each replica draws its own, or each row has its own.
 PER_REPLICA, PER_ROW = "per_replica", "per_row"

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from replicax.typing import PyTree
-from replicax.variable_access import TreeLeaf, VariableLike
+from replicax.contracts.variable_access import TreeLeaf, VariableLike
 
 _T = TypeVar("_T")
 

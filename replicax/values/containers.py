@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from replicax.errors import ArgumentError
-from replicax.no_array import NoArray
+from replicax.values.hints import NoArray
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 
 _MAX_VISITED = 10_000

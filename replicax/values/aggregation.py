@@ -11,10 +11,10 @@ import jax.numpy as jnp
 
 from replicax.compat.jax import is_random_key
 from replicax.compat.jax_primitives import assert_equal_over_axis
-from replicax.equality import Difference, difference
+from replicax.values.equality import Difference, difference
 from replicax.errors import ReplicaDivergenceError, VariableError
-from replicax.named import Named, member_of
-from replicax.reduce_op import mean_over
+from replicax.contracts.named import Named, member_of
+from replicax.contracts.reduce_op import mean_over
 from replicax.runtime.mesh import REPLICA_AXIS
 
 # The scope of what combines the replicas' values of a variable: a message names the variable instead of a collective.

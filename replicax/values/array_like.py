@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.checks import is_int
+from replicax.contracts.checks import is_int
 from replicax.compat.jax import refuse_as_argument
 from replicax.errors import VariableError
 from replicax.typing import Leaf, PyTree
-from replicax.variable_access import VariableLike
+from replicax.contracts.variable_access import VariableLike
 
 
 class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
