@@ -23,7 +23,7 @@ from replicax.errors import ReplicaDivergenceError, ReplicaxError
 from replicax.strategies.losses import compute_average_loss, scale_regularization_loss
 from replicax.tensorflow.names import not_found
 from replicax.program import TensorSpec, function, grad, value_and_grad
-from replicax.program.keras_backend import choose_jax_for_keras
+from replicax.program.keras.backend import choose_jax_for_keras
 from replicax.contracts.reduce_op import ReduceOp
 from replicax.renamed import RENAMED, renamed
 from replicax.values.scattering import IndexedSlices
@@ -222,9 +222,9 @@ if TYPE_CHECKING:
         Server,
         ShardedVariable,
     )
-    from replicax.program.accumulation import accumulate_gradients
-    from replicax.program.loops import cond, fori_loop, scan, switch, while_loop
-    from replicax.program.rematerialized import remat
+    from replicax.program.gradients.accumulation import accumulate_gradients
+    from replicax.program.loops.loops.loops import cond, fori_loop, scan, switch, while_loop
+    from replicax.program.gradients.rematerialized import remat
     from replicax.tools.reporting.printing import print
     from replicax.tools.reporting.progress import progress
     from replicax.strategies.fully_sharded import FullyShardedStrategy

@@ -190,6 +190,6 @@ def test_all_frames_are_shown_if_one_asks(tmp_path):
         lines[asked] = done.stderr.splitlines()
         assert "NameError: name 'undefined' is not defined" in done.stderr
     assert len(lines[""]) <= MOST_LINES
-    for place in ("replicax/program/replica.py", "jax/_src"):
+    for place in ("replicax/program/replicas/replica.py", "jax/_src"):
         assert any(place in line for line in lines["full"])
         assert not any(place in line for line in lines[""])

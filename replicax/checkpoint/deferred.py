@@ -22,7 +22,7 @@ from replicax.checkpoint.reading import check_wanted
 from replicax.checkpoint.unbuilt import how_to_build, is_append_only, is_unbuilt, layers_in, unbuilt_objects
 from replicax.checkpoint.variable_names import keras_objects
 from replicax.errors import CheckpointError
-from replicax.program.keras_state import give_value
+from replicax.program.keras.state import give_value
 from replicax.typing import PyTree
 from replicax.contracts.variable_access import AssignableLike, dtype_of, shape_of
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import jax
 
-from replicax.program.flax_modules import is_of_flax as is_of_flax
-from replicax.program.flax_variables import FlaxVariable, arrays_held_by, is_flax_variable
+from replicax.program.flax.modules import is_of_flax as is_of_flax
+from replicax.program.flax.variables import FlaxVariable, arrays_held_by, is_flax_variable
 from replicax.typing import Leaf
 
 

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from replicax.errors import CheckpointError
-from replicax.program.flax_variables import FlaxVariable
-from replicax.program.keras_backend import keras_is_loaded
+from replicax.program.flax.variables import FlaxVariable
+from replicax.program.keras.backend import keras_is_loaded
 from replicax.typing import Leaf, PyTree
 from replicax.contracts.variable_access import AssignableLike
 from replicax.variables import Variable

@@ -23,7 +23,7 @@ def axes_of_type(aval: jax.core.AbstractValue) -> frozenset[str]:
     """Returns the manual mesh axes over which values of a type may differ.
 
     JAX 0.10 and newer ones have two names for them. Without either: a pass over the program, as in
-    `program/divergence.py`.
+    `program/ir/divergence.py`.
     """
     axes = getattr(aval, "vma", None)
     if axes is None:

@@ -19,7 +19,7 @@ from replicax.dtensor.arrays import TensorLike, as_array, checked_layout, is_tra
 from replicax.dtensor.layout import MATCH, Layout
 from replicax.errors import LayoutError, ProgramError, TensorError
 from replicax.tensorflow.names import called_as
-from replicax.program.keras_state import owner_of
+from replicax.program.keras.state import owner_of
 
 
 def pack(tensors: Sequence[TensorLike], layout: Layout, *, check_replicas: bool = False) -> jax.Array:

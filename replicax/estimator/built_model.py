@@ -20,8 +20,8 @@ from replicax.estimator.mode_keys import ModeKeys
 from replicax.estimator.optimizers import Updater, updater_of
 from replicax.estimator.spec import EstimatorSpec
 from replicax.program import function
-from replicax.program.keras_backend import keras_is_loaded
-from replicax.program.variable_store import VariableStore
+from replicax.program.keras.backend import keras_is_loaded
+from replicax.program.keras.variable_store import VariableStore
 from replicax.strategies import Strategy
 from replicax.typing import PyTree
 from replicax.contracts.variable_access import AssignableLike, VariableLike, dtype_of, name_of
@@ -38,7 +38,7 @@ class BuiltModel:
     """The variables that a model function makes, and the steps that run it.
 
     The function is called each time a step is traced, and makes its layers and variables then. They are those of the
-    first call (`program/variable_store.py`).
+    first call (`program/keras/variable_store.py`).
 
     Args:
         call: Calls the model function: (features, labels, mode) -> spec.

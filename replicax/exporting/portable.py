@@ -9,7 +9,7 @@ from jax.extend import core as jex_core
 
 from replicax.compat.jax_names import CALLS, PLACEMENT, RECOMPUTED, SHARD_MAP
 from replicax.errors import ExportError
-from replicax.program.jaxprs import bind, read, traced_anew
+from replicax.program.ir.jaxprs import bind, read, traced_anew
 
 _CALLS = CALLS | RECOMPUTED  # Nobody will differentiate an exported program.
 

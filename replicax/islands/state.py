@@ -12,7 +12,7 @@ from replicax.islands.kinds import Kind
 from replicax.islands.outer import OuterOptimizer
 from replicax.islands.registry import Entry
 from replicax.islands.values import Counts, Values
-from replicax.program.keras_state import seed_of_replica
+from replicax.program.keras.state import seed_of_replica
 from replicax.typing import PyTree
 
 

@@ -17,9 +17,9 @@ import jax
 
 import replicax.context as context
 from replicax.errors import ArgumentError
-from replicax.program.autodiff import stored_by
+from replicax.program.gradients.autodiff import stored_by
 from replicax.program.frames import OverrideFrame
-from replicax.program.keras_state import keras_scope
+from replicax.program.keras.state import keras_scope
 from replicax.typing import PyTree
 from replicax.contracts.variable_access import AssignableLike
 

@@ -32,7 +32,7 @@ from replicax.keras.together import check_same_file, has_workers, is_elastic, wr
 from replicax.keras.trainer import StepFunctions
 from replicax.keras.workers import loop_of_workers
 from replicax.program.function import ProgramCache
-from replicax.program.keras_backend import check_keras_backend
+from replicax.program.keras.backend import check_keras_backend
 from replicax.runtime.once import once
 from replicax.values.tracebacks import entry_point
 from replicax.typing import PyTree
@@ -101,7 +101,7 @@ def install_trainer_hooks() -> None:
     """Wraps the methods of Keras's trainer that a strategy takes part in."""
     import keras
 
-    from replicax.program.keras_remat import install_keras_remat  # A step without Keras needs none of it.
+    from replicax.program.gradients.keras_remat import install_keras_remat  # A step without Keras needs none of it.
     from replicax.weights.hooks import install_weight_hooks
     from replicax.weights.keras_files import explained
 

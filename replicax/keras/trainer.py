@@ -29,11 +29,11 @@ from replicax.keras.host import KerasHost
 from replicax.keras.progress import Progress
 from replicax.keras.steps import KerasStep, KerasSteps, State
 from replicax.keras.together import has_workers
-from replicax.program.advice import advise_of_uncompressed
+from replicax.program.hints.advice import advise_of_uncompressed
 from replicax.program.function import ProgramCache
 from replicax.program.global_view import GlobalView
 from replicax.program.handover import store_values
-from replicax.program.keras_state import owner_of
+from replicax.program.keras.state import owner_of
 from replicax.group.renewal import renewed
 from replicax.typing import PyTree
 from replicax.contracts.variable_access import VariableLike, name_of

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from replicax.errors import LayoutError
 from replicax.layouts.decisions import Decision, Rules, whole
 from replicax.layouts.slots import by_name, maker_is_optimizer, slot_of
-from replicax.program.makers import makers_of
+from replicax.program.keras.makers import makers_of
 from replicax.contracts.variable_access import VariableLike, dtype_of, is_trained, name_of, shape_of
 
 _NEAR, _MOST_PATHS = 3, 20  # paths that a message lists

@@ -17,7 +17,7 @@ import re
 from typing import NamedTuple
 
 from replicax.layouts.kernels import KernelDims, class_names, is_convolution, kernel_dims
-from replicax.program.makers import makers_of
+from replicax.program.keras.makers import makers_of
 from replicax.contracts.variable_access import VariableLike, shape_of
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import replicax.compat.keras as keras_door
 from replicax.layouts.kernels import class_names
-from replicax.program.makers import makers_of
+from replicax.program.keras.makers import makers_of
 from replicax.contracts.variable_access import VariableLike, is_variable, name_of, shape_of
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ which value the coordinator knows. A partitioner (`variables/partition.py`) deci
 
 1. `coordinator.py`, `schedule`, asks `scheduling/closures.py` for the program of the function. There is none.
 2. `compiling/traced_step.py`, `TracedStep`, traces the function. `compiling/recording.py` answers `next(iterator)` with
-   placeholders of the shapes that a worker has reported. `replicax/program/split.py` splits the program at its
+   placeholders of the shapes that a worker has reported. `replicax/program/cut/split.py` splits the program at its
    gradients.
 3. `compiling/placing.py`, `VariablePlacer`, chooses servers: a weight and its two moments go to one server, since their
    updates read each other; the optimizer's step counter gets a copy on each server.

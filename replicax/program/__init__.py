@@ -35,7 +35,7 @@ Under a strategy, `strategy.run(fn, args)` inside `step` adds one level:
    meant; `advice.py` says so.
 """
 
-from replicax.program.autodiff import grad, value_and_grad
+from replicax.program.gradients.autodiff import grad, value_and_grad
 from replicax.program.function import Function, function
 from replicax.program.tensor_spec import TensorSpec
 

@@ -7,7 +7,7 @@ from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 
 from replicax.contracts.checks import ARGS, call
 from replicax.errors import ArgumentError
-from replicax.program.foreign import check_no_foreign_function, check_no_tensor
+from replicax.program.hints.foreign import check_no_foreign_function, check_no_tensor
 from replicax.typing import PyTree, PyTreeFunction
 
 

@@ -25,15 +25,15 @@ from replicax.contracts.placement import WorldsLike
 from replicax.program.bound_variables import BoundVariables
 from replicax.program.captured import captured_error
 from replicax.program.flax_changes import ModuleChange, apply_changes
-from replicax.program.flax_modules import around_modules
+from replicax.program.flax.modules import around_modules
 from replicax.program.global_view import GlobalView
 from replicax.program.handover import explain_devices, explain_loss, run_and_keep, shown_names, staged, store_values
 from replicax.program.host_calls import HostCalls
-from replicax.program.keras_state import owner_of
+from replicax.program.keras.state import owner_of
 from replicax.program.pytrees import Structure
 from replicax.program.results import mark, marked_with
-from replicax.program.row_sums import RowSums
-from replicax.program.sharded_replicas import split_over_replicas
+from replicax.program.replicas.global_sums import RowSums
+from replicax.program.replicas.sharded_variables import split_over_replicas
 from replicax.program.tracing import Pass
 from replicax.runtime import REPLICA_AXIS, turns
 from replicax.runtime.transfer import host_copy, with_kind_of

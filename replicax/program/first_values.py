@@ -13,8 +13,8 @@ from jax.extend import core as jex_core
 
 from replicax.compat.jax_names import CALLS, MADE_IN_PARTS, RANDOM_BITS
 from replicax.compat.jax_tracing import outside_traces, tracing_all
-from replicax.program.jaxprs import Atom, aval_of, bind, is_literal, leading_to, opened_program, variables_of
-from replicax.program.keras_backend import keras_is_loaded
+from replicax.program.ir.jaxprs import Atom, aval_of, bind, is_literal, leading_to, opened_program, variables_of
+from replicax.program.keras.backend import keras_is_loaded
 from replicax.contracts.variable_access import AssignableLike, has_array
 
 _KEYS_OF_PARTS = "key<fry>"

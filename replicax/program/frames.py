@@ -26,7 +26,7 @@ from replicax.values.equality import Difference
 from replicax.errors import ProgramError
 from replicax.contracts.host import Host
 from replicax.program.accesses import Accesses
-from replicax.program.decisions import Decisions
+from replicax.program.ir.decisions import Decisions
 from replicax.program.kept_layouts import KnownLayouts
 from replicax.program.placeholders import placeholder, placeholder_of_component, stacked_in_program
 from replicax.program.results import Counts

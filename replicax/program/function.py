@@ -18,7 +18,7 @@ from replicax.compat.jax import is_weak
 from replicax.errors import ArgumentError, ProgramError
 from replicax.contracts.worlds import number, running
 from replicax.tensorflow.names import Advised, called_as
-from replicax.program.advice import advise_of_changed_object
+from replicax.program.hints.advice import advise_of_changed_object
 from replicax.program.calls import check_function
 from replicax.program.global_view import GlobalView
 from replicax.program.input_signature import InputSignature

@@ -17,7 +17,7 @@ from jax.extend import core as jex_core
 from replicax.compat.jax_equations import called_on_host, location
 from replicax.compat.jax_names import CALLBACKS
 from replicax.errors import ProgramError
-from replicax.program.jaxprs import aval_of, opened_program
+from replicax.program.ir.jaxprs import aval_of, opened_program
 from replicax.typing import PyTree, PyTreeFunction
 
 

@@ -27,14 +27,14 @@ import replicax.group.health as health
 from replicax.compat.jax_tracing import Trace, is_tracing
 from replicax.errors import ProgramError
 from replicax.contracts.host import CompiledStep, Host, host_of
-from replicax.program.advice import advise_of_lost_state, advise_of_zeros
+from replicax.program.hints.advice import advise_of_lost_state, advise_of_zeros
 from replicax.program.compiled_pass import Arrays, CompiledPass, Returned
-from replicax.program.flax_modules import PassedModules, UsedModules
-from replicax.program.flax_variables import changes_taken_back, flax_state, settled_changes
+from replicax.program.flax.modules import PassedModules, UsedModules
+from replicax.program.flax.variables import changes_taken_back, flax_state, settled_changes
 from replicax.program.frames import ProgramFrame
 from replicax.program.global_view import GlobalView
 from replicax.program.handover import shown_names
-from replicax.program.jaxprs import constants_of
+from replicax.program.ir.jaxprs import constants_of
 from replicax.program.kept_layouts import KnownLayouts, layout_in
 from replicax.program.pytrees import Structure, flatten_outputs
 from replicax.program.results import Counts, marked_with

@@ -15,7 +15,7 @@ from jax.extend import core as jex_core
 from replicax.compat.jax_names import CALLBACKS
 from replicax.program.capturing import SETTINGS
 from replicax.program.host_calls import unguarded
-from replicax.program.jaxprs import Atom, aval_of, is_literal, opened_program
+from replicax.program.ir.jaxprs import Atom, aval_of, is_literal, opened_program
 from replicax.program.pytrees import Structure
 from replicax.program.tracing import TracedFunction
 

@@ -19,7 +19,7 @@ from replicax.compat.jax import varying_axes
 from replicax.compat.jax_primitives import taken_as_equal_over_axis
 from replicax.values.equality import difference
 from replicax.contracts.host import PER_REPLICA, host_of
-from replicax.program.accumulators import marked_as_share, marked_as_total
+from replicax.program.hints.metric_totals import marked_as_share, marked_as_total
 from replicax.contracts.reduce_op import mean_over
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.contracts.variable_access import VariableLike, dtype_of, name_of

@@ -13,11 +13,11 @@ from replicax.compat.jax_errors import is_call_of_array
 from replicax.compat.jax_tracing import Trace, current_trace, tracing_anew
 from replicax.errors import TracedValueError
 from replicax.program.captured import captured_error
-from replicax.program.flax_modules import flax_error
-from replicax.program.foreign import explained_error
+from replicax.program.flax.modules import flax_error
+from replicax.program.hints.foreign import explained_error
 from replicax.program.frames import ProgramFrame, VariablesCreatedError
-from replicax.program.jaxprs import Values, called
-from replicax.program.keras_state import repeat_while_variables_are_created
+from replicax.program.ir.jaxprs import Values, called
+from replicax.program.keras.state import repeat_while_variables_are_created
 
 _MISUSES = (
     jax.errors.ConcretizationTypeError,

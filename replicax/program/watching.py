@@ -14,7 +14,7 @@ import numpy as np
 
 from replicax.values.containers import is_value
 from replicax.program.capturing import SETTINGS, Found, found_outside, is_of_settings
-from replicax.program.flax_modules import is_of_flax
+from replicax.program.flax.modules import is_of_flax
 from replicax.typing import Leaf
 from replicax.values import PerReplica
 

@@ -26,8 +26,8 @@ from replicax.keras.entering import keras_entered
 from replicax.tensorflow.names import AdvisedContract, called_as
 from replicax.contracts.placement import PlacementLike
 from replicax.program.calls import checked_call
-from replicax.program.enclosing import noted
-from replicax.program.foreign import check_outside_of_graphs
+from replicax.program.replicas.enclosing import noted
+from replicax.program.hints.foreign import check_outside_of_graphs
 from replicax.program.results import COMBINED
 from replicax.contracts.reduce_op import ReduceOp
 from replicax.runtime import turns

@@ -17,7 +17,7 @@ from replicax.cluster import ClusterResolver, ClusterSpec
 from replicax.data import DistributedDataset, InputContext, InputOptions, ValueContext
 from replicax.errors import ArgumentError, ContextError
 from replicax.tensorflow.names import called_as
-from replicax.program.keras_backend import keras_is_loaded
+from replicax.program.keras.backend import keras_is_loaded
 from replicax.contracts.reduce_op import ReduceOp
 from replicax.job.processes.call import Call, pickled, unpickled
 from replicax.runtime.devices import default_devices

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax.compat.jax_tracing import outside_traces, tracing_all
 from replicax.program.first_values import FirstValue, Stage, StageFunction
-from replicax.program.jaxprs import Atom, aval_of
+from replicax.program.ir.jaxprs import Atom, aval_of
 from replicax.runtime.transfer import put
 from replicax.strategies.replica_devices import placed_copy
 

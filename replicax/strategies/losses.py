@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import replicax.context as context
 from replicax.contracts.checks import checked_array, is_int
 from replicax.errors import ArgumentError, ContextError
-from replicax.program.advice import advise
-from replicax.program.scales import share_of_sum
+from replicax.program.hints.advice import advise
+from replicax.program.hints.scales import share_of_sum
 from replicax.strategies.ambient import get_replica_context, in_cross_replica_context
 from replicax.typing import Leaf, PyTree
 

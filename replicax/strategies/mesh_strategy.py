@@ -20,12 +20,12 @@ from replicax.values.containers import opened, settings_among
 from replicax.errors import ArgumentError, ContextError, ReplicaShapeError
 from replicax.contracts.host import PER_REPLICA, PER_ROW
 from replicax.contracts.worlds import Worlds
-from replicax.program.components import without_per_replica
-from replicax.program.enclosing import enclosing_program, settle_strategy
+from replicax.program.replicas.components import without_per_replica
+from replicax.program.replicas.enclosing import enclosing_program, settle_strategy
 from replicax.program.function import ProgramCache, WeakProgramCaches
 from replicax.program.kept_layouts import layout_in
 from replicax.program.pytrees import is_number_like
-from replicax.program.replica import ReplicaCall
+from replicax.program.replicas.replica import ReplicaCall
 from replicax.group.renewal import renewed
 from replicax.runtime.devices import device_name
 from replicax.runtime.mesh import REPLICA_AXIS, mirrored_sharding

@@ -25,7 +25,7 @@ from replicax.values.equality import difference
 from replicax.errors import ArgumentError, ContextError, ProgramError, ReduceError
 from replicax.tensorflow.names import called_as
 from replicax.program.calls import called, checked_call
-from replicax.program.components import without_per_replica
+from replicax.program.replicas.components import without_per_replica
 from replicax.contracts.reduce_op import ReduceOp, as_mean, check_numbers
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.values.scattering import check_no_slices, is_slices, reduce_slices

@@ -16,7 +16,7 @@ from replicax.data import (
 )
 from replicax.errors import ArgumentError, ReplicaShapeError
 from replicax.program.calls import check_function
-from replicax.program.enclosing import enclosing_program, settle_strategy
+from replicax.program.replicas.enclosing import enclosing_program, settle_strategy
 from replicax.program.pytrees import is_number_like
 from replicax.strategies.base import Strategy
 from replicax.strategies.placement import Placement

@@ -21,7 +21,7 @@ from jax.extend.random import threefry2x32_p
 
 from replicax.compat.jax_names import BY_ELEMENT, RANDOM_BITS
 from replicax.errors import ArgumentError
-from replicax.program.jaxprs import Values, aval_of, bind, inlined, read
+from replicax.program.ir.jaxprs import Values, aval_of, bind, inlined, read
 
 _HALF, _LOW = 16, 0xFFFF
 _BY_PLACE = "jax_threefry_partitionable"

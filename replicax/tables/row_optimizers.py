@@ -18,7 +18,7 @@ import replicax.compat.keras as keras_door
 import replicax.context as context
 from replicax.errors import ArgumentError
 from replicax.contracts.host import host_of
-from replicax.program.keras_state import owner_of
+from replicax.program.keras.state import owner_of
 
 if TYPE_CHECKING:
     import keras

@@ -20,8 +20,8 @@ import replicax.context as context
 from replicax.errors import ProgramError
 from replicax.contracts.host import Host, host_of
 from replicax.contracts.placement import PlacementLike
-from replicax.program import keras_state
-from replicax.program.jaxprs import marked_as_gradient
+from replicax.program.keras import state
+from replicax.program.ir.jaxprs import marked_as_gradient
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.tables.contents import Deal
 from replicax.tables.exchange import Exchange, Route, State
@@ -102,7 +102,7 @@ class Table:
         Returns:
             Shape `(*ids.shape, columns)`, in the dtype of the table.
         """
-        owner = keras_state.owner_of(self.variables[""])
+        owner = state.owner_of(self.variables[""])
         check_owner(owner, context.current().strategy, name_of(self.variables[""]))
         named = ids if counts is None else jnp.where(counts, ids, self._in_place_of_padding(ids, counts))
         rows = _rows(self, hook, named.reshape(-1), self._read(self.variables[""]))
@@ -189,7 +189,7 @@ class Table:
 
     @property
     def _strategy(self) -> Host | None:
-        return keras_state.owner_of(self.variables[""])
+        return state.owner_of(self.variables[""])
 
     @property
     def _is_on_servers(self) -> bool:

@@ -3,7 +3,7 @@
 Inside `strategy.run` JAX types each value as varying over the replicas or not. The types are right about data, but not
 about control: what a `jax.lax.cond` returns is typed as equal if its branches return equal values, even where the
 replicas take different branches. So a decision that goes by the type is noted by the frame of the replica function.
-When the function has been traced, the program is searched (`program/divergence.py`), and if a decision was wrong, the
+When the function has been traced, the program is searched (`program/ir/divergence.py`), and if a decision was wrong, the
 function is traced again with the right one.
 """
 

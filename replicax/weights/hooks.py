@@ -7,7 +7,7 @@ from typing import Any
 import replicax.compat.keras as keras_door
 import replicax.compat.keras_files as keras_files
 import replicax.context as context
-from replicax.program.keras_state import owner_of
+from replicax.program.keras.state import owner_of
 from replicax.runtime.once import once
 from replicax.weights.assigning import in_pieces
 from replicax.weights.gathering import on_host

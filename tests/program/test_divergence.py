@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 
-from replicax.program.divergence import find_divergence
+from replicax.program.ir.divergence import find_divergence
 from tests.soak.replica_safety import soak
 
 

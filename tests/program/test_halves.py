@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from replicax.program.halves import Halves, Places
-from replicax.program.jaxprs import marked_as_gradient
+from replicax.program.cut.halves import Halves, Places
+from replicax.program.ir.jaxprs import marked_as_gradient
 from replicax.runtime import mirrored_sharding, replica_mesh, stacked_sharding
 from replicax.runtime.mesh import REPLICA_AXIS
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.program.flax_variables import flax_state
+from replicax.program.flax.variables import flax_state
 from replicax.runtime import turns
 
 PACKAGE = str(pathlib.Path(rx.__file__).parent)

@@ -13,7 +13,7 @@ import replicax as rx
 from replicax.compat.jax import axes_of_type
 from replicax.compat.jax_equations import location, scopes
 from replicax.compat.jax_names import CALLS
-from replicax.program.jaxprs import evaluate, inlined, is_literal, is_mark, marked_as_gradient, read
+from replicax.program.ir.jaxprs import evaluate, inlined, is_literal, is_mark, marked_as_gradient, read
 from replicax.runtime import REPLICA_AXIS, replica_mesh
 
 

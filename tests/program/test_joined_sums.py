@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from replicax.program.joined_sums import evaluate_joined
+from replicax.program.replicas.packed_sums import evaluate_joined
 from replicax.runtime import REPLICA_AXIS, replica_mesh
 from replicax.runtime.packing import SMALL_VALUE_BYTES
 

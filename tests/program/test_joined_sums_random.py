@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from replicax.collectives import AutomaticAllReduce, sums_small_values
 from replicax.compat.jax import vary
-from replicax.program.joined_sums import evaluate_joined
+from replicax.program.replicas.packed_sums import evaluate_joined
 from replicax.runtime import REPLICA_AXIS, replica_mesh
 from replicax.runtime.packing import SMALL_VALUE_BYTES
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.program.makers import makers_of
+from replicax.program.keras.makers import makers_of
 
 
 class Holder(keras.layers.Layer):

@@ -10,7 +10,7 @@ from jax.extend import core as jex_core
 from jax.sharding import PartitionSpec
 
 from replicax.compat.jax_equations import location, scopes
-from replicax.program.moving import Moved
+from replicax.program.ir.moving import Moved
 from replicax.runtime import replica_mesh
 
 

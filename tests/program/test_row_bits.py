@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-import replicax.program.row_bits as row_bits
+import replicax.program.random.row_bits as row_bits
 
 MESH_SIZE = 4
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.program.jaxprs import marked_as_gradient
-from replicax.program.row_sums import RowSums
+from replicax.program.ir.jaxprs import marked_as_gradient
+from replicax.program.replicas.global_sums import RowSums
 from replicax.runtime import REPLICA_AXIS
 
 RNG = np.random.default_rng(0)

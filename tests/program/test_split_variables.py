@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from jax.experimental import io_callback
 
 from replicax.errors import ProgramError
-from replicax.program.jaxprs import marked_as_gradient
+from replicax.program.ir.jaxprs import marked_as_gradient
 from tests.program.test_split import IN, OPTIMIZERS, OUT, ROWS, ZEROS, Cut, X, adam, gradient, loss_of, weights
 
 # Variables that the forward pass assigns.

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.program.variable_store import VariableStore
+from replicax.program.keras.variable_store import VariableStore
 
 
 def called(store: VariableStore, fn: Any, *args: Any) -> Any:

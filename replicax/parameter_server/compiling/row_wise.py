@@ -17,7 +17,7 @@ from jax.lax import GatherScatterMode
 
 from replicax.compat.jax_names import ALL_REDUCTIONS, BY_ELEMENT, CUMULATIVE, SCATTERS
 from replicax.errors import ProgramError
-from replicax.program.jaxprs import Atom, Values, aval_of, bind, read
+from replicax.program.ir.jaxprs import Atom, Values, aval_of, bind, read
 
 _COMBINING = BY_ELEMENT | {"concatenate"}
 

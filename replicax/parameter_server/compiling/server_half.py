@@ -16,8 +16,8 @@ from replicax.parameter_server.compiling.row_wise import NotByRowsError, evaluat
 from replicax.parameter_server.compiling.tables import Table, moves_untouched_rows
 from replicax.parameter_server.compiling.traced_step import TracedStep
 from replicax.parameter_server.variables.remote import Home, home_of
-from replicax.program.jaxprs import Values, aval_of, evaluate, read
-from replicax.program.split import Part
+from replicax.program.ir.jaxprs import Values, aval_of, evaluate, read
+from replicax.program.cut.split import Part
 from replicax.tables.marks import grows, is_table
 from replicax.contracts.variable_access import VariableLike, dtype_of, name_of, shape_of
 

@@ -15,7 +15,7 @@ import jax
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from replicax.compat.jax_names import BY_ELEMENT, KEEP_ZEROS
-from replicax.program.jaxprs import Atom, Values, aval_of, bind, evaluate, is_literal, leading_to, read
+from replicax.program.ir.jaxprs import Atom, Values, aval_of, bind, evaluate, is_literal, leading_to, read
 
 MIN_BYTES = 1 << 16  # A smaller variable is cheaper to send completely.
 

@@ -12,7 +12,7 @@ from replicax.parameter_server.actors.messages import PulledTable, PulledVariabl
 from replicax.parameter_server.compiling.tables import MIN_BYTES, Table, evaluate_with_tables, find_table, index_program
 from replicax.parameter_server.compiling.traced_step import TracedStep
 from replicax.parameter_server.variables.remote import home_of
-from replicax.program.jaxprs import aval_of
+from replicax.program.ir.jaxprs import aval_of
 from replicax.tables.marks import grows, is_table as is_marked
 from replicax.contracts.variable_access import dtype_of, shape_of
 

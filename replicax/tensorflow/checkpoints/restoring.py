@@ -24,7 +24,7 @@ from replicax.tensorflow.checkpoints.reader import TensorFlowCheckpoint, open_ch
 from replicax.tensorflow.checkpoints.user_mapping import TensorMapping
 from replicax.checkpoint.unbuilt import unbuilt_objects
 from replicax.errors import CheckpointError
-from replicax.program.keras_state import give_value
+from replicax.program.keras.state import give_value
 from replicax.typing import Leaf, PyTree
 from replicax.contracts.variable_access import AssignableLike
 

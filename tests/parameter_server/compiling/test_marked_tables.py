@@ -10,7 +10,7 @@ import pytest
 
 import replicax as rx
 from replicax.parameter_server.variables.remote import home_of
-from replicax.program.jaxprs import marked_as_gradient
+from replicax.program.ir.jaxprs import marked_as_gradient
 from replicax.tables import row_optimizer, updated_rows
 from tests.parameter_server.fakes import strategy_of
 

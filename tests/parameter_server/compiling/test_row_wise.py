@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from replicax.parameter_server.compiling.row_wise import NotByRowsError, evaluate_rows
-from replicax.program.jaxprs import evaluate, inlined, read
+from replicax.program.ir.jaxprs import evaluate, inlined, read
 
 ROWS, COLUMNS = 6, 3
 

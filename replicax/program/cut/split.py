@@ -1,0 +1,328 @@
+"""Cutting a traced step in two at the gradient: a worker's half and a server's.
+
+`rx.value_and_grad` marks the gradients in the program (with JAX's own `name` operation, which costs nothing). Whatever
+follows from them and ends in a variable is the update; it goes to the server, which has the variables. Everything else
+(forward and backward pass, metrics, results) is the worker's, who sends what the update needs: the gradients, or what
+they were made into where that does not need the variables (clipping by the global norm, say). Of all places where the
+two could be cut, the one is taken where least has to be sent: a minimum cut.
+
+A gradient may follow from an update by another one (a GAN whose generator learns from the discriminator's new weights).
+Then the worker does that update, too, on the values that it has read, and the server does it for good.
+
+A variable that is assigned in the forward pass, such as a metric's total or a moving average, is updated by the server
+too if the new value is a cheap function of the old one and of something that the worker sends; otherwise the worker
+sends the new value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import jax
+from jax.extend import core as jex_core
+
+from replicax.compat.jax import axes_of_type
+from replicax.compat.jax_names import CHEAP, PLACED
+from replicax.program.ir.jaxprs import Atom, Values, aval_of, evaluate, is_literal, is_mark, leading_to, read
+from replicax.program.cut.min_cut import cheapest_cut
+from replicax.runtime.mesh import REPLICA_AXIS
+
+
+@dataclasses.dataclass(frozen=True)
+class Assigned:
+    """A variable that the program assigns.
+
+    Attributes:
+        output: Which of the program's outputs is its new value.
+        input: Which of the inputs is the old one; None if it is not read.
+    """
+
+    output: int
+    input: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """The server's part for one of the variables.
+
+    Attributes:
+        equations: The equations, in order.
+        outvar: The new value, a variable of the program (or a number that stands in it).
+        inputs: The variables' values that it reads, by their numbers among the program's inputs.
+        sent: What it takes from the worker, by the numbers in `Split.sent`.
+        consts: The program's constants.
+    """
+
+    equations: list[jex_core.JaxprEqn]
+    outvar: Atom
+    inputs: dict[int, jex_core.Var]
+    sent: dict[int, jex_core.Var]
+    consts: Values
+
+
+class Split:
+    """A program cut in two.
+
+    Args:
+        program: A flat program (see `jaxprs.inlined`).
+        variables: Which of its inputs are variables' values. The others are the worker's own.
+        assigned: The variables that it assigns.
+        only_gradients: Leaves everything with the worker that is no update by a gradient.
+
+    Attributes:
+        updates: For each variable of `assigned`, whether the server computes its new value.
+        sent: What the worker sends, variables of the program.
+        server_inputs: Which of the program's inputs the server's half reads; variables all of them.
+        worker_inputs: Which of them the worker's half reads.
+        worker_equations: The equations of the worker's half.
+    """
+
+    def __init__(
+        self,
+        program: jex_core.ClosedJaxpr,
+        variables: Iterable[int],
+        assigned: Sequence[Assigned],
+        only_gradients: bool = False,
+    ):
+        self.program, self.assigned = program, list(assigned)
+        jaxpr = program.jaxpr
+        self._producer = {out: equation for equation in jaxpr.eqns for out in equation.outvars}
+        self._held = held = {jaxpr.invars[i] for i in variables}
+        own = [v for v in jaxpr.invars if v not in held]
+        own += [v for v, const in zip(jaxpr.constvars, program.consts, strict=True) if _is_traced(const)]
+        own += [out for equation in jaxpr.eqns if _is_bound_to_worker(equation) for out in equation.outvars]
+        self._from_worker = _following(jaxpr.eqns, own)
+        self._from_held = _following(jaxpr.eqns, held)
+        self._tainted = self._following_gradients()
+        self._only_gradients = only_gradients
+        self._parts: dict[int, Part] = {}
+        self._served: dict[int, jex_core.JaxprEqn] = {}  # equations of the server's half, by identity
+        self._leaves: dict[jex_core.Var, None] = {}  # values that they take from the worker, in order
+        self.updates = [self._assign(each) for each in self.assigned]
+        self._move_to_worker()
+        self.sent = list(self._leaves)
+        self._equations = [equation for equation in jaxpr.eqns if id(equation) in self._served]
+        used = {atom for equation in self._equations for atom in equation.invars if isinstance(atom, jex_core.Var)}
+        used |= set(self._server_outvars())
+        self.server_inputs = [
+            i for i, v in enumerate(jaxpr.invars) if v in used and v in held and v not in self._leaves
+        ]
+        self.worker_equations, needed = leading_to(jaxpr.eqns, self._made_by_worker(), and_effects=True)
+        self.worker_inputs = [i for i, v in enumerate(jaxpr.invars) if v in needed]
+
+    def _following_gradients(self) -> set[jex_core.Var]:
+        """Returns the gradients and what is computed from them, up to where the worker begins another gradient."""
+        equations = self.program.jaxpr.eqns
+        marks = [equation for equation in equations if is_mark(equation)]
+        gradients = {out for mark in marks for out in mark.outvars}
+        found = _following(equations, gradients)
+        if not any(atom in found for mark in marks for atom in mark.invars if not is_literal(atom)):
+            return found
+        # Updated weights meet rows there; what meets an update otherwise are numbers, such as a rate.
+        rows = {v for v in self._from_worker if aval_of(v).shape}
+        found = set(gradients)
+        for equation in equations:
+            operands = {atom for atom in equation.invars if not is_literal(atom)}
+            if operands & found and not (operands & rows) - found:
+                found.update(equation.outvars)
+        return found
+
+    def _server_outvars(self) -> list[jex_core.Var]:
+        outvars = self.program.jaxpr.outvars
+        pairs = zip(self.assigned, self.updates, strict=True)
+        made = [outvars[each.output] for each, served in pairs if served]
+        return [atom for atom in made if isinstance(atom, jex_core.Var)]
+
+    def _made_by_worker(self) -> set[jex_core.Var]:
+        served = {each.output for each, flag in zip(self.assigned, self.updates, strict=True) if flag}
+        outvars = self.program.jaxpr.outvars
+        results = {atom for i, atom in enumerate(outvars) if i not in served and isinstance(atom, jex_core.Var)}
+        return results | self._leaves.keys()
+
+    def _assign(self, each: Assigned) -> bool:
+        """Decides who computes a variable's new value; returns whether it is the server."""
+        new = self.program.jaxpr.outvars[each.output]
+        if isinstance(new, jex_core.Literal):
+            return not self._only_gradients
+        if new in self._tainted and self._takes_on(new):
+            self._serve(new)
+            return True
+        if self._only_gradients:
+            return False
+        path = self._cheap_path(new, each.input)
+        if new in self._tainted or path is None:
+            self._leaves[new] = None  # The last writer wins.
+        else:
+            self._serve(new, path)
+        return True
+
+    def _cheap_path(self, new: jex_core.Var, number: int | None) -> list[jex_core.JaxprEqn] | None:
+        """Returns the equations from variables to a new value by which the server can as well compute it itself.
+
+        Args:
+            new: The new value; no gradient is in it.
+            number: Which input is the variable's old value, if it is read.
+        """
+        jaxpr = self.program.jaxpr
+        if new in self._from_worker:
+            path = [] if number is None else self._path(new, [jaxpr.invars[number]])
+            is_update = bool(path)
+        else:
+            path, is_update = self._path(new, self._held), True
+        return path if is_update and all(equation.primitive.name in CHEAP for equation in path) else None
+
+    def _path(self, new: jex_core.Var, old: Iterable[jex_core.Var]) -> list[jex_core.JaxprEqn]:
+        """Returns the equations that lead from old values of variables to a new one."""
+        after = _following(self.program.jaxpr.eqns, old)
+        found, todo = {}, [new]
+        while todo:
+            equation = self._producer.get(todo.pop())
+            if equation is not None and id(equation) not in found and any(out in after for out in equation.outvars):
+                found[id(equation)] = equation
+                todo += [atom for atom in equation.invars if isinstance(atom, jex_core.Var)]
+        return list(found.values())
+
+    def _takes_on(self, value: jex_core.Var) -> bool:
+        """Returns whether the server can compute a value that follows from gradients."""
+        equation = self._producer[value]
+        return not is_mark(equation) and not _is_bound_to_worker(equation)
+
+    def _serve(self, new: jex_core.Var, path: Iterable[jex_core.JaxprEqn] = ()) -> None:
+        """Adds all equations to the server's half that it needs for a value, down to what the worker sends.
+
+        Args:
+            new: The value.
+            path: Equations that the server is to have in any case.
+        """
+        wanted = {id(equation) for equation in path}
+        todo = [new]
+        while todo:
+            value = todo.pop()
+            equation = self._producer.get(value)
+            if equation is None:
+                if value in self._from_worker:
+                    self._leaves[value] = None
+            elif self._is_servers(value, equation, wanted):
+                if id(equation) not in self._served:
+                    self._served[id(equation)] = equation
+                    todo += [atom for atom in equation.invars if isinstance(atom, jex_core.Var)]
+            else:
+                self._leaves[value] = None
+
+    def _is_servers(self, value: jex_core.Var, equation: jex_core.JaxprEqn, wanted: set[int]) -> bool:
+        if id(equation) in wanted:
+            return True
+        if value in self._tainted:
+            return self._takes_on(value)
+        if value in self._from_worker:
+            # A variable times a rate that is an argument, say: the rate is sent.
+            return value in self._from_held and equation.primitive.name in CHEAP and not _is_bound_to_worker(equation)
+        return True  # From variables alone the server computes it itself.
+
+    def _move_to_worker(self) -> None:
+        """Lets the worker do what needs no variable, as long as no more has to be sent for it."""
+        able: dict[int, jex_core.JaxprEqn] = {}
+        constants = set(self.program.jaxpr.constvars)
+        known = constants | self._leaves.keys()
+        for equation in self.program.jaxpr.eqns:
+            operands = {atom for atom in equation.invars if isinstance(atom, jex_core.Var)}
+            if id(equation) in self._served and operands <= known:
+                able[id(equation)] = equation
+                known |= set(equation.outvars)
+        if not able:
+            return
+        wanted = set(self._server_outvars())
+        for key, equation in self._served.items():
+            if key not in able:
+                wanted |= {atom for atom in equation.invars if isinstance(atom, jex_core.Var)}
+        wanted &= known - (constants - self._leaves.keys())
+        self._leaves = dict.fromkeys(cheapest_cut(list(self._leaves), list(able.values()), wanted))
+        for key in able:
+            del self._served[key]
+        for value in wanted - self._leaves.keys():
+            self._restore(value, able)
+
+    def _restore(self, value: jex_core.Var, able: dict[int, jex_core.JaxprEqn]) -> None:
+        todo = [value]
+        while todo:
+            value = todo.pop()
+            equation = self._producer.get(value)
+            if value in self._leaves or equation is None or id(equation) not in able:
+                continue
+            if id(equation) not in self._served:
+                self._served[id(equation)] = equation
+                todo += [atom for atom in equation.invars if isinstance(atom, jex_core.Var)]
+
+    # Running the halves.
+
+    def worker(self, args: Sequence[jax.Array | None]) -> tuple[list[jax.Array | None], list[jax.Array]]:
+        """Returns the outputs of the program, None for those that the server computes, and what is sent to it."""
+        values = self.inputs(args)
+        evaluate(self.worker_equations, values)
+        return self.worker_results(values)
+
+    def worker_results(self, values: Values) -> tuple[list[jax.Array | None], list[jax.Array]]:
+        """Returns the same, given the values of all variables of the program."""
+        served = {each.output for each, flag in zip(self.assigned, self.updates, strict=True) if flag}
+        outputs = [None if i in served else read(atom, values) for i, atom in enumerate(self.program.jaxpr.outvars)]
+        return outputs, [values[leaf] for leaf in self.sent]
+
+    def server(self, args: Sequence[jax.Array | None], sent: Sequence[jax.Array]) -> list[jax.Array]:
+        """Returns the new values of the variables that the server updates, in the order of `assigned`.
+
+        Args:
+            args: The program's inputs; only those of `server_inputs` are looked at.
+            sent: What the worker has sent.
+        """
+        values = self.inputs(args) | dict(zip(self.sent, sent, strict=True))
+        evaluate(self._equations, values, in_place=False)
+        outvars = self.program.jaxpr.outvars
+        pairs = zip(self.assigned, self.updates, strict=True)
+        return [read(outvars[each.output], values) for each, flag in pairs if flag]
+
+    def part(self, number: int) -> Part:
+        """Returns the part of the server's half that computes the new value of a variable, by its number in `assigned`.
+
+        It is looked for once: placing, and the programs of all servers, go by it.
+        """
+        if number not in self._parts:
+            self._parts[number] = self._part(number)
+        return self._parts[number]
+
+    def _part(self, number: int) -> Part:
+        outvar = self.program.jaxpr.outvars[self.assigned[number].output]
+        equations, needed = leading_to(self._equations, [] if is_literal(outvar) else [outvar])
+        invars = self.program.jaxpr.invars
+        return Part(
+            equations,
+            outvar,
+            {i: invars[i] for i in self.server_inputs if invars[i] in needed},
+            {i: leaf for i, leaf in enumerate(self.sent) if leaf in needed},
+            dict(zip(self.program.jaxpr.constvars, self.program.consts, strict=True)),
+        )
+
+    def inputs(self, args: Sequence[jax.Array | None]) -> Values:
+        """Returns the values of the program's inputs and constants."""
+        jaxpr = self.program.jaxpr
+        return dict(zip([*jaxpr.constvars, *jaxpr.invars], [*self.program.consts, *args], strict=True))
+
+
+def _following(equations: Iterable[jex_core.JaxprEqn], values: Iterable[jex_core.Var]) -> set[jex_core.Var]:
+    """Returns `values` and everything that is computed from them."""
+    found = set(values)
+    for equation in equations:
+        if any(not is_literal(atom) and atom in found for atom in equation.invars):
+            found.update(equation.outvars)
+    return found
+
+
+def _is_traced(const: jax.Array) -> bool:
+    return isinstance(const, jax.core.Tracer)
+
+
+def _is_bound_to_worker(equation: jex_core.JaxprEqn) -> bool:
+    """Returns whether an equation acts on the outside world, on a mesh, or on values that differ between replicas."""
+    if equation.effects or equation.primitive.name in PLACED:
+        return True
+    return any(REPLICA_AXIS in axes_of_type(atom.aval) for atom in [*equation.invars, *equation.outvars])

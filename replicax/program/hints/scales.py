@@ -1,0 +1,374 @@
+"""Finds gradients that are too large by the number of replicas, in the traced program of one replica.
+
+Gradients that are summed over replicas belong to a loss that is divided by the *global* number of rows. A loss that is
+a mean over the replica's own rows shows in the program: on the way from the loss back to where the rows are added up it
+is divided by how many numbers are added, and by nothing else. The search follows that way through sums, scalar factors
+and calls, and gives up (that is, finds nothing) at everything that it does not know.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias, cast
+
+import jax
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend import core as jex_core
+
+import replicax.context as context
+from replicax.compat.jax import axes_of_type, is_random_key, vary
+from replicax.compat.jax_equations import bind
+from replicax.compat.jax_names import (
+    ARITHMETIC,
+    CALLS,
+    KEEP_NUMBERS,
+    LOOPS,
+    RECOMPUTED,
+    REDUCTIONS,
+    SHARD_MAP,
+    TAKE_PARTS,
+)
+from replicax.program.ir.jaxprs import Atom, aval_of, is_gradient, is_literal
+from replicax.runtime.mesh import REPLICA_AXIS
+
+#: A number that stands in a program.
+Constant: TypeAlias = jax.Array | np.ndarray
+#: The source of an input of a program: a scope and an atom in it, or None and a constant; None if unknown.
+_Given: TypeAlias = tuple["ProgramScope | None", Any]
+
+_SUMMED_LOSS = "replicax_summed_loss"
+_CALLS = {**CALLS, **RECOMPUTED, SHARD_MAP: "jaxpr"}
+_LARGEST_CONSTANT = 64  # numbers; a shape has fewer
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalMean:
+    """A loss that is a mean over the replica's rows, with gradients that are summed over replicas.
+
+    Attributes:
+        divisor: By what the sum over rows is divided; None for a number that each replica computes from its own rows.
+    """
+
+    divisor: float | None
+
+
+def marked_as_summed_loss(loss: jax.Array) -> jax.Array:
+    """Returns `loss` so that the program shows that its gradients are summed over replicas. It costs nothing."""
+    marked: jax.Array = checkpoint_name(loss, _SUMMED_LOSS)
+    return marked
+
+
+def share_of_sum(part: jax.Array) -> jax.Array:
+    """Returns a replica's part of a sum over replicas, typed as its own: one that is equal on all counts on each."""
+    return vary(part, REPLICA_AXIS) if (context.current().manual_replicas or 1) > 1 else part
+
+
+def scope_of(program: jex_core.ClosedJaxpr, placeholders: Sequence[jax.Array]) -> ProgramScope:
+    """Returns a program, a `ClosedJaxpr`, to search in.
+
+    Args:
+        program: The program.
+        placeholders: Those of its constants that stand for values of variables.
+    """
+    unknown = {id(placeholder) for placeholder in placeholders}
+    return ProgramScope(program.jaxpr, [(None, None if id(const) in unknown else const) for const in program.consts])
+
+
+def find_local_mean(top: ProgramScope, search: Search, replicas: int) -> LocalMean | None:
+    """Looks for a marked loss that is a mean over the replica's own rows.
+
+    Args:
+        top: What one replica does.
+        search: A search in that.
+        replicas: Number of replicas.
+    """
+    for scope, equation in equations_of(top):
+        if equation.primitive.name == "name" and equation.params["name"] == _SUMMED_LOSS:
+            found = search.local_mean(scope, equation.invars[0])
+            if found is not None and not _divides_gradients(top, replicas):
+                return found
+    return None
+
+
+class ProgramScope:
+    """A program, or one call of a program inside of another.
+
+    Args:
+        jaxpr: The program.
+        constants: For each of its constants a pair `(None, value)`.
+        operands: What its inputs are, for a call: pairs of a scope and an atom in that.
+    """
+
+    def __init__(self, jaxpr: jex_core.Jaxpr, constants: Sequence[_Given], operands: Sequence[_Given] | None = None):
+        self.jaxpr = jaxpr
+        self.inputs = {var: i for i, var in enumerate(jaxpr.invars)} if operands is None else {}
+        self._given = dict(zip(jaxpr.constvars, constants, strict=True))
+        if operands is not None:
+            self._given |= dict(zip(jaxpr.invars, operands, strict=True))
+        self.producer: dict[Atom, jex_core.JaxprEqn] = {
+            out: equation for equation in jaxpr.eqns for out in equation.outvars
+        }
+        self._calls: dict[int, ProgramScope] = {}
+
+    def called(self, equation: jex_core.JaxprEqn) -> ProgramScope | None:
+        """Returns the program that an equation calls, None if it is no call."""
+        parameter = _CALLS.get(equation.primitive.name)
+        if parameter is None:
+            return None
+        if id(equation) not in self._calls:
+            inner = equation.params[parameter]
+            jaxpr, constants = (inner.jaxpr, inner.consts) if hasattr(inner, "jaxpr") else (inner, ())
+            operands = [(self, atom) for atom in equation.invars]
+            self._calls[id(equation)] = ProgramScope(jaxpr, [(None, const) for const in constants], operands)
+        return self._calls[id(equation)]
+
+    def origin(self, atom: Atom) -> _Given:
+        """Returns where a value is made: its scope and atom there, or `(None, value)` for a constant."""
+        scope: ProgramScope | None = self
+        while scope is not None and not is_literal(atom):
+            if atom in scope._given:
+                scope, atom = scope._given[atom]
+                continue
+            equation = scope.producer.get(atom)
+            inner = None if equation is None else scope.called(equation)
+            if equation is None or inner is None:
+                return scope, atom
+            scope, atom = inner, inner.jaxpr.outvars[equation.outvars.index(cast(jex_core.Var, atom))]
+        return (None, atom.val) if isinstance(atom, jex_core.Literal) else (None, atom)
+
+
+class _Way(enum.Enum):
+    """How a value has been reached from one whose first dimension may be the rows."""
+
+    FIRST = "the rows would be its first dimension"
+    PART = "some part of it; counts if a loop makes it"
+    LOOP = "it goes into a loop, in which dimensions are not followed"
+
+
+class Search:
+    """Follows values back through a program.
+
+    Args:
+        rows: For each argument of the program how many rows of the batch it has; None for one that is no batch.
+        replicas: Number of replicas.
+    """
+
+    def __init__(self, rows: Sequence[int | None], replicas: int):
+        self._rows, self._replicas = rows, replicas
+        self._sizes = {size for size in rows if size}
+
+    def local_mean(
+        self, scope: ProgramScope, atom: Atom, divisor: float = 1.0, local: bool = False
+    ) -> LocalMean | None:
+        """Follows a scalar back to where rows are added up, if it is a mean of them there.
+
+        Args:
+            scope: Where it is.
+            atom: The scalar, or what becomes one by sums.
+            divisor: By what it has been divided on the way.
+            local: Whether it has been divided by what each replica computes from its own rows.
+        """
+        made_in, made = scope.origin(atom)
+        equation = None if made_in is None else made_in.producer.get(made)
+        if made_in is None or equation is None:
+            return None
+        scope = made_in
+        name, inputs = equation.primitive.name, equation.invars
+        if name in KEEP_NUMBERS:
+            return self.local_mean(scope, inputs[0], divisor, local)
+        if name == "neg":
+            return self.local_mean(scope, inputs[0], -divisor, local)
+        if name in ("add", "sub", "add_any"):
+            found = (self.local_mean(scope, each, divisor, local) for each in inputs)
+            return next((each for each in found if each is not None), None)
+        if name in ("mul", "div"):
+            return self._scaled(scope, equation, divisor, local)
+        if name == "select_n":
+            return self._selected(scope, inputs, divisor, local)
+        if name == "reduce_sum":
+            if 0 in equation.params["axes"] and self.has_rows(scope, inputs[0]):
+                return self._judged(equation, divisor, local)
+            return self.local_mean(scope, inputs[0], divisor, local)
+        return None
+
+    def _scaled(
+        self, scope: ProgramScope, equation: jex_core.JaxprEqn, divisor: float, local: bool
+    ) -> LocalMean | None:
+        first, second = equation.invars
+        if equation.primitive.name == "mul":
+            for factor, other in ((first, second), (second, first)):
+                number = self.constant(scope, factor)
+                if number is not None:
+                    return None if number == 0 else self.local_mean(scope, other, divisor / number, local)
+            return None
+        number = self.constant(scope, second)
+        if number is not None:
+            return self.local_mean(scope, first, divisor * number, local)
+        if self._adds_rows(scope, second):
+            return self.local_mean(scope, first, divisor, True)
+        return None
+
+    def _selected(self, scope: ProgramScope, inputs: Sequence[Atom], divisor: float, local: bool) -> LocalMean | None:
+        """Follows a choice between one value and constants, as in a division that knows zero."""
+        which = self.constant(scope, inputs[0])
+        cases = list(inputs[1:]) if which is None else [inputs[1 + int(which)]]
+        others = [case for case in cases if self.constant(scope, case) is None]
+        return self.local_mean(scope, others[0], divisor, local) if len(others) == 1 else None
+
+    def _adds_rows(self, scope: ProgramScope, atom: Atom) -> bool:
+        """Returns whether a value is this replica's own sum over its rows, such as the number of those that count."""
+        if REPLICA_AXIS not in axes_of_type(atom.aval):
+            return False
+        made_in, made = scope.origin(atom)
+        equation = None if made_in is None else made_in.producer.get(made)
+        while equation is not None and made_in is not None:
+            name = equation.primitive.name
+            if name == "reduce_sum":
+                return 0 in equation.params["axes"] and self.has_rows(made_in, equation.invars[0])
+            if name not in (*KEEP_NUMBERS, "max", "add", "select_n"):
+                return False
+            varying = [a for a in equation.invars if self.constant(made_in, a) is None and aval_of(a).dtype != np.bool_]
+            if len(varying) != 1:
+                return False
+            made_in, made = made_in.origin(varying[0])
+            equation = None if made_in is None else made_in.producer.get(made)
+        return False
+
+    def _judged(self, equation: jex_core.JaxprEqn, divisor: float, local: bool) -> LocalMean | None:
+        shape = aval_of(equation.invars[0]).shape
+        added = math.prod(shape[axis] for axis in equation.params["axes"])
+        if local:
+            return LocalMean(None) if math.isclose(abs(divisor), 1.0, rel_tol=1e-3) else None
+        # A sum of as many columns as there are replicas, divided by the global number of rows, looks alike.
+        right = any(math.isclose(abs(divisor), size * self._replicas, rel_tol=1e-3) for size in self._sizes)
+        is_mean = math.isclose(abs(divisor), added, rel_tol=1e-3) and added > 1
+        return LocalMean(abs(divisor)) if is_mean and not right else None
+
+    def has_rows(self, scope: ProgramScope, atom: Atom) -> bool:
+        """Returns whether the first dimension of a value is that of the batch's rows."""
+        seen: set[tuple[int, Atom, _Way]] = set()
+        waiting = [(scope, atom, _Way.FIRST)]
+        while waiting:
+            used_in, used, way = waiting.pop()
+            made_in, made = used_in.origin(used)
+            if made_in is None or (id(made_in), made, way) in seen:
+                continue
+            seen.add((id(made_in), made, way))
+            if made in made_in.inputs:
+                if self._rows[made_in.inputs[made]] and way is not _Way.PART:
+                    return True
+                continue
+            equation = made_in.producer.get(made)
+            if equation is None:
+                continue
+            name = equation.primitive.name
+            if way is _Way.LOOP or name in LOOPS:
+                waiting += [(made_in, operand, _Way.LOOP) for operand in equation.invars]
+            elif name in TAKE_PARTS:
+                waiting += [(made_in, operand, _Way.PART) for operand in equation.invars]
+            if way is _Way.FIRST and self._may_have_rows(aval_of(made).shape[:1]):
+                waiting += [(made_in, operand, _Way.FIRST) for operand in self._with_the_rows(equation, made)]
+        return False
+
+    def _may_have_rows(self, lengths: Sequence[int]) -> bool:
+        return any(length and length % size == 0 for length in lengths for size in self._sizes)
+
+    def _with_the_rows(self, equation: jex_core.JaxprEqn, out: jex_core.Var) -> list[Atom]:
+        """Returns the operands whose rows may be those of a result of an equation."""
+        name, inputs, params = equation.primitive.name, equation.invars, equation.params
+        if name in REDUCTIONS and 0 in params["axes"]:
+            return []
+        if name == "transpose" and params["permutation"][0] != 0:
+            return []
+        if name == "broadcast_in_dim" and 0 not in params["broadcast_dimensions"][:1]:
+            return []
+        if name == "dot_general":
+            return _dot_operand(equation)
+        shapes = [(atom, aval_of(atom).shape) for atom in inputs if not is_literal(atom)]
+        if name == "reshape":
+            return [atom for atom, shape in shapes if self._may_have_rows(shape[:2])]  # (1, rows): a replica's part
+        return [atom for atom, shape in shapes if shape[:1] == aval_of(out).shape[:1]]
+
+    def constant(self, scope: ProgramScope, atom: Atom) -> float | None:
+        """Returns the number that a value always is, None if it depends on the arguments."""
+        made_in, made = scope.origin(atom)
+        if made_in is None:
+            return _known_number(made)
+        equation = made_in.producer.get(made)
+        if equation is None or math.prod(aval_of(made).shape) > 1:
+            return None
+        if equation.primitive.name in KEEP_NUMBERS:
+            number = self.constant(made_in, equation.invars[0])
+            return number if number is None else np.asarray(number, aval_of(made).dtype).item()
+        if equation.primitive.name not in ARITHMETIC:
+            return None
+        operands = [self._constant_array(made_in, operand) for operand in equation.invars]
+        if not operands or any(operand is None for operand in operands):
+            return None
+        with jax.ensure_compile_time_eval():
+            (value,) = bind(equation, operands, equation.params)
+        return _known_number(value)
+
+    def _constant_array(self, scope: ProgramScope, atom: Atom) -> Constant | None:
+        made_in, value = scope.origin(atom)
+        if made_in is None:
+            return None if _is_unknown(value) else value
+        number = self.constant(scope, atom)
+        return None if number is None else np.asarray(number, aval_of(atom).dtype).reshape(aval_of(atom).shape)
+
+
+def _known_number(value: Constant | None) -> float | None:
+    if value is None or _is_unknown(value) or np.size(value) != 1:
+        return None
+    number: float = np.asarray(value).reshape(()).item()
+    return number
+
+
+def _is_unknown(value: Constant | None) -> bool:
+    """Returns whether a constant is none: it is large, traced elsewhere, or stands for a variable."""
+    if value is None or isinstance(value, jax.core.Tracer) or is_random_key(value):
+        return True
+    return bool(np.size(value) > _LARGEST_CONSTANT)
+
+
+def _dot_operand(equation: jex_core.JaxprEqn) -> list[Atom]:
+    """Returns the operand of a matrix product that the first dimension of the result comes from, if it is its first."""
+    (contracted, _), (batch, _) = equation.params["dimension_numbers"]
+    left, right = equation.invars
+    if batch:
+        return [left] if batch[0] == 0 else []
+    if 0 not in contracted:
+        return [left]
+    every = len(contracted) == len(aval_of(left).shape)
+    return [right] if every and 0 not in equation.params["dimension_numbers"][0][1] else []
+
+
+def _divides_gradients(top: ProgramScope, replicas: int) -> bool:
+    """Returns whether some gradient is divided by the number of replicas once more, which makes a mean of the sum."""
+    for scope, equation in equations_of(top):
+        if equation.primitive.name not in ("div", "mul") or len(equation.invars) != 2:
+            continue
+        for value, factor in (equation.invars, equation.invars[::-1]):
+            if is_literal(value) or not is_literal(factor) or np.size(factor.val) != 1:
+                continue
+            number = float(np.asarray(factor.val).reshape(()).real)
+            number = number if equation.primitive.name == "div" else (1 / number if number else 0.0)
+            if math.isclose(number, replicas, rel_tol=1e-3):
+                made_in, made = scope.origin(value)
+                producer = None if made_in is None else made_in.producer.get(made)
+                if producer is not None and is_gradient(producer):
+                    return True
+    return False
+
+
+def equations_of(scope: ProgramScope) -> Iterator[tuple[ProgramScope, jex_core.JaxprEqn]]:
+    """Yields the equations of a program and of what it calls, in order, each with its scope."""
+    for equation in scope.jaxpr.eqns:
+        yield scope, equation
+        inner = scope.called(equation)
+        if inner is not None:
+            yield from equations_of(inner)

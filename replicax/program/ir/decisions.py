@@ -1,0 +1,69 @@
+"""Decisions that a replica function's Python takes by whether values are equal on all replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend import core as jex_core
+
+from replicax.compat.jax import vary
+from replicax.values.equality import OWN_DATA, Difference
+from replicax.runtime.mesh import REPLICA_AXIS
+
+Answers = Mapping[int, Difference | None]
+
+_MARK = "replicax_decision_"
+
+
+class Decisions:
+    """The decisions of one trace of a replica function, in their order.
+
+    A decision that does not simply go by the type is noted in the traced program: the value passes through JAX's
+    `name` operation, an identity that is free at run time. `program/ir/divergence.py` finds out which of these values may
+    differ after all.
+
+    Args:
+        answers: By a decision's number, why its value differs (None: it does not), if that is known from an earlier
+            trace. Otherwise it is believed to be equal, or what `refused_if_equal` asks for.
+        differentiates_apart: Whether in `jax.grad` each replica differentiates for itself.
+
+    Attributes:
+        differentiates_apart: The same.
+        plain_gradients: How often `jax.grad` was called.
+        taken: For each decision, why its value was taken to differ; None if it was taken to be equal.
+    """
+
+    def __init__(self, answers: Answers | None = None, differentiates_apart: bool = False):
+        self._answers: Answers = answers or {}
+        self.differentiates_apart, self.plain_gradients = differentiates_apart, 0
+        self.taken: list[Difference | None] = []
+
+    def take(self, value: jax.Array, refused_if_equal: bool) -> tuple[jax.Array, Difference | None]:
+        """Decides whether a value differs; see `equality.difference`."""
+        number = len(self.taken)
+        answer = self._answers.get(number, OWN_DATA if refused_if_equal else None)
+        self.taken.append(answer)
+        value = checkpoint_name(value, _mark(number))
+        return (value if answer is None else vary(value, REPLICA_AXIS)), answer
+
+    def checked(self, found: Mapping[str, Difference | None]) -> Answers | None:
+        """Returns the answers that a next trace should be given; None if all decisions were right.
+
+        Args:
+            found: For each mark in the traced program, why its value may differ; None if it does not. A mark that is
+                not there was made where JAX traced something for its shapes only.
+        """
+        right = {i: found.get(_mark(i), answer) for i, answer in enumerate(self.taken)}
+        wrong = any((right[i] is None) != (answer is None) for i, answer in enumerate(self.taken))
+        return right if wrong else None
+
+
+def _mark(number: int) -> str:
+    return f"{_MARK}{number}"
+
+
+def is_decision(equation: jex_core.JaxprEqn) -> bool:
+    """Returns whether an equation of a traced program marks a decision."""
+    return equation.primitive.name == "name" and str(equation.params["name"]).startswith(_MARK)

@@ -1,0 +1,29 @@
+"""Per-replica values as one replica sees them: by their components."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+
+from replicax.values.containers import opened
+from replicax.program.flax.modules import around_modules
+from replicax.typing import Leaf, PyTree
+from replicax.values import ManualPerReplica, PerReplica, is_per_replica
+
+
+def without_per_replica(tree: PyTree, component_of: Callable[[jax.Array], Leaf] | None = None) -> PyTree:
+    """Replaces each per-replica value in `tree` by this replica's component, inside `shard_map`.
+
+    Args:
+        tree: Any pytree.
+        component_of: What to make of the array in a `PerReplica`; by default its row for this replica is taken, which
+            is right for a value that was captured or computed outside.
+    """
+
+    def component(leaf: Leaf) -> Leaf:
+        if isinstance(leaf, PerReplica):
+            return leaf.own() if component_of is None else component_of(leaf.stacked)
+        return leaf.component if isinstance(leaf, ManualPerReplica) else leaf
+
+    return around_modules(lambda tree: jax.tree_util.tree_map(component, opened(tree), is_leaf=is_per_replica), tree)

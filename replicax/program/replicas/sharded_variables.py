@@ -1,0 +1,268 @@
+"""Replicas on sharded variables: each gathers a variable where it uses it, and keeps its own shard of each gradient.
+
+Where variables live sharded over the replicas, what each replica does could begin by gathering all of them. Then every
+device would hold the whole model while a step runs. Here the program of a replica gets its shards. It is evaluated
+equation by equation, and an equation that uses a variable gathers it just then. The forward pass and the backward pass
+gather it once each, and what is cheap to compute of a variable alone (a transposition, a conversion to bfloat16) is
+computed again rather than kept. A sum over the replicas that has the shape of a sharded variable, as its gradient has,
+becomes a reduce-scatter, and the update that follows (`program/replicas/after_meeting.py`) is partitioned like the variable: stage 3 of
+ZeRO (Rajbhandari et al., 2020).
+
+For example, two layers `y = tanh(x @ w1) @ w2` on two replicas:
+
+    w1 = all_gather(shard1); h = tanh(x @ w1)        # w1 is not needed any more
+    w2 = all_gather(shard2); y = h @ w2
+    ...
+    g2 = reduce_scatter(h.T @ dy)                    # half of the gradient
+    w2 = all_gather(shard2); dh = dy @ w2.T          # gathered again
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core as jex_core
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+from replicax.compat.jax import axes_of_type
+from replicax.compat.jax_names import BY_ELEMENT, CALLS, MOVE_NUMBERS, SUMS_OVER_AXES
+from replicax.contracts.host import Host
+from replicax.program.ir.decisions import is_decision
+from replicax.program.ir.jaxprs import bind, is_literal
+from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.contracts.variable_access import VariableLike, has_split_rows, is_per_replica_variable, layout_of, shape_of
+
+
+class ReplicaSplit(NamedTuple):
+    """How a value is sharded over the replicas.
+
+    Attributes:
+        dimension: The dimension that is sharded over them.
+        beside: How it is sharded over the devices that share the work of one replica, if there are several.
+    """
+
+    dimension: int
+    beside: PartitionSpec = PartitionSpec()
+
+    def collective(self, function: Callable[[jax.Array], jax.Array], value: jax.Array) -> jax.Array:
+        """Returns what a collective over the replicas makes of a value or a shard, each device doing its own part.
+
+        Otherwise XLA would begin by gathering the parts of the devices of a replica.
+        """
+        axes = {axis for axis in self.beside if axis is not None}
+        if not axes:
+            return function(value)
+        mapped = jax.shard_map(function, axis_names=axes, in_specs=self.beside, out_specs=self.beside)
+        result: jax.Array = mapped(value)
+        return result
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaShard:
+    """A replica's shard of a value, and cheap operations on the whole value that have not been done yet.
+
+    Attributes:
+        array: The shard.
+        split: How the whole value is sharded.
+        pending: The operations: equations of one operand.
+    """
+
+    array: jax.Array
+    split: ReplicaSplit
+    pending: tuple[jex_core.JaxprEqn, ...] = ()
+
+    def whole(self, needed_with: Sequence[jax.Array] = ()) -> jax.Array:
+        """Returns the whole value, gathered from all replicas.
+
+        Args:
+            needed_with: What it is used with: it is not gathered before this is computed. Otherwise XLA would gather
+                each variable once, as early as it can, and keep it for the backward pass.
+        """
+        array = self.array
+        for each in needed_with[:1]:
+            array = _not_before(each, array)
+        gather = functools.partial(
+            jax.lax.all_gather, axis_name=REPLICA_AXIS, axis=self.split.dimension, tiled=True, to="invarying"
+        )
+        value = self.split.collective(gather, array)
+        for equation in self.pending:
+            [value] = bind(equation, [value])
+        return value
+
+    def own(self) -> jax.Array:
+        """Returns the shard of the value after the pending operations."""
+        if not all(equation.primitive.name in BY_ELEMENT for equation in self.pending):
+            return own_shard(self.whole(), self.split.dimension)
+        value = self.array
+        for equation in self.pending:
+            [value] = bind(equation, [value])
+        return value
+
+
+def _not_before(other: jax.Array, array: jax.Array) -> jax.Array:
+    """Returns `array`, which XLA believes to depend on `other`.
+
+    XLA takes optimization barriers away before it looks for what is computed twice, at least on CPUs. So here is a
+    choice between `array` and zeros whose outcome the compiler does not know.
+    """
+    if not other.size or not jnp.issubdtype(other.dtype, jnp.number):
+        return array
+    number = other[(0,) * other.ndim]
+    bits = jax.lax.bitcast_convert_type(jnp.real(number).astype(jnp.float32), jnp.int32)
+    return jnp.where((bits & 1) < 2, array, jnp.zeros_like(array))
+
+
+def own_shard(value: jax.Array, dimension: int) -> jax.Array:
+    """Returns this replica's shard of a value that it has as a whole."""
+    size = value.shape[dimension] // jax.lax.axis_size(REPLICA_AXIS)
+    start = jax.lax.axis_index(REPLICA_AXIS) * size
+    return jax.lax.dynamic_slice_in_dim(value, start, size, dimension)
+
+
+class ShardedEvaluation:
+    """Evaluates equations inside `jax.shard_map`, some of whose values are shards.
+
+    Args:
+        splits: By the shapes of the sharded variables, how they are sharded. A sum over the replicas that has one of
+            these shapes becomes a shard.
+    """
+
+    def __init__(self, splits: Mapping[tuple[int, ...], ReplicaSplit]):
+        self._splits = splits
+
+    def __call__(self, equations: Iterable[jex_core.JaxprEqn], values: dict[Any, Any]) -> None:
+        """Evaluates equations in their order and puts the results into `values`, arrays or shards."""
+        for equation in equations:
+            operands = [atom.val if is_literal(atom) else values[atom] for atom in equation.invars]
+            values.update(zip(equation.outvars, self._results(equation, operands), strict=True))
+
+    def _results(self, equation: jex_core.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+        name, shards = equation.primitive.name, [each for each in operands if isinstance(each, ReplicaShard)]
+        if is_decision(equation):
+            return operands[:1]
+        if name in SUMS_OVER_AXES and equation.params["axes"] == (REPLICA_AXIS,):
+            return self._sums(equation, [whole_value(each) for each in operands])
+        if name in CALLS and (shards or _sums_inside(equation.params[CALLS[name]])):
+            return self._called(equation.params[CALLS[name]], operands)
+        if not shards:
+            return bind(equation, operands)
+        if len(operands) == 1 and name in MOVE_NUMBERS and not equation.effects:
+            return [dataclasses.replace(shards[0], pending=(*shards[0].pending, equation))]
+        return bind(equation, _gathered(operands))
+
+    def _called(self, program: Any, operands: Sequence[Any]) -> list[Any]:
+        jaxpr, consts = (program.jaxpr, program.consts) if hasattr(program, "jaxpr") else (program, ())
+        values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
+        self(jaxpr.eqns, values)
+        return [atom.val if is_literal(atom) else values[atom] for atom in jaxpr.outvars]
+
+    def _sums(self, equation: jex_core.JaxprEqn, operands: Sequence[jax.Array]) -> list[Any]:
+        """Returns the sums of an equation: each that has the shape of a sharded variable as a shard."""
+        scattered = [self._is_scattered(each) for each in operands]
+        kept = [each for each, flag in zip(operands, scattered, strict=True) if not flag]
+        others = iter(bind(equation, kept) if kept else ())
+        return [
+            self._scattered_sum(each) if flag else next(others) for each, flag in zip(operands, scattered, strict=True)
+        ]
+
+    def _is_scattered(self, value: jax.Array) -> bool:
+        varies = REPLICA_AXIS in axes_of_type(jax.typeof(value))
+        return varies and value.shape in self._splits and jnp.issubdtype(value.dtype, jnp.inexact)
+
+    def _scattered_sum(self, value: jax.Array) -> ReplicaShard:
+        split = self._splits[value.shape]
+        scatter = functools.partial(
+            jax.lax.psum_scatter, axis_name=REPLICA_AXIS, scatter_dimension=split.dimension, tiled=True
+        )
+        return ReplicaShard(split.collective(scatter, value), split)
+
+
+def whole_value(value: Any) -> Any:
+    """Returns a value of an evaluation as a whole array."""
+    return value.whole() if isinstance(value, ReplicaShard) else value
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharded:
+    """Which values are sharded over the replicas of one `run`.
+
+    Attributes:
+        variables: For each variable that is read, how it is sharded; None for one that is not.
+        shapes: By the shapes of these variables, how they are. Gradients of these shapes are sharded too.
+        in_update: The variables that only the update reads: they are where the strategy has an optimizer's variables.
+    """
+
+    variables: list[ReplicaSplit | None]
+    shapes: dict[tuple[int, ...], ReplicaSplit]
+    in_update: list[VariableLike]
+
+
+def sharded_in(
+    host: Host, inputs: Sequence[VariableLike], outputs: Sequence[VariableLike], needed: Sequence[int], replicas: int
+) -> Sharded:
+    """Returns what is sharded over replicas.
+
+    Args:
+        host: Runs the replicas.
+        inputs: The variables that are read.
+        outputs: Those that are assigned.
+        needed: Which of `inputs` the replicas read, by their positions; only the update reads the others.
+        replicas: How many replicas take part.
+    """
+    assigned, read = set(map(id, outputs)), set(needed)
+    in_update = [
+        variable
+        for i, variable in enumerate(inputs)
+        if replicas == host.num_replicas_in_sync
+        and i not in read
+        and id(variable) in assigned
+        and layout_of(variable) is None
+        and not is_per_replica_variable(variable)
+        and not has_split_rows(variable)
+    ]
+    updated = set(map(id, in_update))
+    shardings = [
+        host.optimizer_sharding(v) if id(v) in updated else host.placement.program_sharding(v, replicas) for v in inputs
+    ]
+    splits = list(map(split_over_replicas, shardings, inputs))
+    shapes = {shape_of(v): split for v, split in zip(inputs, splits, strict=True) if split is not None}
+    return Sharded(splits, shapes, in_update)
+
+
+def split_over_replicas(sharding: Sharding | None, variable: VariableLike) -> ReplicaSplit | None:
+    """Returns how a variable is sharded over the replicas; None if each has all of it."""
+    return None if is_per_replica_variable(variable) or has_split_rows(variable) else split_of(sharding)
+
+
+def split_of(sharding: Sharding | None) -> ReplicaSplit | None:
+    """Returns how a value with a sharding is sharded over the replicas; None if each has all of it."""
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
+        return None
+    if REPLICA_AXIS not in sharding.spec:
+        return None
+    beside = PartitionSpec(*(None if axis == REPLICA_AXIS else axis for axis in sharding.spec))
+    return ReplicaSplit(list(sharding.spec).index(REPLICA_AXIS), beside)
+
+
+def _gathered(operands: Sequence[Any]) -> list[Any]:
+    others = [each for each in operands if isinstance(each, jax.Array)]
+    return [each.whole(others) if isinstance(each, ReplicaShard) else each for each in operands]
+
+
+def _sums_inside(program: Any) -> bool:
+    """Returns whether a called program sums over the replicas, at any depth of calls."""
+    for equation in getattr(program, "jaxpr", program).eqns:
+        name = equation.primitive.name
+        if name in SUMS_OVER_AXES or (name in CALLS and _sums_inside(equation.params[CALLS[name]])):
+            return True
+    return False
+
+
+def spec_of_shard(split: ReplicaSplit | None, spec: PartitionSpec) -> PartitionSpec:
+    """Returns the spec of a value that is sharded over the replicas; `spec` if it is not."""
+    return spec if split is None else PartitionSpec(*[None] * split.dimension, REPLICA_AXIS)
