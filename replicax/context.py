@@ -17,7 +17,7 @@ from typing import Protocol, TypedDict, Unpack
 
 import jax
 
-from replicax.contracts.checks import checked
+from replicax.checks import checked
 from replicax.contracts.host import Host, RunningReplica
 from replicax.contracts.variable_access import VariableLike
 

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from replicax.contracts.checks import checked_int, checked_seconds, is_int, is_real
+from replicax.checks import checked_int, checked_seconds, is_int, is_real
 from replicax.errors import ArgumentError, ReduceError
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.contracts.checks import checked
+from replicax.checks import checked
 from replicax.errors import ArgumentError
 from tests.test_public_api import public_names
 

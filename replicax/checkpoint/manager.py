@@ -36,7 +36,7 @@ from replicax.checkpoint.progress import Progress
 from replicax.checkpoint.save_interval import SaveInterval
 from replicax.tensorflow.checkpoints.reader import open_checkpoint
 from replicax.checkpoint.writing import PREPARED, TIMEOUT_S, Directory, absolute, could_not_write, write_in_place
-from replicax.contracts.checks import explained
+from replicax.checks import explained
 from replicax.compat.interpreter import STARTS_THREADS_AT_END
 from replicax.errors import CheckpointError
 from replicax.tensorflow.names import Advised, called_as

@@ -11,7 +11,7 @@ import numpy as np
 from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.retention import PermanentCheckpoints
 from replicax.checkpoint.writing import Directory
-from replicax.contracts.checks import checked_int, is_real
+from replicax.checks import checked_int, is_real
 from replicax.errors import ArgumentError
 from replicax.typing import PyTree
 from replicax.contracts.variable_access import VariableLike

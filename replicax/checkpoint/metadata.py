@@ -20,7 +20,7 @@ import numpy as np
 
 from replicax.checkpoint.documents import count_of, digest_of, dtype_of, field_of, parsed
 from replicax.checkpoint.integrity import array_digest, hashed, sync_folder, write_durably
-from replicax.contracts.checks import is_int
+from replicax.checks import is_int
 from replicax.errors import CheckpointError
 from replicax.version import __version__
 

@@ -22,9 +22,9 @@ from replicax.checkpoint.manager import CheckpointManager
 from replicax.checkpoint.metadata import read_metadata
 from replicax.checkpoint.stop_agreement import StopAgreement
 from replicax.checkpoint.writing import Directory
-from replicax.contracts.checks import checked_seconds
+from replicax.checks import checked_seconds
 from replicax.errors import ArgumentError, ClusterError
-from replicax.contracts.exit_codes import ExitCode
+from replicax.runtime.exit_codes import ExitCode
 from replicax.typing import PyTree
 
 _P = ParamSpec("_P")

@@ -9,7 +9,7 @@ import typer
 
 from replicax.cluster import ClusterSpec, TFConfigClusterResolver
 from replicax.errors import ClusterError, ClusterTimeoutError
-from replicax.contracts.exit_codes import ExitCode
+from replicax.runtime.exit_codes import ExitCode
 from replicax.ray_cluster import Server
 
 

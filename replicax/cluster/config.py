@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from replicax.contracts.checks import explained, is_int
+from replicax.checks import explained, is_int
 from replicax.cluster.spec import ClusterSpec, Task
 from replicax.errors import ClusterError
 

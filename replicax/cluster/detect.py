@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 
-from replicax.contracts.checks import explained
+from replicax.checks import explained
 from replicax.cluster.config import ClusterConfig
 from replicax.cluster.environment import Environ
 from replicax.cluster.resolvers.base import ClusterResolver

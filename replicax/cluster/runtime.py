@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
-from replicax.contracts.checks import is_real
+from replicax.checks import is_real
 from replicax.cluster.addresses import parse_address
 from replicax.cluster.config import ClusterConfig, check_synchronous
 from replicax.cluster.exchange import AbsentError, Exchange

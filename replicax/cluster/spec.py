@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from replicax.contracts.checks import is_int
+from replicax.checks import is_int
 from replicax.cluster.addresses import Address, parse_address
 from replicax.errors import ClusterError
 from replicax.tensorflow.names import Advised, called_as

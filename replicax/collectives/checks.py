@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replicax.contracts.checks import checked_int
+from replicax.checks import checked_int
 
 
 def check_num_packs(num_packs: object) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 
 import jax
 
-from replicax.contracts.checks import checked_int
+from replicax.checks import checked_int
 from replicax.collectives.checks import check_num_packs
 from replicax.collectives.cross_device_ops import CrossDeviceOps
 from replicax.collectives.trees import copy_from_heads, sum_to_heads

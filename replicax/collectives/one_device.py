@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from replicax.contracts.checks import is_int
+from replicax.checks import is_int
 from replicax.collectives.cross_device_ops import CrossDeviceOps
 from replicax.collectives.trees import copy_from_heads
 from replicax.compat.jax import vary

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from replicax.contracts.checks import is_int, is_real
+from replicax.checks import is_int, is_real
 from replicax.collectives.compression import Compression, compression_of
 from replicax.errors import ArgumentError
 from replicax.tensorflow.names import called_as
-from replicax.contracts.named import Named, member_of
+from replicax.checks.named import Named, member_of
 
 
 class CommunicationImplementation(Named):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 import jax
 import numpy as np
 
-from replicax.contracts.checks import call
+from replicax.checks import call
 from replicax.data.batch_split import group_batches, split_group
 from replicax.data.batches import count_rows
 from replicax.data.file_source import FileShards, FileSource

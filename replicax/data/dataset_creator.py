@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from replicax.contracts.checks import call
+from replicax.checks import call
 from replicax.data.input_context import InputContext
 from replicax.data.input_options import InputOptions
 from replicax.errors import ArgumentError

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import jax
 import numpy as np
 
-from replicax.contracts.checks import explained
+from replicax.checks import explained
 from replicax.data.position import Position
 from replicax.data.rebatching import rebatched
 from replicax.data.shards import ShardReader

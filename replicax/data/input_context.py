@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from replicax.contracts.checks import checked_int
+from replicax.checks import checked_int
 from replicax.errors import ArgumentError
 
 

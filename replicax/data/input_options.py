@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from replicax.contracts.checks import checked_int, checked_seconds
+from replicax.checks import checked_int, checked_seconds
 from replicax.errors import ArgumentError
 from replicax.tensorflow.names import Advised, called_as
-from replicax.contracts.named import Named, member_of
+from replicax.checks.named import Named, member_of
 
 _REMAINDERS = ("exact", "drop")
 _UNEVEN = ("drain", "shortest", "error")

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from replicax.contracts.checks import is_real
+from replicax.checks import is_real
 from replicax.errors import ArgumentError
 from replicax.typing import PyTree
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax.group.health as health
-from replicax.contracts.checks import is_int
+from replicax.checks import is_int
 from replicax.cluster.exchange import AbsentError, Exchange
 from replicax.cluster.key_value_store import Store
 from replicax.compat.jax_tracing import constants_are_traced

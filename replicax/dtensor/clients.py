@@ -10,7 +10,7 @@ import os
 
 import jax
 
-from replicax.contracts.checks import checked_seconds, is_int
+from replicax.checks import checked_seconds, is_int
 from replicax.cluster.own_address import own_ip
 from replicax.cluster.runtime import connect
 from replicax.compat.jax_processes import backends_have_started

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from replicax.contracts.checks import checked_int, explained
+from replicax.checks import checked_int, explained
 from replicax.compat.jax import is_random_key
 from replicax.compat.jax_tracing import constants_are_traced
 from replicax.dtensor.arrays import checked_layout, is_traced, laid_out

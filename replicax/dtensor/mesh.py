@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import AxisType
 from numpy.typing import ArrayLike
 
-from replicax.contracts.checks import explained, is_int
+from replicax.checks import explained, is_int
 from replicax.dtensor.mesh_checks import check_devices, checked_label, checked_names
 from replicax.errors import DeviceError, MeshError
 from replicax.tensorflow.names import Advised, called_as

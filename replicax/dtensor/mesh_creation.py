@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from replicax.contracts.checks import is_int
+from replicax.checks import is_int
 from replicax.dtensor.clients import check_connected, global_devices, local_devices, preferred_device_type
 from replicax.dtensor.mesh import Mesh
 from replicax.errors import DeviceError, MeshError

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from replicax.checkpoint import Checkpoint as _Checkpoint, entries, read_arrays, write_arrays
 from replicax.checkpoint.writing import Directory
-from replicax.contracts.checks import explained
+from replicax.checks import explained
 from replicax.dtensor.arrays import is_traced, layout_of
 from replicax.dtensor.layout import Layout
 from replicax.dtensor.mesh import Mesh, MeshLike

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from jax.sharding import PartitionSpec
 
-from replicax.contracts.checks import checked_int
+from replicax.checks import checked_int
 from replicax.dtensor.mesh import Mesh
 from replicax.errors import LayoutError
 

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
 import replicax.context as context
-from replicax.contracts.checks import explained
+from replicax.checks import explained
 from replicax.compat.jax_tracing import constants_are_traced
 from replicax.dtensor.arrays import TensorLike, as_array, checked_layout, is_traced, laid_out, layout_of
 from replicax.dtensor.creation import call_with_layout

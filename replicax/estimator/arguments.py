@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Mapping
 
-from replicax.contracts.checks import checked_int
+from replicax.checks import checked_int
 from replicax.errors import ArgumentError, EstimatorError
 from replicax.estimator.roles import EVALUATOR, SERVER
 from replicax.estimator.run_config import RunConfig

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import jax
 import numpy as np
 
-from replicax.contracts.checks import checked, checked_int, checked_seconds
+from replicax.checks import checked, checked_int, checked_seconds
 from replicax.errors import EstimatorError, NanLossError
 from replicax.estimator.hooks import Hook, HookContext
 from replicax.typing import PyTree

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from replicax.contracts.checks import explained
+from replicax.checks import explained
 from replicax.errors import EstimatorError
 from replicax.estimator.estimator import Estimator
 from replicax.estimator.run_config import RunConfig

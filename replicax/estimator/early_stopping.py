@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from replicax.contracts.checks import checked, checked_int
+from replicax.checks import checked, checked_int
 from replicax.errors import EstimatorError
 from replicax.estimator.basic_hooks import EveryN
 from replicax.estimator.hooks import Hook, HookContext

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from replicax.contracts.checks import checked_int
+from replicax.checks import checked_int
 from replicax.errors import ArgumentError
 from replicax.estimator.export_folder import ExportFolder
 from replicax.tensorflow.names import AdvisedContract, called_as

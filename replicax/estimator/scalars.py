@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from types import TracebackType
 
-from replicax.contracts.checks import explained
+from replicax.checks import explained
 from replicax.errors import ArgumentError
 from replicax.keras.tensorboard import _EventFiles
 

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 
-from replicax.contracts.checks import is_int, is_real
+from replicax.checks import is_int, is_real
 from replicax.errors import ArgumentError, ClusterError
 from replicax.estimator.distribution import DistributeConfig, check_strategy
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 
-from replicax.contracts.checks import checked_int, checked_seconds
+from replicax.checks import checked_int, checked_seconds
 from replicax.errors import ArgumentError
 from replicax.estimator.exporters import Exporter
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax
 
-from replicax.contracts.checks import explained
+from replicax.checks import explained
 from replicax.errors import ArgumentError, ClusterError
 from replicax.estimator.client import train_and_evaluate_there
 from replicax.estimator.estimator import Estimator

@@ -13,7 +13,7 @@ import numpy as np
 
 from replicax.checkpoint import read_arrays
 from replicax.checkpoint.writing import absolute
-from replicax.contracts.checks import explained
+from replicax.checks import explained
 from replicax.dtensor.arrays import laid_out
 from replicax.dtensor.layout import UNSHARDED, Layout
 from replicax.dtensor.mesh import Mesh, MeshLike

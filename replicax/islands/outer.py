@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.contracts.checks import is_real
+from replicax.checks import is_real
 from replicax.errors import ArgumentError
 from replicax.typing import PyTree
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from replicax.contracts.checks import checked_int
+from replicax.checks import checked_int
 from replicax.errors import ArgumentError
 
 

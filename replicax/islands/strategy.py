@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import jax
 
 import replicax.context as context
-from replicax.contracts.checks import call
+from replicax.checks import call
 from replicax.cluster import ClusterResolver, cluster_of
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.data import DistributedDataset, DistributedDatasetFromFunction, InputContext, InputOptions

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from replicax.contracts.checks import is_int
+from replicax.checks import is_int
 from replicax.cluster import Address, parse_address
 from replicax.errors import ClusterError, LaunchError
 from replicax.group.membership.launcher_news import ElasticRange, parse_range

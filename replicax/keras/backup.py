@@ -20,7 +20,7 @@ import numpy as np
 import replicax.contracts.worlds as worlds
 from replicax.checkpoint import CheckpointManager, read_metadata
 from replicax.checkpoint.preemption import PreemptionWatch, TerminationConfig, resume_exit
-from replicax.contracts.checks import is_int
+from replicax.checks import is_int
 from replicax.compat.keras import set_initial_epoch
 from replicax.errors import ArgumentError, CheckpointError
 

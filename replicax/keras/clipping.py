@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from replicax.contracts.checks import checked_array, explained
+from replicax.checks import checked_array, explained
 from replicax.errors import ArgumentError
 from replicax.typing import Leaf
 

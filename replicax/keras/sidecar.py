@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from replicax.checkpoint.following import Follower, Found, Outcome, Rules
-from replicax.contracts.checks import explained, is_int, is_real
+from replicax.checks import explained, is_int, is_real
 from replicax.errors import ArgumentError
 from replicax.keras.checkpoints import Watched
 from replicax.keras.saving import write_atomically

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import jax
 
-from replicax.contracts.checks import checked_int, explain_misfit
+from replicax.checks import checked_int, explain_misfit
 from replicax.errors import ArgumentError
 from replicax.tensorflow.names import called_as
 from replicax.parameter_server.actors.actor_errors import closed

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 import replicax.context as context
-from replicax.contracts.checks import call, checked_int, checked_seconds
+from replicax.checks import call, checked_int, checked_seconds
 from replicax.cluster import ClusterResolver
 from replicax.collectives import CommunicationOptions
 from replicax.data import InputContext, InputOptions, ValueContext

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 
-from replicax.contracts.checks import ARGS, call
+from replicax.checks import ARGS, call
 from replicax.errors import ArgumentError
 from replicax.program.hints.foreign import check_no_foreign_function, check_no_tensor
 from replicax.typing import PyTree, PyTreeFunction

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from replicax.contracts.checks import is_int
+from replicax.checks import is_int
 from replicax.errors import ArgumentError
 
 

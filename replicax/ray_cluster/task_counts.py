@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from replicax.contracts.checks import is_int
+from replicax.checks import is_int
 from replicax.cluster.environment import Environ, number, text
 from replicax.errors import ClusterError
 

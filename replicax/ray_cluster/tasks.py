@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from replicax.contracts.checks import is_int
+from replicax.checks import is_int
 from replicax.cluster import ClusterConfig, ClusterResolver, ClusterSpec, Task, check_roles
 from replicax.errors import ClusterError
 

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from replicax.contracts.checks import is_int
+from replicax.checks import is_int
 from replicax.cluster import ClusterSpec, Task
 from replicax.errors import ClusterError, ClusterTimeoutError
 from replicax.ray_cluster.actor_placement import alive_resources, gpu_share

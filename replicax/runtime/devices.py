@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import jax
 
-from replicax.contracts.checks import is_int
+from replicax.checks import is_int
 from replicax.errors import DeviceError
 
 # "cpu:0", "/gpu:1", "GPU:0", "/device:TPU:3", "/job:localhost/replica:0/task:0/device:GPU:1"

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
-from replicax.contracts.checks import is_int, is_real
+from replicax.checks import is_int, is_real
 from replicax.errors import ArgumentError, ContextError, VariableError
 from replicax.program.function import function
 from replicax.program.handover import store_values

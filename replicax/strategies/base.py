@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, overload
 import jax
 
 import replicax.context as context
-from replicax.contracts.checks import explain_misfit
+from replicax.checks import explain_misfit
 from replicax.cluster import ClusterResolver
 from replicax.values.containers import opened
 from replicax.data import (

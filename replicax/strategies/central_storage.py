@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from replicax.contracts.checks import explained
+from replicax.checks import explained
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.program.cut.halves import Halves, Places
 from replicax.program.results import marked_like

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
-from replicax.contracts.checks import call
+from replicax.checks import call
 from replicax.collectives import CommunicationOptions
 from replicax.values.containers import flattened, settings_among
 from replicax.data import InputContext, InputOptions, ValueContext

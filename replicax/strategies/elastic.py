@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from replicax.contracts.checks import is_int
+from replicax.checks import is_int
 from replicax.cluster import ClusterResolver, cluster_of
 from replicax.errors import ArgumentError
 from replicax.group.health import stall_timeout_from

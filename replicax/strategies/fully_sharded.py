@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax
 from jax.sharding import PartitionSpec
 
-from replicax.contracts.checks import explained, is_int
+from replicax.checks import explained, is_int
 from replicax.cluster import ClusterResolver
 from replicax.collectives import CommunicationOptions, CrossDeviceOps, NcclAllReduce
 from replicax.errors import ArgumentError

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import replicax.context as context
-from replicax.contracts.checks import explained
+from replicax.checks import explained
 from replicax.collectives import Compression, computing_dtype
 from replicax.collectives.compression import MemoryKind
 from replicax.compat.jax_tracing import outside_traces

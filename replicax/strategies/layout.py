@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-from replicax.contracts.checks import is_int
+from replicax.checks import is_int
 from replicax.cluster import ClusterResolver
 from replicax.collectives import CommunicationOptions, CrossDeviceOps, NcclAllReduce
 from replicax.errors import ArgumentError

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
-from replicax.contracts.checks import checked_array, is_int
+from replicax.checks import checked_array, is_int
 from replicax.errors import ArgumentError, ContextError
 from replicax.program.hints.advice import advise
 from replicax.program.hints.scales import share_of_sum

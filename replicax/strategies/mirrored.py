@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import jax
 
-from replicax.contracts.checks import explained
+from replicax.checks import explained
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.strategies.mesh_strategy import checked_random_numbers
 from replicax.strategies.placement import Placement

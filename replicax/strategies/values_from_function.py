@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.contracts.checks import call
+from replicax.checks import call
 from replicax.compat.jax import strongly_typed
 from replicax.values.containers import opened
 from replicax.data import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from replicax.contracts.checks import is_int
+from replicax.checks import is_int
 from replicax.errors import ArgumentError
 
 if TYPE_CHECKING:

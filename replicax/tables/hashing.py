@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.contracts.checks import checked_int
+from replicax.checks import checked_int
 from replicax.errors import ArgumentError
 
 _SPREAD = (0x7FEB352D, 0x846CA68B)  # the multipliers of a 32-bit hash with little bias (Wellons, "hash-prospector")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from replicax.contracts.checks import is_int
+from replicax.checks import is_int
 from replicax.errors import ArgumentError
 from replicax.tables.row_optimizers import RowOptimizer, row_optimizer
 

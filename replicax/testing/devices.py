@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from replicax.contracts.checks import checked
+from replicax.checks import checked
 from replicax.config import set_virtual_devices
 from replicax.errors import DeviceError
 

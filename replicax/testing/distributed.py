@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 
-from replicax.contracts.checks import explained
+from replicax.checks import explained
 from replicax.errors import ArgumentError
 from replicax.testing.workers import call
 

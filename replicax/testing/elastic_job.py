@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from replicax.contracts.checks import checked, checked_seconds
+from replicax.checks import checked, checked_seconds
 from replicax.errors import ArgumentError, LaunchError
 from replicax.job.plan import flags_for_workers
 from replicax.testing import behind_cable

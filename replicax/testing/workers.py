@@ -13,9 +13,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from replicax.contracts.checks import checked, checked_seconds
+from replicax.checks import checked, checked_seconds
 from replicax.errors import ArgumentError, WorkersFailedError
-from replicax.contracts.exit_codes import describe
+from replicax.runtime.exit_codes import describe
 from replicax.job.options import Options
 from replicax.job.plan import flags_for_workers
 from replicax.job.launching.timed import Outcome, run_in_time

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax.context as context
-from replicax.contracts.checks import is_int
+from replicax.checks import is_int
 from replicax.compat.jax import is_random_key, vary
 from replicax.errors import ArgumentError, ContextError, ReduceError, ReplicaShapeError, VariableError
 from replicax.values.hints import NoArray

@@ -13,7 +13,7 @@ from replicax.compat.jax import is_random_key
 from replicax.compat.jax_primitives import assert_equal_over_axis
 from replicax.values.equality import Difference, difference
 from replicax.errors import ReplicaDivergenceError, VariableError
-from replicax.contracts.named import Named, member_of
+from replicax.checks.named import Named, member_of
 from replicax.contracts.reduce_op import mean_over
 from replicax.runtime.mesh import REPLICA_AXIS
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.contracts.checks import is_int
+from replicax.checks import is_int
 from replicax.compat.jax import refuse_as_argument
 from replicax.errors import VariableError
 from replicax.typing import Leaf, PyTree

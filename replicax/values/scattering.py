@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.values.aggregation import VariableAggregation, first_replica
-from replicax.contracts.checks import checked_array
+from replicax.checks import checked_array
 from replicax.compat.jax import strongly_typed, vary
 from replicax.compat.jax_primitives import assert_equal_over_axis
 from replicax.errors import ArgumentError, ReduceError, VariableError

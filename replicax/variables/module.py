@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from replicax.contracts.checks import checked
+from replicax.checks import checked
 from replicax.contracts.variable_access import VariableLike, is_variable
 
 

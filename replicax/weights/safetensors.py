@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from replicax.contracts.checks import explained
+from replicax.checks import explained
 from replicax.errors import WeightsError
 from replicax.contracts.variable_access import AssignableLike, name_of, shape_of
 from replicax.weights.homes import home_of

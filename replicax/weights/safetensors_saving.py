@@ -14,7 +14,7 @@ from typing import BinaryIO
 import jax
 import numpy as np
 
-from replicax.contracts.checks import explained
+from replicax.checks import explained
 from replicax.errors import ArgumentError, WeightsError
 from replicax.contracts.variable_access import AssignableLike, dtype_of, shape_of
 from replicax.weights.gathering import on_host

@@ -6,7 +6,7 @@ import abc
 import os
 from typing import ClassVar, NamedTuple
 
-from replicax.contracts.checks import is_int
+from replicax.checks import is_int
 from replicax.cluster.config import ClusterConfig
 from replicax.cluster.environment import Environ
 from replicax.cluster.spec import ClusterSpec, Task

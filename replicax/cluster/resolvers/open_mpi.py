@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from replicax.contracts.checks import checked
+from replicax.checks import checked
 from replicax.cluster.addresses import join_address
 from replicax.cluster.environment import text
 from replicax.cluster.resolvers.ranks import RankClusterResolver

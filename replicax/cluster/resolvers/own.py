@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replicax.contracts.checks import checked
+from replicax.checks import checked
 from replicax.cluster.environment import Environ, required, text
 from replicax.cluster.resolvers.base import Verdict
 from replicax.cluster.resolvers.ranks import RankClusterResolver

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from replicax.contracts.checks import checked
+from replicax.checks import checked
 from replicax.cluster.environment import Environ, required, text
 from replicax.cluster.resolvers.base import ClusterResolver, Verdict
 from replicax.cluster.spec import ClusterSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from replicax.contracts.checks import explained, is_int
+from replicax.checks import explained, is_int
 from replicax.cluster.environment import Environ, check_complete, number, optional_number, required, text
 from replicax.cluster.resolvers.base import ClusterResolver, Verdict
 from replicax.cluster.resolvers.hostlist import expand_hostlist, expand_tasks_per_node

@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 
-from replicax.contracts.checks import is_int
+from replicax.checks import is_int
 from replicax.cluster.config import ClusterConfig, check_roles
 from replicax.cluster.environment import Environ, text
 from replicax.cluster.resolvers.base import ClusterResolver, Verdict

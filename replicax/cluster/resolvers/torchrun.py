@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replicax.contracts.checks import checked
+from replicax.checks import checked
 from replicax.cluster.addresses import join_address
 from replicax.cluster.environment import number, required, text
 from replicax.cluster.resolvers.ranks import RankClusterResolver

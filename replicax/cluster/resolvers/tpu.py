@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replicax.contracts.checks import checked
+from replicax.checks import checked
 from replicax.cluster.addresses import join_address, parse_address
 from replicax.cluster.environment import Environ, check_complete, number, optional_number, text
 from replicax.cluster.resolvers.base import ClusterResolver, Verdict

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax.contracts.checks import checked_int
+from replicax.checks import checked_int
 from replicax.collectives.compression.contract import (
     Compression,
     Memory,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.contracts.checks import checked_int, is_real
+from replicax.checks import checked_int, is_real
 from replicax.collectives.compression.contract import (
     Compression,
     Memory,

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from replicax.contracts.checks import checked_seconds
+from replicax.checks import checked_seconds
 from replicax.errors import ArgumentError
 from replicax.parameter_server.scheduling.periodic import Periodic
 from replicax.parameter_server.scheduling.stats import Stats

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replicax.contracts.checks import is_real
+from replicax.checks import is_real
 from replicax.errors import ArgumentError
 
 

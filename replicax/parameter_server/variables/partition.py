@@ -14,7 +14,7 @@ from typing import TypeGuard
 import jax
 import numpy as np
 
-from replicax.contracts.checks import checked_int, is_int
+from replicax.checks import checked_int, is_int
 from replicax.errors import ArgumentError, VariableError
 
 _DEFAULT_MIN_BYTES = 256 << 10

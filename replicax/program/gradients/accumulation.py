@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
-from replicax.contracts.checks import is_int
+from replicax.checks import is_int
 from replicax.errors import ArgumentError
 from replicax.program.gradients.autodiff import Differentiated, Differentiation
 from replicax.program.function import function

@@ -94,7 +94,7 @@ def grad(
     return Differentiated(loss_fn, variables, has_aux, aggregation, "grad")
 
 
-#: JAX's own: in replicas `jax.value_and_grad` becomes another (`program/gradients/plain_gradients.py`).
+#: JAX's own: in replicas `jax.value_and_grad` becomes another (`program/replicas/plain_gradients.py`).
 _value_and_grad = jax.value_and_grad
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import replicax.context as context
-from replicax.contracts.checks import explained
+from replicax.checks import explained
 from replicax.compat.jax_tracing import is_tracing
 from replicax.errors import ArgumentError
 from replicax.program.calls import check_function

@@ -40,7 +40,7 @@ from replicax.program.kept_layouts import CutLayouts, layout_in, layouts_of_resu
 from replicax.program.keras.state import repeat_while_variables_are_created
 from replicax.program.replicas.after_meeting import Late
 from replicax.program.replicas.mapped_axes import install_mapped_axes
-from replicax.program.gradients.plain_gradients import install_plain_gradients
+from replicax.program.replicas.plain_gradients import install_plain_gradients
 from replicax.program.pytrees import Structure, flatten_inputs, flatten_outputs, per_replica_arrays
 from replicax.program.replicas.replica_program import ReplicaProgram, cut_at_gradients, trace_as_one_device, trace_replica
 from replicax.program.random.row_draws import RowDraws, with_rows_together

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from replicax.tensorflow.checkpoints.table import MAGIC
-from replicax.contracts.checks import explained
+from replicax.checks import explained
 
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 STATE = "checkpoint"  # The file in which TensorFlow notes the latest checkpoint of a folder.

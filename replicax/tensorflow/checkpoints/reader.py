@@ -19,7 +19,7 @@ from replicax.tensorflow.checkpoints.locating import located
 from replicax.tensorflow.checkpoints.object_graph import ObjectGraph
 from replicax.tensorflow.checkpoints.saver_v1 import SaverV1
 from replicax.tensorflow.checkpoints.tensors import Source, TensorInfo
-from replicax.contracts.checks import explained
+from replicax.checks import explained
 from replicax.errors import CheckpointError
 
 SLOT = "/.OPTIMIZER_SLOT/"  # Between the names of a variable and of the optimizer that keeps the slot.

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, NamedTuple
 
-from replicax.contracts.checks import checked_int, checked_seconds, explain_misfit
+from replicax.checks import checked_int, checked_seconds, explain_misfit
 from replicax.errors import RemoteWorkerError
 from replicax.job.launching.local_job import signals_as
 from replicax.job.options import Options

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import jax
 import numpy as np
 
-from replicax.contracts.checks import explained
+from replicax.checks import explained
 from replicax.errors import ArgumentError
 from replicax.tools.plots.style import Palette, drawn, legend_above, with_unit
 from replicax.typing import PyTree

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
-from replicax.contracts.checks import explained
+from replicax.checks import explained
 from replicax.errors import ArgumentError
 from replicax.tools.plots.style import Palette, drawn, legend_above
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from replicax.contracts.checks import checked
+from replicax.checks import checked
 from replicax.errors import ArgumentError
 from replicax.tools.trackers.tracker import Tracker
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from replicax.contracts.checks import checked
+from replicax.checks import checked
 from replicax.errors import ArgumentError
 from replicax.keras.tensorboard import _EventFiles
 from replicax.tools.trackers.tracker import Tracker

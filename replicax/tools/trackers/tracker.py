@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.contracts.checks import is_int
+from replicax.checks import is_int
 from replicax.errors import ArgumentError
 from replicax.tools.reporting import follows_others, is_chief
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import replicax.context as context
-from replicax.contracts.checks import checked_int, is_int, is_real
+from replicax.checks import checked_int, is_int, is_real
 from replicax.errors import ArgumentError, BatchError
 from replicax.keras.lowered_steps import lowered_train_step
 from replicax.keras.models import strategy_of

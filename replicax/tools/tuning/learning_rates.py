@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replicax.tools import plots
-from replicax.contracts.checks import checked, checked_int, is_real
+from replicax.checks import checked, checked_int, is_real
 from replicax.errors import ArgumentError
 from replicax.contracts.shown import html_table, in_columns
 

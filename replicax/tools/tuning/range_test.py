@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 import replicax.context as context
-from replicax.contracts.checks import checked_int, is_real
+from replicax.checks import checked_int, is_real
 from replicax.errors import ArgumentError, BatchError
 from replicax.keras.models import strategy_of
 from replicax.program.function import Function, function
