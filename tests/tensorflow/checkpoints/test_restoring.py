@@ -13,7 +13,7 @@ import pytest
 import replicax as rx
 from replicax.tensorflow.checkpoints import placing
 from replicax.errors import ArgumentError, CheckpointError, UnmatchedError
-from tests.checkpoint.tensorflow.small import dense_model, numbers, write_graph
+from tests.tensorflow.checkpoints.small import dense_model, numbers, write_graph
 from tests.migrate import restored, zoo
 
 ADAM = "opt_tf_keras_legacy_adam"

@@ -6,7 +6,7 @@ import pytest
 
 import replicax as rx
 from replicax.errors import ArgumentError, CheckpointError
-from tests.checkpoint.tensorflow.small import dense_model, dense_tensors
+from tests.tensorflow.checkpoints.small import dense_model, dense_tensors
 from tests.migrate import restored
 from tests.migrate.bundles import write_bundle
 

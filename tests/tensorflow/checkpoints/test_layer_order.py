@@ -9,7 +9,7 @@ import pytest
 import replicax as rx
 from replicax.tensorflow.checkpoints.layer_order import numbered
 from replicax.errors import CheckpointError
-from tests.checkpoint.tensorflow.small import dense_model, dense_tensors, numbers
+from tests.tensorflow.checkpoints.small import dense_model, dense_tensors, numbers
 from tests.migrate import restored
 from tests.migrate.bundles import write_bundle
 

@@ -8,7 +8,7 @@ import replicax as rx
 from replicax.tensorflow.checkpoints.object_graph import VALUE
 from replicax.tensorflow.checkpoints.paths import graph_of
 from replicax.errors import CheckpointError
-from tests.checkpoint.tensorflow.small import dense_model, numbers, write_graph
+from tests.tensorflow.checkpoints.small import dense_model, numbers, write_graph
 from tests.migrate import restored, zoo
 
 

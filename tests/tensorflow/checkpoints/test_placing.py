@@ -11,7 +11,7 @@ import pytest
 import replicax as rx
 from replicax.tensorflow.checkpoints.reader import TensorFlowCheckpoint
 from replicax.errors import CheckpointError
-from tests.checkpoint.tensorflow.small import numbers
+from tests.tensorflow.checkpoints.small import numbers
 from tests.migrate.bundles import write_bundle
 
 SIZE = 1024  # A tensor of 4 MiB.

@@ -7,7 +7,7 @@ import pytest
 import replicax as rx
 from replicax.tensorflow.checkpoints.names import grouped
 from replicax.errors import CheckpointError
-from tests.checkpoint.tensorflow.small import dense_model
+from tests.tensorflow.checkpoints.small import dense_model
 from tests.migrate import restored, zoo
 
 

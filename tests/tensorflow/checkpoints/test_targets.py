@@ -6,7 +6,7 @@ import pytest
 
 import replicax as rx
 from replicax.tensorflow.checkpoints.targets import Targets, child_of, names_in_list, own_variables, snake_case
-from tests.checkpoint.tensorflow.small import dense_model
+from tests.tensorflow.checkpoints.small import dense_model
 from tests.migrate import zoo
 
 

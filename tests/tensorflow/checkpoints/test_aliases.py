@@ -11,7 +11,7 @@ import pytest
 import replicax as rx
 from replicax.tensorflow.checkpoints import open_checkpoint
 from replicax.errors import CheckpointError
-from tests.checkpoint.tensorflow.small import dense_model, numbers, write_graph
+from tests.tensorflow.checkpoints.small import dense_model, numbers, write_graph
 from tests.migrate import restored, zoo
 
 BESIDE = "keras3_beside"

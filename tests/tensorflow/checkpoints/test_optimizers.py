@@ -9,7 +9,7 @@ import pytest
 import replicax as rx
 from replicax.tensorflow.checkpoints.optimizers import SaverSlot, saver_slots
 from replicax.errors import CheckpointError
-from tests.checkpoint.tensorflow.small import dense_model, numbers, write_graph
+from tests.tensorflow.checkpoints.small import dense_model, numbers, write_graph
 from tests.migrate import restored, zoo
 from tests.migrate.bundles import write_bundle
 
