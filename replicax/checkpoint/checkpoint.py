@@ -28,9 +28,9 @@ from replicax.checkpoint.encoding import (
     wanted_array,
     wanted_value,
 )
-from replicax.checkpoint.in_turn import large_variables, restore_in_turn
-from replicax.checkpoint.in_worlds import coordinated
-from replicax.checkpoint.keepers import Keepers
+from replicax.checkpoint.sequential_restore import large_variables, restore_in_turn
+from replicax.checkpoint.elastic_calls import coordinated
+from replicax.checkpoint.savers import Keepers
 from replicax.checkpoint.load_status import LoadStatus
 from replicax.checkpoint.metadata import FILE, place_of
 from replicax.checkpoint.name_matching import check_kinds, check_names, differences, warn_of_left_out
@@ -202,7 +202,7 @@ class Checkpoint(Advised):
         objects: Mapping[str, PyTree] | None = None,
     ) -> Path:
         """Writes the objects where workers come and go."""
-        from replicax.checkpoint.world_save import begun_save
+        from replicax.checkpoint.elastic_save import begun_save
 
         title = f"Writing the checkpoint {name}"
         save = begun_save(title, TIMEOUT_S, path_of, lambda: self.contents(step, objects))

@@ -18,8 +18,8 @@ from replicax.checkpoint.checkpoint_folder import CheckpointFolder
 from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.copies import copied
-from replicax.checkpoint.in_memory import MemorySnapshots, RestoredSnapshot
-from replicax.checkpoint.in_worlds import agreed_latest
+from replicax.checkpoint.snapshots import MemorySnapshots, RestoredSnapshot
+from replicax.checkpoint.elastic_calls import agreed_latest
 from replicax.checkpoint.joining import is_newcomer, join, name_state
 from replicax.checkpoint.load_status import LoadStatus
 from replicax.checkpoint.manager_arguments import (
@@ -44,7 +44,7 @@ from replicax.typing import PyTree
 from replicax.contracts.variable_access import VariableLike
 
 if TYPE_CHECKING:  # Loaded in elastic jobs only.
-    from replicax.checkpoint.world_save import WorldSave
+    from replicax.checkpoint.elastic_save import WorldSave
 
 
 class CheckpointManager(Advised):
@@ -205,7 +205,7 @@ class CheckpointManager(Advised):
 
     def _begin_in_world(self, number: int | None, step: int, objects: Mapping[str, PyTree]) -> None:
         """Writes a checkpoint, or lets a thread write it, where workers come and go."""
-        from replicax.checkpoint.world_save import begun_save
+        from replicax.checkpoint.elastic_save import begun_save
 
         if jax.process_index() == 0:
             self._folder.clean()

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from replicax.checkpoint.checkpoint import Checkpoint
-from replicax.checkpoint.retention import PermanentCheckpoints
+from replicax.checkpoint.kept_for_good import PermanentCheckpoints
 from replicax.checkpoint.writing import Directory
 from replicax.checks import checked_int, is_real
 from replicax.errors import ArgumentError

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax.group.health as health
-from replicax.checkpoint.documents import count_of, field_of, parsed
+from replicax.checkpoint.json_fields import count_of, field_of, parsed
 from replicax.checkpoint.integrity import Files, check, check_no_others, check_sizes, checked_in_turn, problems
 from replicax.checkpoint.metadata import STATE, Entry, Metadata, place_of, read_metadata
 from replicax.checkpoint.writing import Directory

@@ -27,7 +27,7 @@ from typing import TypeVar
 
 import jax
 
-from replicax.cluster.joined import joined, separated
+from replicax.cluster.joined_messages import joined, separated
 from replicax.cluster.key_value_store import ServiceStore, Store, get_pieces, put_pieces
 from replicax.cluster.signing import SignedStore
 from replicax.compat.jax_processes import is_refusal

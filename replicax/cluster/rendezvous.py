@@ -22,12 +22,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from replicax.cluster.addresses import parse_address
-from replicax.cluster.answers import LONGEST_ANSWER, NOT_OURS, Answer, checked
-from replicax.cluster.gathering import Greeting, RendezvousServer, listening
+from replicax.cluster.rendezvous_messages import LONGEST_ANSWER, NOT_OURS, Answer, checked
+from replicax.cluster.rendezvous_server import Greeting, RendezvousServer, listening
 from replicax.cluster.lines import encoded
 from replicax.cluster.patience import Patience
 from replicax.cluster.signing import shown
-from replicax.cluster.work import Work
+from replicax.cluster.uninterruptible import Work
 from replicax.errors import ClusterError, ClusterTimeoutError
 
 _log = logging.getLogger(__name__)

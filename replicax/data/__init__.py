@@ -44,7 +44,7 @@ from replicax.data.file_source import FileSource
 from replicax.data.input_context import InputContext, ValueContext
 from replicax.data.input_options import AutoShardPolicy, InputOptions
 from replicax.data.iterator import DistributedIterator
-from replicax.data.optional import Optional
+from replicax.data.optional_batch import Optional
 from replicax.data.worker_channel import InputWorkers as InputWorkers
 from replicax.tensorflow.names import not_found
 

@@ -10,7 +10,7 @@ import replicax.context as context
 import replicax.group.health as health
 import replicax.contracts.worlds as worlds
 from replicax.data.first_batch import NO_BATCH
-from replicax.data.optional import Optional
+from replicax.data.optional_batch import Optional
 from replicax.data.position import Position, RowsRead
 from replicax.data.prefetch import Prefetcher
 from replicax.errors import BatchError, ContextError

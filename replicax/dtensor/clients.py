@@ -15,7 +15,7 @@ from replicax.cluster.own_address import own_ip
 from replicax.cluster.runtime import connect
 from replicax.compat.jax_processes import backends_have_started
 from replicax.config import set_virtual_devices
-from replicax.dtensor.environment import JOBS, client_settings
+from replicax.dtensor.client_variables import JOBS, client_settings
 from replicax.errors import ArgumentError, ContextError, DeviceError
 from replicax.tensorflow.names import called_as
 

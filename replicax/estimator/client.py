@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, cast
 
 from replicax.errors import ClusterError
-from replicax.estimator.beside import Beside
+from replicax.estimator.evaluator_process import Beside
 from replicax.job.processes.call import Call, payload_of
 from replicax.strategies import MultiWorkerMirroredStrategy, Strategy
 

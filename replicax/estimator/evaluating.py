@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from replicax.checkpoint.following import Follower, Found, Outcome, Progress, Rules, Visit, decide
+from replicax.checkpoint.checkpoint_follower import Follower, Found, Outcome, Progress, Rules, Visit, decide
 from replicax.errors import CheckpointError, EstimatorError
 from replicax.estimator.exporters import Exporter
 from replicax.estimator.journal import Evaluated, Journal, Metrics, checkpoints, noted_end

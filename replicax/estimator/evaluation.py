@@ -18,7 +18,7 @@ from replicax.estimator.loops import run_steps
 from replicax.estimator.run_config import RunConfig
 from replicax.estimator.scalars import ScalarWriter, note_evaluation
 from replicax.estimator.steps import ModelSteps
-from replicax.estimator.together import together
+from replicax.estimator.agreed_action import together
 from replicax.program import function
 from replicax.typing import PyTree
 

@@ -19,7 +19,7 @@ from replicax.estimator.model_fn import call_input_fn, takes_input_context
 from replicax.parameter_server import ClusterCoordinator
 from replicax.parameter_server.compiling.recording import current_worker_index
 from replicax.strategies import Strategy
-from replicax.strategies.default import default_strategy
+from replicax.strategies.no_strategy import default_strategy
 from replicax.typing import PyTree
 
 if TYPE_CHECKING:

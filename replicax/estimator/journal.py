@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from replicax.checkpoint.following import Found
+from replicax.checkpoint.checkpoint_follower import Found
 from replicax.checkpoint.integrity import write_durably
 from replicax.checkpoint.metadata import FILE as METADATA
 from replicax.checkpoint.numbered import numbered

@@ -8,7 +8,7 @@ import jax
 
 from replicax.estimator.hook_list import Hooks
 from replicax.estimator.hooks import HookContext
-from replicax.estimator.together import Together
+from replicax.estimator.agreed_action import Together
 from replicax.typing import PyTree
 
 

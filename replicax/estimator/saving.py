@@ -10,7 +10,7 @@ from replicax.estimator.built_model import BuiltModel
 from replicax.estimator.checkpoint_saver import CheckpointSaverHook, tell
 from replicax.estimator.hooks import HookContext
 from replicax.estimator.run_config import RunConfig
-from replicax.estimator.together import Together
+from replicax.estimator.agreed_action import Together
 
 _log = logging.getLogger("replicax.estimator")
 _PREFIX = "model.ckpt"

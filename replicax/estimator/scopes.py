@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import replicax.context as context
 from replicax.errors import ContextError
 from replicax.strategies import Strategy
-from replicax.strategies.default import default_strategy
+from replicax.strategies.no_strategy import default_strategy
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from replicax.estimator.scopes import own_scope
 from replicax.estimator.steps import ModelSteps
 from replicax.exporting import export
 from replicax.program import TensorSpec
-from replicax.strategies.default import default_strategy
+from replicax.strategies.no_strategy import default_strategy
 from replicax.typing import PyTree
 
 

@@ -25,7 +25,7 @@ from replicax.estimator.saving import Saving
 from replicax.estimator.scalars import ScalarWriter
 from replicax.estimator.scheduled import run_scheduled
 from replicax.estimator.steps import ModelSteps
-from replicax.estimator.together import together
+from replicax.estimator.agreed_action import together
 from replicax.program import function
 from replicax.typing import PyTree
 

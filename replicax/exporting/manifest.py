@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict, cast
 
-from replicax.checkpoint.documents import count_of, digest_of, dtype_of, field_of, parsed
+from replicax.checkpoint.json_fields import count_of, digest_of, dtype_of, field_of, parsed
 from replicax.errors import ExportError
 from replicax.exporting.pytrees import TreeDocument
 

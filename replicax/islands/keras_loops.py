@@ -16,7 +16,7 @@ import jax
 import replicax.context as context
 from replicax.compat.jax_tracing import is_tracing
 from replicax.data.sources import is_array_pytree
-from replicax.islands.dealing import dealt_rows
+from replicax.islands.batch_dealing import dealt_rows
 from replicax.islands.local_variables import own_values
 from replicax.keras.workers import callbacks_of_worker
 from replicax.typing import PyTree

@@ -15,11 +15,11 @@ from replicax.cluster import ClusterResolver, cluster_of
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.data import DistributedDataset, DistributedDatasetFromFunction, InputContext, InputOptions
 from replicax.errors import ArgumentError
-from replicax.islands.dealing import dealt, dealt_options
+from replicax.islands.batch_dealing import dealt, dealt_options
 from replicax.islands.keras_loops import around_loop
 from replicax.islands.local_variables import make_island_local
 from replicax.islands.opening import open_meeting
-from replicax.islands.outer import OuterOptimizer
+from replicax.islands.outer_optimizers import OuterOptimizer
 from replicax.islands.rounds import Schedule
 from replicax.islands.synchronizer import Synchronizer
 from replicax.islands.synchronizing import SynchronizingMethods

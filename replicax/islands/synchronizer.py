@@ -17,12 +17,12 @@ from replicax.errors import IslandDivergenceError
 from replicax.islands.exchange import Part, Sent, added, averaged, copied, weighted, zeros_like
 from replicax.islands.kinds import DIVERGING, Kind
 from replicax.islands.notes import Note, check_same_programs, digest_of, read_note, veterans
-from replicax.islands.outer import OuterOptimizer
+from replicax.islands.outer_optimizers import OuterOptimizer
 from replicax.islands.progress import Progress
 from replicax.islands.registry import Entry, Registry
 from replicax.islands.rounds import Schedule
 from replicax.islands.saving import check_saved, restore, saved
-from replicax.islands.state import Common, IslandState
+from replicax.islands.island_state import Common, IslandState
 from replicax.islands.values import Values
 from replicax.group.membership import Meeting, MemberLostError, Roll
 from replicax.runtime import turns

@@ -13,7 +13,7 @@ from replicax.islands.kinds import Kind
 from replicax.islands.local_variables import own_values
 from replicax.islands.registry import Entry
 from replicax.contracts.placement import PlacementLike
-from replicax.program.handover import store_values
+from replicax.program.storing import store_values
 from replicax.contracts.reduce_op import terms_of
 from replicax.runtime.transfer import put_all
 from replicax.contracts.variable_access import VariableLike, array_of, dtype_of, is_per_replica_variable

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from replicax.checkpoint import Checkpoint, numbered, read_metadata, restore_variables
-from replicax.checkpoint.following import Found, Outcome
+from replicax.checkpoint.checkpoint_follower import Found, Outcome
 from replicax.checkpoint.writing import absolute
 from replicax.errors import CheckpointError
 

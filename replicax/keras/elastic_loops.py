@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from replicax.compat.keras import epoch_iterator_noted
-from replicax.keras.alike import decides_alike
+from replicax.keras.callback_decisions import decides_alike
 from replicax.keras.feeding import dataset_of
 from replicax.keras.host import KerasHost
 from replicax.keras.progress import Progress
-from replicax.keras.writers import Writers
+from replicax.keras.writing_callbacks import Writers
 from replicax.contracts.worlds import Worlds, running
 
 if TYPE_CHECKING:

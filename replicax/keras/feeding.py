@@ -16,7 +16,7 @@ from replicax.data.batch_placement import owned_copy
 from replicax.errors import BatchError, StrategyMismatchError
 from replicax.contracts.host import Host
 from replicax.keras.host import KerasHost
-from replicax.keras.together import is_elastic
+from replicax.keras.all_workers import is_elastic
 from replicax.runtime.transfer import put, spans_processes
 from replicax.typing import Leaf, PyTree
 from replicax.values import PerReplica, is_per_replica

@@ -24,11 +24,11 @@ from replicax.keras.custom_objects import remembering_arguments
 from replicax.keras.data_steps import takes_data
 from replicax.keras.feeding import as_keras_data
 from replicax.keras.host import KerasHost
-from replicax.keras.parcel import ModelParcel, like_a_row
+from replicax.keras.model_pickling import ModelParcel, like_a_row
 from replicax.keras.progress import Progress
 from replicax.keras.saving import write_atomically, write_together
 from replicax.keras.steps import accept_state
-from replicax.keras.together import check_same_file, has_workers, is_elastic, written_by_chief
+from replicax.keras.all_workers import check_same_file, has_workers, is_elastic, written_by_chief
 from replicax.keras.trainer import StepFunctions
 from replicax.keras.workers import loop_of_workers
 from replicax.program.function import ProgramCache

@@ -1,6 +1,6 @@
 """Where a `fit` is, so that a worker that comes later can go on with the others in the middle of it.
 
-Between two batches of training the others give a newcomer their variables (`strategies/joining.py`), and here what else
+Between two batches of training the others give a newcomer their variables (`strategies/newcomer_state.py`), and here what else
 there is: the epoch, how many batches were taken, the random generators from which the order of the data was drawn, the
 history, and the state of Keras's callbacks. The newcomer draws the same order, passes over the batches that were taken,
 and makes the next step with the others.
@@ -20,7 +20,7 @@ from replicax.compat.keras import set_initial_epoch, set_steps_seen
 from replicax.errors import ElasticError
 from replicax.keras.callback_states import set_callback_states, states_of_callbacks
 from replicax.keras.host import KerasHost
-from replicax.keras.writers import Writers
+from replicax.keras.writing_callbacks import Writers
 from replicax.contracts.worlds import Worlds
 from replicax.typing import PyTree
 from replicax.contracts.variable_access import array_of, set_array

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from replicax.checkpoint.following import Follower, Found, Outcome, Rules
+from replicax.checkpoint.checkpoint_follower import Follower, Found, Outcome, Rules
 from replicax.checks import explained, is_int, is_real
 from replicax.errors import ArgumentError
 from replicax.keras.checkpoints import Watched

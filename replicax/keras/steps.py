@@ -16,7 +16,7 @@ import jax
 
 from replicax.errors import ProgramError
 from replicax.keras.data_steps import functional, takes_data
-from replicax.program.handover import store_values
+from replicax.program.storing import store_values
 from replicax.program.ir.jaxprs import marked_as_gradient
 from replicax.typing import PyTree
 from replicax.contracts.variable_access import AssignableLike, array_of

@@ -23,16 +23,16 @@ from jax.sharding import Sharding
 import replicax.group.health as health
 import replicax.contracts.worlds as worlds
 from replicax.errors import ArgumentError
-from replicax.keras.eager_worlds import eager_in_world
+from replicax.keras.eager_elastic_steps import eager_in_world
 from replicax.keras.feeding import Feed
 from replicax.keras.host import KerasHost
 from replicax.keras.progress import Progress
 from replicax.keras.steps import KerasStep, KerasSteps, State
-from replicax.keras.together import has_workers
+from replicax.keras.all_workers import has_workers
 from replicax.program.hints.advice import advise_of_uncompressed
 from replicax.program.function import ProgramCache
 from replicax.program.global_view import GlobalView
-from replicax.program.handover import store_values
+from replicax.program.storing import store_values
 from replicax.program.keras.state import owner_of
 from replicax.group.renewal import renewed
 from replicax.typing import PyTree

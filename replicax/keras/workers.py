@@ -23,12 +23,12 @@ from replicax.compat.keras import stop_writing
 from replicax.data.input_steps import digest
 from replicax.errors import ArgumentError, BatchError
 from replicax.contracts.host import Host
-from replicax.keras.alike import decides_alike
+from replicax.keras.callback_decisions import decides_alike
 from replicax.keras.elastic_loops import elastic_callbacks
 from replicax.keras.host import KerasHost
 from replicax.keras.random_state import set_told_generators, told_generators
-from replicax.keras.together import is_elastic, told_by_all
-from replicax.keras.writers import SAVERS, WRITERS, is_a
+from replicax.keras.all_workers import is_elastic, told_by_all
+from replicax.keras.writing_callbacks import SAVERS, WRITERS, is_a
 
 
 @contextlib.contextmanager

@@ -35,12 +35,12 @@ from replicax.parameter_server.scheduling.server_actors import ServerActors
 from replicax.parameter_server.variables.partition import count_shards
 from replicax.parameter_server.variables.remote import Home, RemoteVariable, home_of, move_to_servers, variable_bytes
 from replicax.parameter_server.variables.sharded import ShardedVariable
-from replicax.program.calls import called
+from replicax.program.call_checks import called
 from replicax.ray_cluster import connect, serve_if_task
 from replicax.contracts.reduce_op import ReduceOp
 from replicax.strategies.base import Strategy
-from replicax.strategies.combining import values_of
-from replicax.strategies.default import DefaultStrategy, default_replica_context, default_strategy
+from replicax.strategies.reductions import values_of
+from replicax.strategies.no_strategy import DefaultStrategy, default_replica_context, default_strategy
 from replicax.strategies.explaining import Explained
 from replicax.strategies.replica_context import ReplicaContext
 from replicax.tables.marks import grows, index_of, is_table, take_marks

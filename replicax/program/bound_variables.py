@@ -12,7 +12,7 @@ from replicax.errors import LayoutError
 from replicax.contracts.host import Host
 from replicax.program.buffers import own
 from replicax.program.global_view import GlobalView
-from replicax.program.handover import store_values
+from replicax.program.storing import store_values
 from replicax.runtime.transfer import beside_device, put
 from replicax.contracts.variable_access import VariableLike, array_of, layout_of, name_of
 from replicax.variables import lives_elsewhere

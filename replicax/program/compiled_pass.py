@@ -23,11 +23,11 @@ from replicax.errors import ProgramError
 from replicax.contracts.host import CompiledStep, Host, host_of
 from replicax.contracts.placement import WorldsLike
 from replicax.program.bound_variables import BoundVariables
-from replicax.program.captured import captured_error
+from replicax.program.captured_arrays import captured_error
 from replicax.program.flax_changes import ModuleChange, apply_changes
 from replicax.program.flax.modules import around_modules
 from replicax.program.global_view import GlobalView
-from replicax.program.handover import explain_devices, explain_loss, run_and_keep, shown_names, staged, store_values
+from replicax.program.storing import explain_devices, explain_loss, run_and_keep, shown_names, staged, store_values
 from replicax.program.host_calls import HostCalls
 from replicax.program.keras.state import owner_of
 from replicax.program.pytrees import Structure
@@ -238,7 +238,7 @@ class CompiledPass:
     def _call_in_world(self, worlds: WorldsLike, arrays: Arrays) -> PyTree:
         """Runs the program where workers may be lost: it counts when it has ended, and until then changes nothing."""
 
-        from replicax.program.outcome import heard_outcome, told_outcome
+        from replicax.program.elastic_outcome import heard_outcome, told_outcome
 
         written, constant = self.variables.written, self.variables.constant
         read: list[jax.Array] = []  # The workers may have agreed on them in this call.

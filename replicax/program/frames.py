@@ -30,7 +30,7 @@ from replicax.program.ir.decisions import Decisions
 from replicax.program.kept_layouts import KnownLayouts
 from replicax.program.placeholders import placeholder, placeholder_of_component, stacked_in_program
 from replicax.program.results import Counts
-from replicax.program.settlements import Settlements
+from replicax.program.row_updates import Settlements
 from replicax.contracts.variable_access import VariableLike, array_of, name_of
 
 if TYPE_CHECKING:

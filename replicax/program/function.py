@@ -19,12 +19,12 @@ from replicax.errors import ArgumentError, ProgramError
 from replicax.contracts.worlds import number, running
 from replicax.tensorflow.names import Advised, called_as
 from replicax.program.hints.advice import advise_of_changed_object
-from replicax.program.calls import check_function
+from replicax.program.call_checks import check_function
 from replicax.program.global_view import GlobalView
 from replicax.program.input_signature import InputSignature
 from replicax.program.lifting import Program
 from replicax.program.pytrees import Structure, flatten_inputs, per_replica_arrays
-from replicax.program.watching import Change
+from replicax.program.capture_changes import Change
 from replicax.group.renewal import renewed
 from replicax.values.tracebacks import entry_point
 from replicax.typing import Leaf, PyTree, PyTreeFunction

@@ -33,13 +33,13 @@ from replicax.program.flax.modules import PassedModules, UsedModules
 from replicax.program.flax.variables import changes_taken_back, flax_state, settled_changes
 from replicax.program.frames import ProgramFrame
 from replicax.program.global_view import GlobalView
-from replicax.program.handover import shown_names
+from replicax.program.storing import shown_names
 from replicax.program.ir.jaxprs import constants_of
 from replicax.program.kept_layouts import KnownLayouts, layout_in
 from replicax.program.pytrees import Structure, flatten_outputs
 from replicax.program.results import Counts, marked_with
 from replicax.program.tracing import Pass, trace_function
-from replicax.program.watching import Change, Watched, arrays_outside
+from replicax.program.capture_changes import Change, Watched, arrays_outside
 from replicax.runtime.garbage import collected_later
 from replicax.typing import PyTree, PyTreeFunction
 from replicax.contracts.variable_access import VariableLike

@@ -13,7 +13,7 @@ import numpy as np
 from jax.extend import core as jex_core
 
 from replicax.compat.jax_names import CALLBACKS
-from replicax.program.capturing import SETTINGS
+from replicax.program.captures import SETTINGS
 from replicax.program.host_calls import unguarded
 from replicax.program.ir.jaxprs import Atom, aval_of, is_literal, opened_program
 from replicax.program.pytrees import Structure

@@ -12,7 +12,7 @@ from jax.extend import core as jex_core
 from replicax.compat.jax_errors import is_call_of_array
 from replicax.compat.jax_tracing import Trace, current_trace, tracing_anew
 from replicax.errors import TracedValueError
-from replicax.program.captured import captured_error
+from replicax.program.captured_arrays import captured_error
 from replicax.program.flax.modules import flax_error
 from replicax.program.hints.foreign import explained_error
 from replicax.program.frames import ProgramFrame, VariablesCreatedError

@@ -14,7 +14,7 @@ from replicax.compat.ray import NodeOptions, end_node_at_once, forget_token, nod
 from replicax.errors import ClusterError
 from replicax.ray_cluster.actor_placement import alive_resources
 from replicax.ray_cluster.authentication import optional_token, own_token, shared_token
-from replicax.ray_cluster.bounded import done_within
+from replicax.ray_cluster.calls_with_deadline import done_within
 from replicax.ray_cluster.deadline import Deadline, wait_for
 from replicax.ray_cluster.folder import Folder
 from replicax.ray_cluster.head import limit, outliving

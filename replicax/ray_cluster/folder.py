@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 
-from replicax.ray_cluster import keeper
+from replicax.ray_cluster import node_reaper
 
 _SECONDS_TO_CLOSE = 30.0
 _LONGEST_BASE = 20  # The path of a Unix socket has 107 bytes at most, of which Ray needs about 64.
@@ -29,13 +29,13 @@ class Folder:
         self.path = os.path.join(self.root, "r")
         os.mkdir(self.path, 0o700)
         self._keeper = subprocess.Popen(
-            [sys.executable, "-I", "-S", keeper.__file__, self.root], stdin=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-I", "-S", node_reaper.__file__, self.root], stdin=subprocess.PIPE, start_new_session=True
         )
 
     @property
     def environment(self) -> dict[str, str]:
         """The variables that the node's processes must have in their environment."""
-        return {keeper.VARIABLE: self.root}
+        return {node_reaper.VARIABLE: self.root}
 
     def close(self) -> None:
         """Kills the processes that are left, and removes the folder."""

@@ -11,7 +11,7 @@ from replicax.cluster import ClusterSpec, Task
 from replicax.errors import ClusterError, ClusterTimeoutError
 from replicax.ray_cluster.actor_placement import alive_resources, gpu_share
 from replicax.ray_cluster.attaching import attach, attach_to_tasks
-from replicax.ray_cluster.bounded import done_within
+from replicax.ray_cluster.calls_with_deadline import done_within
 from replicax.ray_cluster.deadline import Deadline
 from replicax.ray_cluster.ending_actors import end_process
 from replicax.ray_cluster.head import Head

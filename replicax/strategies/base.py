@@ -22,17 +22,17 @@ from replicax.data import (
 )
 from replicax.errors import ArgumentError, ContextError
 from replicax.contracts.host import HostDefaults
-from replicax.keras.entering import keras_entered
+from replicax.keras.strategy_scope import keras_entered
 from replicax.tensorflow.names import AdvisedContract, called_as
 from replicax.contracts.placement import PlacementLike
-from replicax.program.calls import checked_call
-from replicax.program.replicas.enclosing import noted
+from replicax.program.call_checks import checked_call
+from replicax.program.replicas.outer_program import noted
 from replicax.program.hints.foreign import check_outside_of_graphs
 from replicax.program.results import COMBINED
 from replicax.contracts.reduce_op import ReduceOp
 from replicax.runtime import turns
 from replicax.values.scattering import check_no_slices
-from replicax.strategies.combining import Combine, Gathering, Reduction, one_per_replica, reduced_plain, value_of
+from replicax.strategies.reductions import Combine, Gathering, Reduction, one_per_replica, reduced_plain, value_of
 from replicax.strategies.explaining import Explaining
 from replicax.strategies.scope import Scope
 from replicax.strategies.tf_spellings import TFSpellings
@@ -124,7 +124,7 @@ class Strategy(TFSpellings, Explaining, HostDefaults, AdvisedContract):
     def _meet(self, name: str) -> None:
         """Waits until all workers have come here."""
         if self.placement.spans_processes or self.placement.worlds is not None:
-            from replicax.keras.together import told_by_all
+            from replicax.keras.all_workers import told_by_all
 
             told_by_all(f"barrier {name!r}", None)
 

@@ -10,7 +10,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from replicax.checks import explained
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
-from replicax.program.cut.halves import Halves, Places
+from replicax.program.cut.two_devices import Halves, Places
 from replicax.program.results import marked_like
 from replicax.runtime.devices import device_name, parse_devices
 from replicax.runtime.transfer import put

@@ -23,7 +23,7 @@ from replicax.contracts.variable_access import VariableLike
 
 if TYPE_CHECKING:  # Loaded where they are needed only.
     from replicax.checkpoint import Checkpoint
-    from replicax.strategies.followers import Followers
+    from replicax.strategies.elastic_variables import Followers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +84,8 @@ class RunsInWorlds(SpansWorkers):
     ) -> Placement:
         """Waits for the other workers, or for nobody if they train already, and returns the first placement."""
         from replicax.group.membership.opening import open_worlds
-        from replicax.strategies.followers import Followers
-        from replicax.strategies.joining import StrategyState
+        from replicax.strategies.elastic_variables import Followers
+        from replicax.strategies.newcomer_state import StrategyState
 
         self.cluster_resolver, self.cluster = cluster_of(resolver)
         keep_freed_memory()

@@ -18,7 +18,7 @@ from replicax.program.function import Function
 from replicax.program.pytrees import is_number_like
 from replicax.runtime.transfer import beside_device
 from replicax.contracts.shown import Shown, html_table, in_columns, joined
-from replicax.strategies.showing import Showing
+from replicax.strategies.notebook_table import Showing
 from replicax.typing import PyTree
 from replicax.contracts.variable_access import TreeLeaf, VariableLike, dtype_of, is_per_replica_variable, is_variable, name_of, shape_of
 

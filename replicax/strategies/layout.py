@@ -19,7 +19,7 @@ from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.strategies.mesh_grid import MODEL, Grid, grid_of_mesh, grid_of_shape
 from replicax.strategies.offloading import offloaded
 from replicax.strategies.placement import Placement
-from replicax.strategies.showing import listed
+from replicax.strategies.notebook_table import listed
 from replicax.strategies.workers import START_TIMEOUT_S, SpansWorkers, Workers
 from replicax.contracts.variable_access import VariableLike, was_made
 

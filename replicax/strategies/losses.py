@@ -9,8 +9,8 @@ import replicax.context as context
 from replicax.checks import checked_array, is_int
 from replicax.errors import ArgumentError, ContextError
 from replicax.program.hints.advice import advise
-from replicax.program.hints.scales import share_of_sum
-from replicax.strategies.ambient import get_replica_context, in_cross_replica_context
+from replicax.program.hints.gradient_scale import share_of_sum
+from replicax.strategies.current_strategy import get_replica_context, in_cross_replica_context
 from replicax.typing import Leaf, PyTree
 
 

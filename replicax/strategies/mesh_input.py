@@ -13,7 +13,7 @@ from replicax.data import (
     InputOptions,
     InputWorkers,
 )
-from replicax.data.receivers import Receivers
+from replicax.data.fed_replicas import Receivers
 from replicax.strategies.values_from_function import ValuesFromFunction
 from replicax.typing import PyTree
 

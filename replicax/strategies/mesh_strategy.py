@@ -20,8 +20,8 @@ from replicax.values.containers import opened, settings_among
 from replicax.errors import ArgumentError, ContextError, ReplicaShapeError
 from replicax.contracts.host import PER_REPLICA, PER_ROW
 from replicax.contracts.worlds import Worlds
-from replicax.program.replicas.components import without_per_replica
-from replicax.program.replicas.enclosing import enclosing_program, settle_strategy
+from replicax.program.replicas.per_replica_arguments import without_per_replica
+from replicax.program.replicas.outer_program import enclosing_program, settle_strategy
 from replicax.program.function import ProgramCache, WeakProgramCaches
 from replicax.program.kept_layouts import layout_in
 from replicax.program.pytrees import is_number_like
@@ -30,7 +30,7 @@ from replicax.group.renewal import renewed
 from replicax.runtime.devices import device_name
 from replicax.runtime.mesh import REPLICA_AXIS, mirrored_sharding
 from replicax.runtime.transfer import host_copy, put
-from replicax.strategies.combining import Combine, Components, compiled, one_per_replica, value_of, values_of
+from replicax.strategies.reductions import Combine, Components, compiled, one_per_replica, value_of, values_of
 from replicax.strategies.explaining import leaf_name
 from replicax.strategies.gradient_memory import GradientMemory
 from replicax.strategies.mesh_input import MeshInput

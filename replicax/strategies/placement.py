@@ -17,7 +17,7 @@ from replicax.compat.jax_tracing import beside_traces
 from replicax.errors import WorkersDisagreeError
 from replicax.contracts.worlds import Worlds
 from replicax.contracts.placement import FirstValueLike
-from replicax.program.handover import store_values
+from replicax.program.storing import store_values
 from replicax.runtime.mesh import REPLICA_AXIS, longest_divisible
 from replicax.runtime.transfer import HOST_MEMORY, from_chief, put
 from replicax.strategies.agreement import FIRST_VALUES, Agreement, described
@@ -27,7 +27,7 @@ from replicax.contracts.variable_access import TreeLeaf, VariableLike, array_of,
 if TYPE_CHECKING:  # Loaded where variables are cut, or workers come and go, only.
     from replicax.program.first_values import FirstValue
     from replicax.strategies.first_values import FirstValues
-    from replicax.strategies.followers import Followers
+    from replicax.strategies.elastic_variables import Followers
 
 _MOST_NAMED = 10  # variables that an error names
 

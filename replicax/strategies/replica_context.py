@@ -24,8 +24,8 @@ from replicax.compat.jax_primitives import assert_equal_over_axis
 from replicax.values.equality import difference
 from replicax.errors import ArgumentError, ContextError, ProgramError, ReduceError
 from replicax.tensorflow.names import called_as
-from replicax.program.calls import called, checked_call
-from replicax.program.replicas.components import without_per_replica
+from replicax.program.call_checks import called, checked_call
+from replicax.program.replicas.per_replica_arguments import without_per_replica
 from replicax.contracts.reduce_op import ReduceOp, as_mean, check_numbers
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.values.scattering import check_no_slices, is_slices, reduce_slices

@@ -15,12 +15,12 @@ from replicax.data import (
     ValueContext,
 )
 from replicax.errors import ArgumentError, ReplicaShapeError
-from replicax.program.calls import check_function
-from replicax.program.replicas.enclosing import enclosing_program, settle_strategy
+from replicax.program.call_checks import check_function
+from replicax.program.replicas.outer_program import enclosing_program, settle_strategy
 from replicax.program.pytrees import is_number_like
 from replicax.strategies.base import Strategy
 from replicax.strategies.placement import Placement
-from replicax.strategies.spread import SpreadPerReplica, compared, kind_of
+from replicax.strategies.per_worker_values import SpreadPerReplica, compared, kind_of
 from replicax.typing import Leaf, PyTree
 from replicax.values import PerReplica, UnevenPerReplica
 

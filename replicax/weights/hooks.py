@@ -10,7 +10,7 @@ import replicax.context as context
 from replicax.program.keras.state import owner_of
 from replicax.runtime.once import once
 from replicax.weights.assigning import in_pieces
-from replicax.weights.gathering import on_host
+from replicax.weights.whole_value import on_host
 from replicax.weights.h5 import opened_member
 from replicax.weights.keras_files import load_state_in_pieces, tensor_or_array
 

@@ -9,17 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from replicax.checkpoint.following import (
-    End,
-    Follower,
-    Found,
-    Outcome,
-    Progress,
-    Rules,
-    Visit,
-    Wait,
-    decide,
-)
+from replicax.checkpoint.checkpoint_follower import End, Follower, Found, Outcome, Progress, Rules, Visit, Wait, decide
 
 
 def found(step: int | None) -> Found:

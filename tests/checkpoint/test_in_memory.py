@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 import replicax as rx
-from replicax.checkpoint import in_memory
-from replicax.checkpoint.in_memory import SNAPSHOTS, MemorySnapshots
+from replicax.checkpoint import snapshots
+from replicax.checkpoint.snapshots import SNAPSHOTS, MemorySnapshots
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +124,7 @@ def test_half_a_snapshot_is_none(tmp_path, monkeypatch):
 
 
 def test_a_failure_ends_snapshots_and_not_the_training(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(in_memory, "_ROOM", 1e30)
+    monkeypatch.setattr(snapshots, "_ROOM", 1e30)
     with caplog.at_level(logging.INFO):
         training = Training(tmp_path, interval=9).go(1, 9)
     assert caplog.text.count("No snapshots are taken in memory any more: ") == 1

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.checkpoint import in_turn, restore_variables
+from replicax.checkpoint import sequential_restore, restore_variables
 from replicax.errors import CheckpointError
 from replicax.contracts.variable_access import array_of
 from tests.weights.test_memory import bytes_on_devices
@@ -20,7 +20,7 @@ LARGEST = 64 * 4096 * 4
 
 @pytest.fixture
 def variables(monkeypatch: pytest.MonkeyPatch) -> dict[str, rx.Variable]:
-    monkeypatch.setattr(in_turn, "_LARGE_BYTES", LARGEST)
+    monkeypatch.setattr(sequential_restore, "_LARGE_BYTES", LARGEST)
     with rx.FullyShardedStrategy(8).scope():
         made = {f"v{i}": rx.Variable(np.full(SHAPE, i + 1, np.float32)) for i in range(COUNT)}
         return made | {"small": rx.Variable(3.0), "n": rx.Variable(7)}
@@ -80,7 +80,7 @@ def test_a_disk_that_fails_between_is_told(
     variables: dict[str, rx.Variable], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     path = rx.Checkpoint(**variables).write(tmp_path / "c")
-    read, calls = in_turn.read_arrays, []
+    read, calls = sequential_restore.read_arrays, []
 
     def failing(directory, wanted, metadata, verify):
         calls.append(wanted)
@@ -88,7 +88,7 @@ def test_a_disk_that_fails_between_is_told(
             raise CheckpointError("The disk is gone.")
         return read(directory, wanted, metadata, verify)
 
-    monkeypatch.setattr(in_turn, "read_arrays", failing)
+    monkeypatch.setattr(sequential_restore, "read_arrays", failing)
     with pytest.raises(CheckpointError, match=r"The disk is gone\. 2 of 8 large variables have been restored"):
         rx.Checkpoint(**variables).restore(path)
 

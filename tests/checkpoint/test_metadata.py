@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 import replicax as rx
 from replicax.checkpoint import read_metadata
-from replicax.checkpoint.documents import digest_of
+from replicax.checkpoint.json_fields import digest_of
 from replicax.errors import CheckpointError
 
 

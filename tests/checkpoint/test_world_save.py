@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.checkpoint import world_save
+from replicax.checkpoint import elastic_save
 from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.metadata import read_metadata
-from replicax.checkpoint.world_save import WorldSave
+from replicax.checkpoint.elastic_save import WorldSave
 from replicax.errors import CheckpointError
 from replicax.contracts.worlds import World
 
@@ -52,7 +52,7 @@ class NoFailures:
 
 @pytest.fixture(autouse=True)
 def quiet_others(monkeypatch):
-    monkeypatch.setattr(world_save, "Exchange", NoFailures)
+    monkeypatch.setattr(elastic_save, "Exchange", NoFailures)
 
 
 def begun(worlds: Worlds, path: Path, token: str = "t", timeout_s: float = 0.5, committed=lambda: None) -> WorldSave:

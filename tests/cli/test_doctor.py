@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from replicax.cli.app import app
 from replicax.cluster import detect_cluster, own_address
-from replicax.tools.doctor import DoctorReport, Finding, Severity, all_reduce, devices, diagnosis, machine, network, software
+from replicax.tools.doctor import DoctorReport, Finding, Severity, all_reduce, found_devices, diagnosis, machine, network, software
 from replicax.job.launching.timed import Outcome
 
 GOOD = {"jax": "0.10.2", "jaxlib": "0.10.2", "keras": "3.15.1", "replicax": "0.1.0"}
@@ -60,24 +60,24 @@ def test_the_backend_of_keras(tmp_path: Path):
 
 def test_devices_are_counted_by_kind():
     found = [{"platform": "gpu", "kind": "H100", "memory": 80 * 2**30}] * 2
-    assert devices.describe_devices(found).text == "2 x gpu (H100), 80.0 GiB each"
+    assert found_devices.describe_devices(found).text == "2 x gpu (H100), 80.0 GiB each"
 
 
 def test_devices_are_found_by_another_process():
     environ = {**os.environ, "JAX_NUM_CPU_DEVICES": "3", "NPROC": "2"}
-    found = by_name(devices.check_devices(environ))
+    found = by_name(found_devices.check_devices(environ))
     assert found["devices"].text == "3 x cpu"
     assert found["threads"].status is Severity.WARN
     assert "NPROC=6" in found["threads"].cure
-    assert devices.check_threads({"NPROC": "6"}, 3, 2).status is Severity.OK
-    assert devices.check_threads({}, 1, 1).status is Severity.OK
+    assert found_devices.check_threads({"NPROC": "6"}, 3, 2).status is Severity.OK
+    assert found_devices.check_threads({}, 1, 1).status is Severity.OK
 
 
 def test_devices_that_cannot_be_found():
-    (finding,) = devices.check_devices({**os.environ, "JAX_PLATFORMS": "nonsense"})
+    (finding,) = found_devices.check_devices({**os.environ, "JAX_PLATFORMS": "nonsense"})
     assert finding.status is Severity.FAIL
     assert "nonsense" in finding.text
-    hanging = devices.find_devices(dict(os.environ), timeout_s=0.01)
+    hanging = found_devices.find_devices(dict(os.environ), timeout_s=0.01)
     assert isinstance(hanging, Finding)
     assert hanging.status is Severity.FAIL
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import pytest
 
-from replicax.cluster import reach
+from replicax.cluster import reachability
 from replicax.errors import ClusterError, ClusterTimeoutError
 from tests.cluster.fake_store import FakeStore
 
@@ -30,7 +30,7 @@ def agree() -> Agree:
         def process(index: int) -> None:
             try:
                 names = NAMES[: len(ips)]
-                results[index] = reach.agree_on_addresses(
+                results[index] = reachability.agree_on_addresses(
                     index, names, "localhost:1", ips[index], timeout_s, store, turn
                 )
             except Exception as error:
@@ -49,14 +49,14 @@ def agree() -> Agree:
 
 
 def unreachable(monkeypatch: pytest.MonkeyPatch, ip: str) -> None:
-    connect = reach.socket.create_connection
+    connect = reachability.socket.create_connection
 
     def connect_or_not(address: tuple[str, int], timeout: float) -> Any:
         if address[0] == ip:
             raise OSError(113, "No route to host")
         return connect(address, timeout=timeout)
 
-    monkeypatch.setattr(reach.socket, "create_connection", connect_or_not)
+    monkeypatch.setattr(reachability.socket, "create_connection", connect_or_not)
 
 
 def test_each_connects_with_all_others(agree: Agree):
@@ -71,8 +71,8 @@ def test_an_address_that_only_the_others_know(agree: Agree, monkeypatch: pytest.
         with lock:
             return next(told)
 
-    monkeypatch.setattr(reach, "resolve", resolve)
-    monkeypatch.setattr(reach, "is_loopback", lambda ip: ip == "127.0.1.1")  # So that 127.0.0.7 may be of the network.
+    monkeypatch.setattr(reachability, "resolve", resolve)
+    monkeypatch.setattr(reachability, "is_loopback", lambda ip: ip == "127.0.1.1")  # So that 127.0.0.7 may be of the network.
     assert agree(["", "127.0.0.2"]) == ["127.0.0.7", "127.0.0.2"]
 
 
@@ -99,7 +99,7 @@ def test_with_a_network_of_their_own_they_are_warned(
 
 
 def test_who_is_gone_is_named(agree: Agree, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reach, "_SECONDS_FOR_ALL", 0.0)
+    monkeypatch.setattr(reachability, "_SECONDS_FOR_ALL", 0.0)
     errors = agree(["127.0.0.1", ABSENT, "127.0.0.3"], 0.3)
     assert isinstance(errors[0], ClusterTimeoutError)
     assert "worker:1 at beta:1" in str(errors[0])
@@ -117,13 +117,13 @@ def test_a_second_agreement_is_counted_by_itself(agree: Agree, monkeypatch: pyte
         def __next__(self) -> int:
             return next(self.counts[threading.current_thread().name])
 
-    monkeypatch.setattr(reach, "_turns", OfEach())
+    monkeypatch.setattr(reachability, "_turns", OfEach())
     for _ in range(2):
         assert agree(["127.0.0.1", "127.0.0.2"], turn=None) == ["127.0.0.1", "127.0.0.2"]
 
 
 def test_not_all_problems_are_shown():
     with pytest.raises(ClusterError) as error:
-        reach._complain([f"problem {i}" for i in range(8)])
+        reachability._complain([f"problem {i}" for i in range(8)])
     assert "problem 4; and 3 more" in str(error.value)
     assert "problem 5" not in str(error.value)

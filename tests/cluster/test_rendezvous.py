@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from replicax.cluster import proof, rendezvous
+from replicax.cluster import token_proof, rendezvous
 from replicax.cluster.rendezvous import PATIENCE
 from replicax.cluster.signing import shown
 from replicax.errors import ClusterError, ClusterTimeoutError
@@ -256,7 +256,7 @@ def test_those_who_say_nothing_delay_nobody():
         with meeting(address, 1, 2) as others:
             pass
         assert len(others) == 2
-        assert time.monotonic() - begun < proof.SECONDS_TO_PROVE
+        assert time.monotonic() - begun < token_proof.SECONDS_TO_PROVE
     assert len(found[0]) == 3
 
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from replicax.errors import LaunchError
-from replicax.estimator.beside import Beside
+from replicax.estimator.evaluator_process import Beside
 from replicax.ray_cluster.nodes import Node
 from replicax.job.processes.reaper import Guard
 from replicax.compat.systems import check_system, why_no_jobs

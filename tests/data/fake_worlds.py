@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import replicax.contracts.worlds as worlds
-from replicax.data.receivers import Receivers
+from replicax.data.fed_replicas import Receivers
 from replicax.contracts.worlds import World
 from replicax.runtime import replica_mesh
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import replicax as rx
-from replicax.checkpoint.following import Outcome
+from replicax.checkpoint.checkpoint_follower import Outcome
 from replicax.errors import CheckpointError, EstimatorError
 from replicax.estimator import EvalSpec, Exporter
 from replicax.estimator.evaluating import CheckpointEvaluator, EvaluateSaved, checked_metrics, follow, rules_of

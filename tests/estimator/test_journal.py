@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.checkpoint.following import Found
+from replicax.checkpoint.checkpoint_follower import Found
 from replicax.estimator.journal import Evaluated, Journal, checkpoints, forget_end, note_end, noted_end
 
 FIRST = Found(Path("/run/model.ckpt-5"), 5, (17,))

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import replicax as rx
-from replicax.checkpoint.documents import digest_of
+from replicax.checkpoint.json_fields import digest_of
 from replicax.errors import ExportError
 
 FILE = "manifest.json"

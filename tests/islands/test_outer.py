@@ -10,7 +10,7 @@ import pytest
 
 import replicax as rx
 from replicax.errors import ArgumentError
-from replicax.islands.outer import Nesterov, outer_optimizer
+from replicax.islands.outer_optimizers import Nesterov, outer_optimizer
 from replicax.islands.rounds import Schedule, cut_evenly
 from tests.islands.test_strategy import BATCHES, RATE, Training, body
 from tests.islands.threads import run_islands

@@ -176,7 +176,7 @@ class Wait(keras.callbacks.Callback):
 
 def test_between_two_backups_it_goes_on_from_a_snapshot_in_memory(tmp_path, strategy, undisturbed, monkeypatch):
     monkeypatch.setenv("REPLICAX_SNAPSHOTS", str(tmp_path))
-    monkeypatch.setattr("replicax.checkpoint.in_memory._FIRST_CALLS", 7)  # the second step of the second epoch
+    monkeypatch.setattr("replicax.checkpoint.snapshots._FIRST_CALLS", 7)  # the second step of the second epoch
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path / "b", strategy, Stop(9, "error"), wait=Wait(8, tmp_path, "*/00000002"))
     again = Stop(None, "")

@@ -11,7 +11,7 @@ import pytest
 import ray.cloudpickle as cloudpickle
 
 from replicax.errors import ArgumentError, VariableError
-from replicax.keras.parcel import ModelParcel, ModelState, like_a_row
+from replicax.keras.model_pickling import ModelParcel, ModelState, like_a_row
 from replicax.keras.random_state import RandomState
 
 X = np.random.default_rng(0).normal(size=(12, 3)).astype("float32")

@@ -20,7 +20,7 @@ import pytest
 import tensorboardX  # noqa: F401 - what it imports sets environment variables
 
 import replicax as rx
-from replicax.checkpoint.following import Outcome
+from replicax.checkpoint.checkpoint_follower import Outcome
 from replicax.errors import ArgumentError, CheckpointError
 
 X = np.linspace(-1, 1, 30, dtype=np.float32).reshape(10, 3)

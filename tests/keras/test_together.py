@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import replicax.keras.together as together
+import replicax.keras.all_workers as together
 from replicax.errors import CheckpointError, WorkersDisagreeError
 from replicax.group.health.status import status_of
 

@@ -201,7 +201,7 @@ def fitted(model):
 
 if __name__ == "__main__":
     from replicax.keras.models import install_trainer_hooks
-    from replicax.keras.parcel import ModelParcel, like_a_row
+    from replicax.keras.model_pickling import ModelParcel, like_a_row
     from replicax.job.processes.call import Call, pickled
 
     def opened_and_fitted(parcels):

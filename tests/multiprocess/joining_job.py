@@ -162,7 +162,7 @@ class Faults:
         """Lets the functions of replicax fail where faults strike."""
         import replicax.compat.orbax as orbax
         from replicax.program.compiled_pass import CompiledPass
-        from replicax.strategies.followers import Followers
+        from replicax.strategies.elastic_variables import Followers
 
         ran, give, take, write = CompiledPass._ran, Followers.given, Followers.take, orbax.save_files_alone
 

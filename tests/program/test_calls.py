@@ -6,7 +6,7 @@ import pytest
 
 import replicax as rx
 from replicax.errors import ArgumentError
-from replicax.program.calls import checked_call
+from replicax.program.call_checks import checked_call
 
 
 async def awaited(x):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from replicax.program.cut.halves import Halves, Places
+from replicax.program.cut.two_devices import Halves, Places
 from replicax.program.ir.jaxprs import marked_as_gradient
 from replicax.runtime import mirrored_sharding, replica_mesh, stacked_sharding
 from replicax.runtime.mesh import REPLICA_AXIS

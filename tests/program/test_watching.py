@@ -19,7 +19,7 @@ import optax
 import pytest
 
 import replicax as rx
-from replicax.program.capturing import found_outside
+from replicax.program.captures import found_outside
 from tests.program import watched_names
 
 WEIGHT = jnp.float32(0.0)  # some tests bind it anew

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from replicax.ray_cluster import keeper
+from replicax.ray_cluster import node_reaper
 
 LIMIT_S = 120.0
 OF_CLUSTERS = ("RAY_", "REPLICAX_", "TF_CONFIG", "JAX_COORDINATOR", "JAX_NUM_PROCESSES")
@@ -36,7 +36,7 @@ def wait_for(condition: Callable[[], object], seconds: float = LIMIT_S) -> None:
 
 def assert_nothing_left(folder: str) -> None:
     """Waits until no process of a node is left, and its folder is gone."""
-    wait_for(lambda: not keeper.marked(folder) and not Path(folder).exists(), 30)
+    wait_for(lambda: not node_reaper.marked(folder) and not Path(folder).exists(), 30)
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -50,7 +50,7 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 def heads(folder: str) -> list[int]:
     """Returns the processes that hold a cluster together, among those of a node."""
-    return [pid for pid in keeper.marked(folder) if "gcs_server" in _program(pid)]
+    return [pid for pid in node_reaper.marked(folder) if "gcs_server" in _program(pid)]
 
 
 def _program(pid: int) -> str:

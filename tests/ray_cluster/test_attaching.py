@@ -10,7 +10,7 @@ import pytest
 from replicax.compat.ray_node import patient
 from replicax.errors import ClusterError
 from replicax.ray_cluster import attaching
-from replicax.ray_cluster.bounded import done_within
+from replicax.ray_cluster.calls_with_deadline import done_within
 
 ray = pytest.importorskip("ray")
 TOO_SLOW = "The current node timed out during startup. This could happen because some of the raylet failed to startup."

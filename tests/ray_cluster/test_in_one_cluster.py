@@ -11,7 +11,7 @@ import pytest
 
 import replicax as rx
 from replicax.errors import ClusterError
-from replicax.ray_cluster import RayCluster, connect, connection, keeper
+from replicax.ray_cluster import RayCluster, connect, connection, node_reaper
 from replicax.ray_cluster.ray_environment import variables
 from tests.ray_cluster.conftest import assert_nothing_left, python
 
@@ -91,7 +91,7 @@ def test_nobody_outside_this_machine_can_connect(cluster: RayCluster):
     (folder,) = folders()
     sockets = {
         os.readlink(link)
-        for pid in [*keeper.marked(str(folder)), os.getpid()]
+        for pid in [*node_reaper.marked(str(folder)), os.getpid()]
         for link in Path(f"/proc/{pid}/fd").iterdir()
         if link.is_symlink()
     }

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from replicax.ray_cluster import keeper
+from replicax.ray_cluster import node_reaper
 from tests.ray_cluster.conftest import LIMIT_S, OF_CLUSTERS, assert_nothing_left, heads, wait_for
 
 pytest.importorskip("ray")
@@ -63,5 +63,5 @@ def test_one_interrupt_ends_a_job_whose_head_is_stopped(tmp_path: Path):
     assert "KeyboardInterrupt" in said
     assert job.returncode != 0
     assert seconds < ENDS_WITHIN_S, said
-    wait_for(lambda: not keeper.marked(folder), 30)
+    wait_for(lambda: not node_reaper.marked(folder), 30)
     assert_nothing_left(folder)

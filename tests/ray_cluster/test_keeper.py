@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from replicax.ray_cluster import keeper
+from replicax.ray_cluster import node_reaper
 from tests.ray_cluster.conftest import wait_for
 
 SHARED = Path("/dev/shm")
@@ -21,14 +21,14 @@ def test_semaphores_of_the_nodes_mutable_objects_go_with_it_and_no_others(tmp_pa
     folder = tmp_path / "node"
     folder.mkdir()
     program = shutil.copy(shutil.which("sleep"), tmp_path / "raylet")
-    raylet = subprocess.Popen([program, "100"], env=os.environ | {keeper.VARIABLE: str(folder)})
+    raylet = subprocess.Popen([program, "100"], env=os.environ | {node_reaper.VARIABLE: str(folder)})
     own = [SHARED / f"sem.{kind}{raylet.pid}-1" for kind in ("obj", "hdr")]
     other = SHARED / f"sem.obj{raylet.pid}0-1"
     try:
         for path in (*own, other):
             path.touch()
-        wait_for(lambda: keeper.raylets(keeper.marked(str(folder))) == {raylet.pid})
-        command = [sys.executable, "-I", "-S", keeper.__file__, str(folder)]
+        wait_for(lambda: node_reaper.raylets(node_reaper.marked(str(folder))) == {raylet.pid})
+        command = [sys.executable, "-I", "-S", node_reaper.__file__, str(folder)]
         process = subprocess.Popen(command, stdin=subprocess.PIPE)
         process.communicate(timeout=60)
         assert raylet.wait(10) == -9

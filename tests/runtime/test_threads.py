@@ -122,7 +122,7 @@ _PLAIN = {
     "job/supervision/joined_workers.py": "reads sockets",
     "job/elsewhere/agent.py": "waits; Ray ends its process",
     "job/processes/processes.py": "reads pipes",
-    "checkpoint/in_memory.py": "runtime.ending waits for it",
+    "checkpoint/snapshots.py": "runtime.ending waits for it",
 }
 
 

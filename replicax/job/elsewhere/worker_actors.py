@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from replicax.cluster.addresses import join_address
 from replicax.errors import ClusterError, RemoteWorkerError
-from replicax.ray_cluster.bounded import done_within
+from replicax.ray_cluster.calls_with_deadline import done_within
 from replicax.ray_cluster.deadline import Deadline
 from replicax.ray_cluster.ending_actors import end_actor
 from replicax.ray_cluster.workers import Reservation, WorkerCluster, no_room

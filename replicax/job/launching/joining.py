@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from replicax.cluster.addresses import join_address
 from replicax.cluster.outages import end_if_silent
-from replicax.cluster.proof import Session, proved
+from replicax.cluster.token_proof import Session, proved
 from replicax.errors import LaunchError
 from replicax.runtime.exit_codes import ExitCode, describe, is_restartable
 from replicax.job.launching.join_credentials import Invitation, invitation_to

@@ -1,6 +1,6 @@
 """The memory that the launcher keeps for snapshots of its job: it outlives the tasks of an attempt, not the launcher.
 
-It is a folder in `/dev/shm`, which only this user can read; `checkpoint/in_memory.py` writes there. The launcher
+It is a folder in `/dev/shm`, which only this user can read; `checkpoint/snapshots.py` writes there. The launcher
 deletes it at its end, or its guard if SIGKILL ends it. If both are killed, the next launcher does: a file that its
 owner holds locked tells whether a folder is in use.
 """

@@ -5,7 +5,7 @@ on which both send JSON, one object a line:
 
 | from | message | meaning |
 | --- | --- | --- |
-| both | | prove that they know the job's token (`replicax.cluster.proof`) |
+| both | | prove that they know the job's token (`replicax.cluster.token_proof`) |
 | guest | `host`, `wanted` | asks for a place, if possible with the index that it had before |
 | door | `environment`, `index` | it has this place; these are the variables of its cluster |
 | door | `no` | it cannot join, and why |
@@ -30,7 +30,7 @@ from pathlib import Path
 from replicax.cluster.addresses import Address, join_address
 from replicax.cluster.lines import is_number
 from replicax.cluster.outages import end_if_silent
-from replicax.cluster.proof import SECONDS_TO_PROVE, Session, Strangers, demanded
+from replicax.cluster.token_proof import SECONDS_TO_PROVE, Session, Strangers, demanded
 from replicax.runtime.exit_codes import from_signal
 from replicax.job.processes.events import EventSink, FoundSilent, Joined, MemberNews, ProcessEnded, ScriptEnded, member_news
 from replicax.job.processes.task import WORKER, PlannedTask

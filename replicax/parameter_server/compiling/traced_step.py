@@ -21,7 +21,7 @@ from replicax.program.lifting import Program
 from replicax.program.pytrees import Structure
 from replicax.program.same_programs import are_identical, are_same_programs, are_same_structures
 from replicax.program.cut.split import Assigned, Split
-from replicax.program.watching import Change, Watched
+from replicax.program.capture_changes import Change, Watched
 from replicax.typing import PyTree, PyTreeFunction
 from replicax.contracts.variable_access import VariableLike, array_of, name_of
 

@@ -22,7 +22,7 @@ from replicax.parameter_server.scheduling.worker_actors import WorkerActors
 from replicax.parameter_server.scheduling.worker_objects import WorkerObjects
 from replicax.parameter_server.variables.remote import home_of
 from replicax.program.hints.advice import advise_of_changed_object
-from replicax.program.replicas.enclosing import enclosing_program
+from replicax.program.replicas.outer_program import enclosing_program
 from replicax.program.function import Function, WeakProgramCaches, signature
 from replicax.program.pytrees import Structure, flatten_inputs
 from replicax.typing import PyTree, PyTreeFunction

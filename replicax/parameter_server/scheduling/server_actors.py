@@ -20,7 +20,7 @@ from replicax.parameter_server.actors.messages import ServerProgram, ShardId
 from replicax.parameter_server.actors.parameter_server import ParameterServer, settings_for
 from replicax.parameter_server.scheduling.handles import RemoteAnswer, ServerHandle, ServerIdentity, ray_handle
 from replicax.ray_cluster import RayCluster
-from replicax.ray_cluster.bounded import done_within
+from replicax.ray_cluster.calls_with_deadline import done_within
 from replicax.ray_cluster.ending_actors import end_actor
 
 T = TypeVar("T")

@@ -26,7 +26,7 @@ from replicax.parameter_server.scheduling.handles import (
 )
 from replicax.parameter_server.scheduling.watch import longest_wait
 from replicax.ray_cluster import RayCluster
-from replicax.ray_cluster.bounded import done_within
+from replicax.ray_cluster.calls_with_deadline import done_within
 from replicax.ray_cluster.ending_actors import end_actor
 
 _SENT_WITH_THE_CALL = ("drop", "servers")  # Other kinds may be large, and are stored once for all workers.

@@ -24,7 +24,7 @@ from replicax.errors import VariableError
 from replicax.parameter_server.actors.created_rows import CreatedRows
 from replicax.parameter_server.actors.messages import ShardId
 from replicax.parameter_server.variables.partition import shard_bounds
-from replicax.program.replicas.enclosing import enclosing_program
+from replicax.program.replicas.outer_program import enclosing_program
 from replicax.runtime.devices import device_name
 from replicax.contracts.variable_access import VariableLike, dtype_of, name_of, shape_of
 

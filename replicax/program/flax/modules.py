@@ -21,7 +21,7 @@ import replicax.compat.flax as flax_door
 from replicax.values.containers import flattened_by_jax
 from replicax.context import StateFrame
 from replicax.errors import ProgramError
-from replicax.program.capturing import found_outside
+from replicax.program.captures import found_outside
 from replicax.program.flax.variables import FlaxVariable, arrays_held_by, is_from_outside
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 

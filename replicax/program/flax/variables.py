@@ -31,7 +31,7 @@ from replicax.compat.jax import is_random_key
 from replicax.errors import ProgramError
 from replicax.program.accesses import Accesses
 from replicax.program.flax_changes import ModuleChange, made_in
-from replicax.program.shares import made_equal, replicas_draw_apart, share_of_replica, state_of_random_numbers
+from replicax.program.library_state import made_equal, replicas_draw_apart, share_of_replica, state_of_random_numbers
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.typing import Leaf, PyTree
 

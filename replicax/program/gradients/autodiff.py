@@ -21,15 +21,15 @@ from replicax.context import ReplicaStateFrame, StateFrame
 from replicax.values.equality import difference
 from replicax.errors import ArgumentError, ReplicaDivergenceError
 from replicax.contracts.host import host_of
-from replicax.program.calls import check_function, check_result
+from replicax.program.call_checks import check_function, check_result
 from replicax.program.flax.parameters import with_parameters, zeros_for_flax
 from replicax.program.flax.variables import flax_state
 from replicax.program.frames import OverrideFrame, VariablesCreatedError
 from replicax.program.ir.jaxprs import marked_as_gradient
 from replicax.program.keras.state import keras_scope
 from replicax.program.pytrees import flatten_outputs
-from replicax.program.hints.scales import marked_as_summed_loss
-from replicax.program.settlements import IN_PARTS, OWN
+from replicax.program.hints.gradient_scale import marked_as_summed_loss
+from replicax.program.row_updates import IN_PARTS, OWN
 from replicax.contracts.reduce_op import ReduceOp
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.values.tracebacks import entry_point

@@ -23,8 +23,8 @@ from replicax.program.gradients.autodiff import Differentiation
 from replicax.program.ir.jaxprs import called
 from replicax.program.gradients.micro_batches import Batch, Group, MicroFrame
 from replicax.program.placeholders import placeholder, stacked_in_program
-from replicax.program.hints.scales import scope_of
-from replicax.program.shares import defer_total, is_accumulator, share_of_total
+from replicax.program.hints.gradient_scale import scope_of
+from replicax.program.library_state import defer_total, is_accumulator, share_of_total
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.contracts.variable_access import VariableLike, is_per_replica_variable, layout_of, name_of
 

@@ -13,7 +13,7 @@ from replicax.compat.jax_tracing import traced_apart
 from replicax.context import StateFrame
 from replicax.errors import ProgramError
 from replicax.program.gradients.autodiff import stored_by
-from replicax.program.calls import check_function
+from replicax.program.call_checks import check_function
 from replicax.program.frames import OverrideFrame
 from replicax.program.keras.state import keras_scope
 from replicax.program.pytrees import Structure, flatten_outputs, is_array

@@ -22,7 +22,7 @@ from replicax.compat.jax import axes_of_type, is_random_key
 from replicax.compat.jax_equations import location
 from replicax.compat.jax_names import LARGEST_OR_SMALLEST, MOVE_NUMBERS, NOT_ADDITIVE, ZERO_OF_ZEROS
 from replicax.program.ir.jaxprs import Atom, aval_of, is_literal
-from replicax.program.hints.scales import Constant, ProgramScope, equations_of
+from replicax.program.hints.gradient_scale import Constant, ProgramScope, equations_of
 from replicax.runtime.mesh import REPLICA_AXIS
 
 _SHARE, _TOTAL = "replicax_share_", "replicax_total_"

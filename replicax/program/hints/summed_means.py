@@ -18,7 +18,7 @@ from jax.extend import core as jex_core
 from replicax.compat.jax import axes_of_type
 from replicax.compat.jax_names import KEEP_NUMBERS, UNPACK_NUMBERS
 from replicax.program.ir.jaxprs import Atom, aval_of, is_gradient, is_literal
-from replicax.program.hints.scales import LocalMean, ProgramScope, Search, equations_of
+from replicax.program.hints.gradient_scale import LocalMean, ProgramScope, Search, equations_of
 from replicax.runtime.mesh import REPLICA_AXIS
 
 

@@ -26,7 +26,7 @@ from replicax.contracts.host import Host
 from replicax.program.frames import VariablesCreatedError
 from replicax.program.keras.backend import check_keras_backend, keras_is_loaded
 from replicax.program.keras.hooks import constant, explain_variables_to_jax, install_keras_hooks
-from replicax.program.shares import made_equal, replicas_draw_apart, share_of_replica, state_of_random_numbers
+from replicax.program.library_state import made_equal, replicas_draw_apart, share_of_replica, state_of_random_numbers
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.typing import PyTree
 from replicax.contracts.variable_access import VariableLike, array_of, dtype_of

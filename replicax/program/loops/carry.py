@@ -17,7 +17,7 @@ from replicax.compat.jax_tracing import traced_apart
 from replicax.errors import VariableError
 from replicax.program.gradients.autodiff import settled, stored_by
 from replicax.program.frames import OverrideFrame, VariablesCreatedError
-from replicax.program.shares import value_to_carry
+from replicax.program.library_state import value_to_carry
 from replicax.typing import PyTree, PyTreeFunction
 from replicax.contracts.variable_access import VariableLike, name_of
 

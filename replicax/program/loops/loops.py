@@ -13,7 +13,7 @@ import replicax.context as context
 from replicax.checks import explained
 from replicax.compat.jax_tracing import is_tracing
 from replicax.errors import ArgumentError
-from replicax.program.calls import check_function
+from replicax.program.call_checks import check_function
 from replicax.program.loops.loops.carry import Carried
 from replicax.program.function import ProgramCache, WeakProgramCaches
 from replicax.values.tracebacks import entry_point

@@ -26,15 +26,15 @@ from replicax.contracts.host import PER_ROW, Host
 from replicax.program.accesses import Accesses
 from replicax.program.hints.metric_totals import find_not_summable
 from replicax.program.hints.advice import advise_of_captured, advise_of_local_mean, advise_of_total, advise_of_whole_state, advise_of_zeros
-from replicax.program.replicas.components import without_per_replica
+from replicax.program.replicas.per_replica_arguments import without_per_replica
 from replicax.program.replicas.control_flow import install_control_flow
 from replicax.program.replicas.eager_frame import DIFFERS_NOW, EagerReplicaFrame, differs_now
-from replicax.program.replicas.enclosing import agree, enclosing_program, noted
+from replicax.program.replicas.outer_program import agree, enclosing_program, noted
 from replicax.program.flax_changes import ModuleChange, apply_changes
 from replicax.program.flax.modules import PassedModules, UsedModules, around_modules
 from replicax.program.flax.variables import changes_taken_back, flax_state, settled_changes
 from replicax.program.frames import ReplicaFrame
-from replicax.program.handover import store_values
+from replicax.program.storing import store_values
 from replicax.program.ir.jaxprs import inlined, marked_as_gradient
 from replicax.program.kept_layouts import CutLayouts, layout_in, layouts_of_results
 from replicax.program.keras.state import repeat_while_variables_are_created
@@ -45,8 +45,8 @@ from replicax.program.pytrees import Structure, flatten_inputs, flatten_outputs,
 from replicax.program.replicas.replica_program import ReplicaProgram, cut_at_gradients, trace_as_one_device, trace_replica
 from replicax.program.random.row_draws import RowDraws, with_rows_together
 from replicax.program.random.jax_random import drawing
-from replicax.program.hints.scales import Search, find_local_mean, scope_of
-from replicax.program.settlements import BY_HAND
+from replicax.program.hints.gradient_scale import Search, find_local_mean, scope_of
+from replicax.program.row_updates import BY_HAND
 from replicax.program.replicas.sharded_variables import ReplicaShard, ReplicaSplit, sharded_in, spec_of_shard, split_of
 from replicax.program.hints.summed_means import find_summed_mean
 from replicax.program.tracing import explained_op_by_op

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 
 import libcst as cst
 
-from replicax.tensorflow.codemod import devices, estimators, functions, gradients, leftovers, overrides, pipelines
+from replicax.tensorflow.codemod import device_blocks, estimators, functions, gradients, leftovers, overrides, pipelines
 from replicax.tensorflow.codemod.rewriter import Action
 from replicax.tensorflow.codemod.script import Script
 
 #: Each looks through a script and returns what becomes of nodes. One node belongs to one planner.
 PLANNERS: tuple[Callable[[Script], Mapping[cst.CSTNode, Action]], ...] = (
-    devices.planned,
+    device_blocks.planned,
     functions.planned,
     gradients.planned,
     pipelines.planned,

@@ -12,7 +12,7 @@ from replicax.cluster import ClusterConfig, Detection
 from replicax.cluster.environment import Environ
 from replicax.runtime.exit_codes import ExitCode
 from replicax.tools.doctor.all_reduce import check_all_reduce
-from replicax.tools.doctor.devices import check_devices
+from replicax.tools.doctor.found_devices import check_devices
 from replicax.tools.doctor.findings import SCHEMA_VERSION, Finding, Severity
 from replicax.tools.doctor.machine import check_cache, check_clock
 from replicax.tools.doctor.network import check_addresses, check_cluster, check_proxies

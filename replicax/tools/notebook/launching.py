@@ -16,7 +16,7 @@ from replicax.errors import RemoteWorkerError
 from replicax.job.launching.local_job import signals_as
 from replicax.job.options import Options
 from replicax.job.plan import HOST, Job, count_ports, flags_for_workers, make_plan
-from replicax.program.calls import checked_call
+from replicax.program.call_checks import checked_call
 from replicax.job.processes.call import Call, Returned, error_from, payload_of, result_of
 from replicax.job.processes.compile_cache import keep_within
 from replicax.job.processes.events import Event, Events

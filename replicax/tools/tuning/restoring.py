@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from replicax.errors import ArgumentError, ContextError
 from replicax.contracts.host import Host
 from replicax.keras.progress import Generators
-from replicax.program.handover import store_values
+from replicax.program.storing import store_values
 from replicax.typing import PyTree
 from replicax.contracts.variable_access import VariableLike, array_of, has_array
 

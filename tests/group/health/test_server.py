@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import replicax.group.health.monitor as monitor_module
-from replicax.cluster import proof
+from replicax.cluster import token_proof
 from replicax.group.health.client import TOKEN_HEADER, Client, in_parallel
 from replicax.group.health.diagnosis import Diagnosis, Limits, ProblemKind
 from replicax.group.health.monitor import Monitor
@@ -80,8 +80,8 @@ def test_who_hangs_up_is_not_dead(error: OSError, refusals: int):
 
 
 def test_strangers_who_hold_connections_keep_nobody_out(workers: list[Worker], monkeypatch):
-    monkeypatch.setattr(proof, "MOST_STRANGERS", 8)
-    monkeypatch.setattr(proof, "SECONDS_TO_PROVE", 60.0)  # Their number drops them, not the time.
+    monkeypatch.setattr(token_proof, "MOST_STRANGERS", 8)
+    monkeypatch.setattr(token_proof, "SECONDS_TO_PROVE", 60.0)  # Their number drops them, not the time.
     before = threading.active_count()
     with contextlib.ExitStack() as stack:
         for half in (b"", b"GET /status HT", b"POST /alarm HTTP/1.1\r\nContent-Length: 9\r\n") * 20:
@@ -97,7 +97,7 @@ def test_strangers_who_hold_connections_keep_nobody_out(workers: list[Worker], m
 
 
 def test_strangers_are_dropped_in_time_and_friends_are_not(workers: list[Worker], monkeypatch):
-    monkeypatch.setattr(proof, "SECONDS_TO_PROVE", 0.2)
+    monkeypatch.setattr(token_proof, "SECONDS_TO_PROVE", 0.2)
     client = workers[0].client
     client.status(5.0)
     (connection,) = client._idle

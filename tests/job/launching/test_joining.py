@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from replicax.cluster.addresses import Address
-from replicax.cluster.proof import demanded
+from replicax.cluster.token_proof import demanded
 from replicax.errors import LaunchError
 from replicax.job.launching.join_credentials import Invitation, invitation_to, write_invitation
 from replicax.job.launching.joining import _Visitor

@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from replicax.cluster import proof
+from replicax.cluster import token_proof
 from replicax.cluster.addresses import Address, parse_address
-from replicax.cluster.proof import LONGEST_LINE, proved
+from replicax.cluster.token_proof import LONGEST_LINE, proved
 from replicax.job.processes.events import Events, FoundSilent, Joined, MemberNews, ProcessEnded
 from replicax.job.supervision.joined_workers import SECONDS_OF_SILENCE, Door
 
@@ -130,7 +130,7 @@ def test_who_sits_between_can_change_no_message(changed):
     visitor, his = socket.socketpair()
     his_far, host = socket.socketpair()
     with visitor, his, his_far, host, concurrent.futures.ThreadPoolExecutor(2) as pool:
-        sessions = pool.submit(proved, visitor, "secret", LIMIT_S), pool.submit(proof.demanded, host, "secret")
+        sessions = pool.submit(proved, visitor, "secret", LIMIT_S), pool.submit(token_proof.demanded, host, "secret")
         near, far = his.makefile("rb"), his_far.makefile("rb")
         for _ in range(2):
             his_far.sendall(near.readline())
@@ -155,8 +155,8 @@ def test_who_sits_between_can_change_no_message(changed):
 
 
 def test_silent_strangers_keep_nobody_out_and_are_dropped(door, visitor, guest, events, monkeypatch):
-    monkeypatch.setattr(proof, "MOST_STRANGERS", 8)
-    monkeypatch.setattr(proof, "SECONDS_TO_PROVE", 60.0)  # Their number drops them, not the time.
+    monkeypatch.setattr(token_proof, "MOST_STRANGERS", 8)
+    monkeypatch.setattr(token_proof, "SECONDS_TO_PROVE", 60.0)  # Their number drops them, not the time.
     with contextlib.ExitStack() as stack:
         strangers = [Visitor(door) for _ in range(100)]
         for stranger in strangers:

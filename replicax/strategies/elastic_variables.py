@@ -14,8 +14,8 @@ from replicax.compat.jax_tracing import beside_traces
 from replicax.compat.jax_worlds import is_of_present_client
 from replicax.errors import ElasticError
 from replicax.contracts.worlds import Worlds
-from replicax.program.handover import store_values
-from replicax.program.refitting import refitted
+from replicax.program.storing import store_values
+from replicax.program.resized_variables import refitted
 from replicax.runtime.transfer import host_copy, put, with_kind_of
 from replicax.strategies.agreement import described, unnumbered
 from replicax.contracts.variable_access import VariableLike, array_of, has_array, has_split_rows, is_per_replica_variable, name_of, shape_of

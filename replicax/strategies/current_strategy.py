@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import replicax.context as context
 from replicax.errors import ArgumentError, ContextError
-from replicax.keras.entering import keras_entered
+from replicax.keras.strategy_scope import keras_entered
 from replicax.strategies.base import Strategy
-from replicax.strategies.default import default_replica_context, default_strategy
+from replicax.strategies.no_strategy import default_replica_context, default_strategy
 from replicax.strategies.replica_context import ReplicaContext
 
 

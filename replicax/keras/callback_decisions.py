@@ -10,8 +10,8 @@ import jax
 import replicax.group.health as health
 from replicax.compat.keras import initial_epoch, set_initial_epoch
 from replicax.contracts.host import Host
-from replicax.keras.together import check_same_names, make_alike, told_by_all
-from replicax.keras.writers import Writers
+from replicax.keras.all_workers import check_same_names, make_alike, told_by_all
+from replicax.keras.writing_callbacks import Writers
 
 
 def decides_alike(strategy: Host, writers: Writers | None = None) -> Any:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from replicax.checkpoint.documents import field_of, parsed
+from replicax.checkpoint.json_fields import field_of, parsed
 from replicax.checkpoint.integrity import write_durably
 from replicax.checkpoint.numbered import NumberedCheckpoint
 from replicax.errors import CheckpointError

@@ -11,7 +11,7 @@ import numpy as np
 
 from replicax.compat.jax import is_random_key
 from replicax.contracts.placement import PlacementLike
-from replicax.program.refitting import components_in, refitted
+from replicax.program.resized_variables import components_in, refitted
 from replicax.runtime.transfer import host_copy, put, with_kind_of
 from replicax.contracts.variable_access import VariableLike, array_of
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from replicax.values.containers import is_value
-from replicax.program.capturing import SETTINGS, Found, found_outside, is_of_settings
+from replicax.program.captures import SETTINGS, Found, found_outside, is_of_settings
 from replicax.program.flax.modules import is_of_flax
 from replicax.typing import Leaf
 from replicax.values import PerReplica

@@ -16,7 +16,7 @@ from replicax.data.input_steps import InputStep, InputStepMaker
 from replicax.data.iterator import OpenedPass, PlacedStep
 from replicax.data.position import Position
 from replicax.data.prefetch import prefetch
-from replicax.data.receivers import Receivers, ReceiversByWorld
+from replicax.data.fed_replicas import Receivers, ReceiversByWorld
 from replicax.data.whole_batches import ReadAhead, Splitter, WholeBatch
 from replicax.data.worker_channel import WorkerChannel
 from replicax.typing import PyTree

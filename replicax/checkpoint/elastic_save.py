@@ -24,7 +24,7 @@ import replicax.group.health as health
 from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.encoding import SavedArray
-from replicax.checkpoint.in_worlds import coordinated_text
+from replicax.checkpoint.elastic_calls import coordinated_text
 from replicax.checkpoint.integrity import write_durably
 from replicax.checkpoint.metadata import STATE, read_metadata
 from replicax.checkpoint.same_contents import check_same_contents

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from replicax.cluster.signing import pickled, unpickled
 from replicax.keras.steps import KerasStep
 from replicax.contracts.placement import WorldsLike
-from replicax.program.handover import store_values
+from replicax.program.storing import store_values
 from replicax.runtime.transfer import host_copy, put
 from replicax.typing import PyTree
 from replicax.contracts.variable_access import array_of

@@ -13,7 +13,7 @@ import numpy as np
 import replicax.context as context
 from replicax.values.equality import difference
 from replicax.errors import ReduceError
-from replicax.program.replicas.enclosing import returned_by
+from replicax.program.replicas.outer_program import returned_by
 from replicax.program.kept_layouts import layout_in
 from replicax.program.pytrees import is_number_like
 from replicax.program.results import COMBINED

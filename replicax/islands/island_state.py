@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax.islands.kinds import Kind
-from replicax.islands.outer import OuterOptimizer
+from replicax.islands.outer_optimizers import OuterOptimizer
 from replicax.islands.registry import Entry
 from replicax.islands.values import Counts, Values
 from replicax.program.keras.state import seed_of_replica

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from replicax.keras.random_state import RandomState
-from replicax.strategies.followers import Followers, Given
+from replicax.strategies.elastic_variables import Followers, Given
 from replicax.strategies.placement import Placement
 from replicax.contracts.variable_access import VariableLike
 

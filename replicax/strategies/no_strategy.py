@@ -19,13 +19,13 @@ from replicax.data.sources import can_open
 from replicax.errors import ArgumentError, ContextError
 from replicax.contracts.host import NoPlacement
 from replicax.tensorflow.names import called_as
-from replicax.program.calls import called, check_function
+from replicax.program.call_checks import called, check_function
 from replicax.program.pytrees import is_number_like
 from replicax.contracts.reduce_op import ReduceOp, as_mean, check_numbers
 from replicax.runtime.devices import default_devices
 from replicax.values.scattering import is_slices
 from replicax.strategies.base import Strategy
-from replicax.strategies.combining import values_of
+from replicax.strategies.reductions import values_of
 from replicax.strategies.replica_context import ReplicaContext
 from replicax.strategies.scope import Scope
 from replicax.typing import PyTree, PyTreeFunction
