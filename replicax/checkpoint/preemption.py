@@ -24,7 +24,7 @@ from replicax.checkpoint.stop_agreement import StopAgreement
 from replicax.checkpoint.writing import Directory
 from replicax.checks import checked_seconds
 from replicax.errors import ArgumentError, ClusterError
-from replicax.runtime.exit_codes import ExitCode
+from replicax.errors.exit_codes import ExitCode
 from replicax.typing import PyTree
 
 _P = ParamSpec("_P")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from replicax.errors import LaunchError
-from replicax.runtime.exit_codes import ExitCode
+from replicax.errors.exit_codes import ExitCode
 from replicax.job.membership_history import read_history
 from replicax.tools.plots.membership import bars, summary, svg, table
 

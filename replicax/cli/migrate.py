@@ -11,7 +11,7 @@ import typer
 from replicax.cli import proving
 from replicax.tensorflow.codemod.files import Source, read, scripts
 from replicax.errors import ArgumentError
-from replicax.runtime.exit_codes import ExitCode
+from replicax.errors.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from replicax.tensorflow.codemod.conversion import Conversion

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from replicax.errors import ClusterError, LaunchError
-from replicax.runtime.exit_codes import ExitCode
+from replicax.errors.exit_codes import ExitCode
 from replicax.job import Options, launch
 from replicax.tools.profiling import hot_spots, traces
 

@@ -12,7 +12,7 @@ import typer
 
 from replicax.cli.job_file import ARGUMENTS, MODULE, SCRIPT, read_job_file
 from replicax.errors import ClusterError, ClusterTimeoutError, LaunchError, RemoteWorkerError
-from replicax.runtime.exit_codes import ExitCode, from_signal
+from replicax.errors.exit_codes import ExitCode, from_signal
 from replicax.job import Elsewhere, Options, check_elsewhere, join, launch, launch_elsewhere, parse_elastic, parse_hosts, parse_variables, parse_workers
 
 # Everything after the script belongs to the script, whatever it looks like.

@@ -9,7 +9,7 @@ import typer
 
 from replicax.cluster import ClusterSpec, TFConfigClusterResolver
 from replicax.errors import ClusterError, ClusterTimeoutError
-from replicax.runtime.exit_codes import ExitCode
+from replicax.errors.exit_codes import ExitCode
 from replicax.ray_cluster import Server
 
 

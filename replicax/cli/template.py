@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from replicax.errors import LaunchError
-from replicax.runtime.exit_codes import ExitCode
+from replicax.errors.exit_codes import ExitCode
 from replicax.job import templates
 from replicax.job.templates import ClusterJob
 

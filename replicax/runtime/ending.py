@@ -31,7 +31,7 @@ from types import FrameType, TracebackType
 
 from replicax.compat.interpreter import call_when_script_ends
 from replicax.errors import CheckpointError
-from replicax.runtime.exit_codes import ExitCode
+from replicax.errors.exit_codes import ExitCode
 
 _unfinished: dict[object, Callable[[], object]] = {}
 _lock = threading.RLock()  # The handler of SIGTERM may interrupt whoever has it.

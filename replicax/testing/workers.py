@@ -15,7 +15,7 @@ from pathlib import Path
 
 from replicax.checks import checked, checked_seconds
 from replicax.errors import ArgumentError, WorkersFailedError
-from replicax.runtime.exit_codes import describe
+from replicax.errors.exit_codes import describe
 from replicax.job.options import Options
 from replicax.job.plan import flags_for_workers
 from replicax.job.launching.timed import Outcome, run_in_time

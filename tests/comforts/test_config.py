@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import replicax.cli.run as run_module
 from replicax.cli.app import app
-from replicax.runtime.exit_codes import ExitCode
+from replicax.errors.exit_codes import ExitCode
 
 
 @pytest.fixture

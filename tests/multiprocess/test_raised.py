@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from replicax.runtime.exit_codes import ExitCode
+from replicax.errors.exit_codes import ExitCode
 from replicax.job import Options, launch
 from tests.multiprocess.stalls import ROOT, Job, job
 

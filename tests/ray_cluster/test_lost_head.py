@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from replicax.runtime.exit_codes import ExitCode
+from replicax.errors.exit_codes import ExitCode
 from replicax.ray_cluster import head as head_module
 from replicax.ray_cluster.head import Head, HeadWatch, limit, outliving
 from replicax.ray_cluster.nodes import answers, refuses

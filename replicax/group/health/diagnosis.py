@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from replicax.runtime.exit_codes import ExitCode
+from replicax.errors.exit_codes import ExitCode
 from replicax.runtime.call_order import Order, RecordedCall
 from replicax.runtime.activity import SLOW_PHASES
 from replicax.group.health.status import Status

@@ -17,7 +17,7 @@ from types import TracebackType
 from replicax.cluster.exchange import accompany
 from replicax.cluster.patience import Patience
 from replicax.compat.jax_interrupts import explain_reads
-from replicax.runtime.exit_codes import ExitCode, from_signal
+from replicax.errors.exit_codes import ExitCode, from_signal
 from replicax.group.health.diagnosis import DONE, Diagnosis, Limits, WorkerObservation, diagnose, disagrees, diverged
 from replicax.group.health.observer import SECONDS_BETWEEN_LOOKS, SECONDS_FOR_A_LOOK, Observer
 from replicax.runtime.call_order import OUTSIDE, CallDescription, Order, order_from, recorded_call_from

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from replicax.runtime.exit_codes import describe
+from replicax.errors.exit_codes import describe
 from replicax.group.health.client import in_parallel
 from replicax.group.health.diagnosis import Diagnosis, ProblemKind, WorkerObservation
 from replicax.group.health.launcher_messages import tell_launcher

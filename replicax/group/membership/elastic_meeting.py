@@ -18,7 +18,7 @@ import numpy as np
 import replicax.group.health as health
 from replicax.cluster.patience import Patience
 from replicax.errors import BarrierTimeoutError, ClusterTimeoutError, MeetingError, WorkersDisagreeError
-from replicax.runtime.exit_codes import ExitCode
+from replicax.errors.exit_codes import ExitCode
 from replicax.group.health.launcher_messages import tell_launcher
 from replicax.group.membership.attempts import Attempt, CliqueLike, pack, unpack
 from replicax.group.membership.job_store import Board

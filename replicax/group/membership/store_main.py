@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from replicax.cluster.addresses import join_address, parse_address
 from replicax.compat.jax_cliques import Service, StoreClient
 from replicax.errors import MeetingError
-from replicax.runtime.exit_codes import ExitCode
+from replicax.errors.exit_codes import ExitCode
 from replicax.group.membership.job_store import Board
 from replicax.group.membership.quorum import Life
 

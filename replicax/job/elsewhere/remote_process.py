@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from replicax.runtime.exit_codes import ExitCode
+from replicax.errors.exit_codes import ExitCode
 from replicax.job.processes.events import CallReturned, EventSink, ProcessEnded, ScriptEnded, WaitingForOthers
 from replicax.job.elsewhere.messages import CallEnded, Ended, Failed, Meets, News, Order, Output, Remains, Reply
 from replicax.job.processes.output import last_traceback

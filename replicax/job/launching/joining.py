@@ -18,7 +18,7 @@ from replicax.cluster.addresses import join_address
 from replicax.cluster.outages import end_if_silent
 from replicax.cluster.token_proof import Session, proved
 from replicax.errors import LaunchError
-from replicax.runtime.exit_codes import ExitCode, describe, is_restartable
+from replicax.errors.exit_codes import ExitCode, describe, is_restartable
 from replicax.job.launching.join_credentials import Invitation, invitation_to
 from replicax.job.launching.local_job import signals_as
 from replicax.job.options import Options, check_script, make_log_dir
@@ -64,7 +64,7 @@ def join(
         environment: The environment that the worker inherits; by default that of this process.
 
     Returns:
-        The exit code of the worker; `replicax.runtime.exit_codes` lists them.
+        The exit code of the worker; `replicax.errors.exit_codes` lists them.
 
     Raises:
         LaunchError: The options are wrong, or the job does not let it in.

@@ -15,7 +15,7 @@ from types import FrameType
 
 from replicax.cluster.addresses import Address
 from replicax.errors import LaunchError
-from replicax.runtime.exit_codes import ExitCode, describe
+from replicax.errors.exit_codes import ExitCode, describe
 from replicax.job.supervision.member_record import Attendance
 from replicax.job.launching.join_credentials import INVITATION, TOKEN, write_invitation
 from replicax.job.supervision.elastic_policy import Members
@@ -57,7 +57,7 @@ def launch(options: Options, terminal: Terminal | None = None, environment: Mapp
         environment: The environment that the tasks inherit; by default that of this process.
 
     Returns:
-        The exit code; `replicax.runtime.exit_codes` lists them.
+        The exit code; `replicax.errors.exit_codes` lists them.
 
     Raises:
         LaunchError: The options are wrong, or a process cannot be started.

@@ -95,7 +95,7 @@ def launch_elsewhere(options: Options, elsewhere: Elsewhere, terminal: Terminal 
         terminal: Where the output goes; by default standard output and standard error.
 
     Returns:
-        The exit code; `replicax.runtime.exit_codes` lists them.
+        The exit code; `replicax.errors.exit_codes` lists them.
 
     Raises:
         LaunchError: The options are wrong.

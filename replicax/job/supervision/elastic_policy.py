@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 
-from replicax.runtime.exit_codes import ExitCode, describe, is_restartable
+from replicax.errors.exit_codes import ExitCode, describe, is_restartable
 from replicax.job.supervision.member_record import Attendance
 from replicax.job.options import Options
 from replicax.job.plan import WORKER, member_environment

@@ -31,7 +31,7 @@ from replicax.cluster.addresses import Address, join_address
 from replicax.cluster.lines import is_number
 from replicax.cluster.outages import end_if_silent
 from replicax.cluster.token_proof import SECONDS_TO_PROVE, Session, Strangers, demanded
-from replicax.runtime.exit_codes import from_signal
+from replicax.errors.exit_codes import from_signal
 from replicax.job.processes.events import EventSink, FoundSilent, Joined, MemberNews, ProcessEnded, ScriptEnded, member_news
 from replicax.job.processes.task import WORKER, PlannedTask
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Protocol
 
-from replicax.runtime.exit_codes import ExitCode, describe
+from replicax.errors.exit_codes import ExitCode, describe
 from replicax.job.processes.events import FoundSilent, GuestLike, MemberNews, ProcessLike
 
 

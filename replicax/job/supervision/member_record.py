@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from replicax.runtime.exit_codes import ExitCode, describe
+from replicax.errors.exit_codes import ExitCode, describe
 from replicax.group.membership.quorum import Life
 from replicax.group.membership.membership_log import MembershipLog
 from replicax.job.processes.events import ProcessLike

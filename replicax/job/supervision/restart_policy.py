@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from replicax.runtime.exit_codes import ExitCode, is_restartable
+from replicax.errors.exit_codes import ExitCode, is_restartable
 from replicax.job.options import Options
 from replicax.job.plan import WORKER
 from replicax.job.supervision.supervisor import AttemptResult

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from replicax.runtime.exit_codes import ExitCode, from_returncode, from_signal
+from replicax.errors.exit_codes import ExitCode, from_returncode, from_signal
 from replicax.job.processes.events import CallReturned, Event, Events, FoundSilent, GuestLike, Joined, MemberNews, ProcessEnded, ProcessLike, ScriptEnded, SignalReceived, WaitingForOthers
 from replicax.job.processes.task import EVALUATOR, WORKERS
 from replicax.job.supervision.loss_policy import Failure, Revival

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from replicax.errors import LaunchError
-from replicax.runtime.exit_codes import ExitCode
+from replicax.errors.exit_codes import ExitCode
 from replicax.job.templates.cluster_job import SECONDS_TO_SAVE, ClusterJob, plain_size
 from replicax.job.templates.containers import indented, resources
 

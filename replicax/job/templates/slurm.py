@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replicax.runtime.exit_codes import ExitCode
+from replicax.errors.exit_codes import ExitCode
 from replicax.job.templates.cluster_job import SECONDS_TO_SAVE, ClusterJob
 
 

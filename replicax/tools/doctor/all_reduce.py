@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from replicax.cluster.environment import Environ
-from replicax.runtime.exit_codes import describe
+from replicax.errors.exit_codes import describe
 from replicax.tools.doctor import probe
 from replicax.tools.doctor.findings import Finding, fail, ok, warn
 from replicax.job.options import Options

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from replicax.cluster import ClusterConfig, Detection
 from replicax.cluster.environment import Environ
-from replicax.runtime.exit_codes import ExitCode
+from replicax.errors.exit_codes import ExitCode
 from replicax.tools.doctor.all_reduce import check_all_reduce
 from replicax.tools.doctor.found_devices import check_devices
 from replicax.tools.doctor.findings import SCHEMA_VERSION, Finding, Severity

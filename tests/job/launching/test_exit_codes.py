@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from replicax.runtime import exit_codes
-from replicax.runtime.exit_codes import ExitCode, describe, from_returncode, is_restartable
+from replicax.errors import exit_codes
+from replicax.errors.exit_codes import ExitCode, describe, from_returncode, is_restartable
 
 
 def test_the_page_lists_every_code():

@@ -25,7 +25,7 @@ _SIGNALS = 128  # A shell reports 128 + n for a process that signal n ended.
 
 
 class ExitCode(enum.IntEnum):
-    """The exit codes that a process of a job chooses; `replicax.runtime.exit_codes` explains each."""
+    """The exit codes that a process of a job chooses; `replicax.errors.exit_codes` explains each."""
 
     OK = 0
     FAILED = 1
