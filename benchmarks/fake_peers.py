@@ -149,10 +149,10 @@ def watcher(processes: int, looks: int = 3) -> Figures:
     from replicax.group.health.client import Client
     from replicax.group.health.diagnosis import Limits, diagnose, disagrees
     from replicax.group.health.observer import SECONDS_BETWEEN_LOOKS, Observer
-    from replicax.runtime.call_order import Order
     from replicax.group.health.peers import History, Peer
     from replicax.group.health.status import status_of
     from replicax.group.health.traffic import Traffic
+    from replicax.runtime.call_order import Order
 
     seconds = (looks + 1) * 2.2 + 3
     fakes = started("workers", seconds)

@@ -1,8 +1,8 @@
 """Checks that each public name of TensorFlow has a row, and that the row is true; `--write` renews the guide's tables.
 
-The names are in `tests/golden/tf_names.txt`, the rows in `replicax/tensorflow/names/`. A row is true if the name that it gives
-is there and takes TensorFlow's keywords (or has a row that says why not), and if asking for a name that is not here is
-answered with its advice.
+The names are in `tests/golden/tf_names.txt`, the rows in `replicax/tensorflow/names/`. A row is true if the name that
+it gives is there and takes TensorFlow's keywords (or has a row that says why not), and if asking for a name that is not
+here is answered with its advice.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import replicax as rx
+from replicax.contracts.advice import Advised
+from replicax.contracts.called_as import tensorflow_keywords
 from replicax.errors import AbsentNameError
-from replicax.tensorflow.names import NAMES, Advised, Row, asked_as, resolved
-from replicax.tensorflow.names.outside_distribute import BESIDE
+from replicax.tensorflow.names import NAMES, Row, asked_as, resolved
 from replicax.tensorflow.names.cluster import CLUSTER
 from replicax.tensorflow.names.dtensor import DTENSOR
 from replicax.tensorflow.names.estimator import ESTIMATOR
+from replicax.tensorflow.names.outside_distribute import BESIDE
 from replicax.tensorflow.names.strategies import STRATEGIES
 from replicax.tensorflow.names.values import VALUES
 from replicax.tensorflow.names.variables import VARIABLES
@@ -154,7 +156,7 @@ def faults_of_keywords(name: Name, row: Row) -> Iterator[str]:
         return  # Nobody calls it.
     there = function_of(row)
     own = parameters(there)
-    answered = getattr(there, "tensorflow_keywords", {})
+    answered = tensorflow_keywords(there)
     for keyword in name.keywords():
         if keyword in row.keywords:
             known = row.keywords[keyword]
@@ -166,7 +168,7 @@ def faults_of_keywords(name: Name, row: Row) -> Iterator[str]:
             yield f"rx.{row.here} has no keyword {keyword}, and the row says nothing of it"
     yield from faults_of_order(name, row, own)
     for cls, method in overrides(row):
-        taken = {*parameters(method), *getattr(method, "tensorflow_keywords", ())}
+        taken = {*parameters(method), *tensorflow_keywords(method)}
         for keyword in set(name.keywords()) - taken:
             yield f"{cls.__module__}.{cls.__name__} overrides rx.{row.here} without the keyword {keyword}"
     for keyword in row.keywords.keys() - set(name.keywords()):

@@ -5,8 +5,6 @@ import sys
 from typing import TYPE_CHECKING
 
 from replicax import cluster as cluster_resolver, config, data, errors
-from replicax.group import health
-from replicax.values.aggregation import VariableAggregation, VariableSynchronization
 from replicax.collectives import (
     CommunicationImplementation,
     CommunicationOptions,
@@ -18,15 +16,15 @@ from replicax.collectives import (
     ReductionToOneDevice,
     RingAllReduce,
 )
+from replicax.contracts import upper_rooms
+from replicax.contracts.advice import NAME_TABLES, not_found
+from replicax.contracts.reduce_op import ReduceOp
 from replicax.data import AutoShardPolicy, InputContext, InputOptions, ValueContext
 from replicax.errors import ReplicaDivergenceError, ReplicaxError
-from replicax.strategies.losses import compute_average_loss, scale_regularization_loss
-from replicax.tensorflow.names import not_found
+from replicax.group import health
+from replicax.moved import RENAMED, renamed
 from replicax.program import TensorSpec, function, grad, value_and_grad
 from replicax.program.keras.backend import choose_jax_for_keras
-from replicax.contracts.reduce_op import ReduceOp
-from replicax.renamed import RENAMED, renamed
-from replicax.values.scattering import IndexedSlices
 from replicax.strategies import (
     CentralStorageStrategy,
     Elastic,
@@ -43,11 +41,19 @@ from replicax.strategies import (
     in_cross_replica_context,
     set_strategy,
 )
+from replicax.strategies.losses import compute_average_loss, scale_regularization_loss
 from replicax.values import DistributedValues, Mirrored, PerReplica
+from replicax.values.aggregation import VariableAggregation, VariableSynchronization
+from replicax.values.scattering import IndexedSlices
 from replicax.variables import Module, Variable
+from replicax.variables.whole_values import EXCHANGE
 from replicax.version import __version__
 
 choose_jax_for_keras()  # The one thing that importing replicax does: it can be done before Keras is imported only.
+__path__.append(f"{__path__[0]}/moved")  # Old import paths of public modules.
+upper_rooms.register(EXCHANGE, lambda: importlib.import_module("replicax.cluster.exchange").exchanged)
+upper_rooms.register(NAME_TABLES, lambda: importlib.import_module("replicax.tensorflow.names").tables())
+upper_rooms.register("TensorFlow's checkpoints", lambda: importlib.import_module("replicax.tensorflow.checkpoints"))
 
 __all__ = [
     "AutoShardPolicy",
@@ -147,18 +153,29 @@ __all__ = [
 ]
 
 
-#: Loaded when they are first asked for: a training step by itself needs none of these. By name, the module that has it;
-#: a module has its own name.
+#: Modules and names that are loaded when they are first asked for: a training step by itself needs none of these.
+_MODULES = {
+    "checkpoint": "checkpoint",
+    "coordinator": "parameter_server.namespace",
+    "dtensor": "dtensor",
+    "estimator": "estimator",
+    "exit_codes": "errors.exit_codes",
+    "notebook": "tools.notebook",
+    "plots": "tools.plots",
+    "testing": "testing",
+    "trackers": "tools.trackers",
+}
+#: By name, the module that has it.
 _LATER = {
-    "BatchSize": "tuning",
+    "BatchSize": "tools.tuning",
     "Checkpoint": "checkpoint",
     "CheckpointManager": "checkpoint",
     "DiLoCoStrategy": "islands",
-    "ExponentialMovingAverage": "averages",
+    "ExponentialMovingAverage": "strategies.averages",
     "FixedShardsPartitioner": "parameter_server",
     "FullyShardedStrategy": "strategies.fully_sharded",
     "LayoutStrategy": "strategies.layout",
-    "LearningRates": "tuning",
+    "LearningRates": "tools.tuning",
     "LoadedFunction": "exporting",
     "LocalSGDStrategy": "islands",
     "MaxSizePartitioner": "parameter_server",
@@ -169,39 +186,28 @@ _LATER = {
     "Server": "parameter_server",
     "ShardedVariable": "parameter_server",
     "TerminationConfig": "checkpoint",
-    "accumulate_gradients": "program.accumulation",
-    "checkpoint": "checkpoint",
-    "cond": "program.loops",
-    "coordinator": "coordinator",
-    "dtensor": "dtensor",
-    "estimator": "estimator",
+    "accumulate_gradients": "program.gradients.accumulation",
+    "cond": "program.loops.loops",
     "export": "exporting",
-    "find_batch_size": "tuning",
-    "find_learning_rate": "tuning",
-    "fori_loop": "program.loops",
+    "find_batch_size": "tools.tuning",
+    "find_learning_rate": "tools.tuning",
+    "fori_loop": "program.loops.loops",
     "latest_checkpoint": "checkpoint",
     "load_export": "exporting",
     "load_safetensors": "weights",
-    "notebook": "notebook",
-    "plots": "plots",
-    "print": "reporting.printing",
-    "progress": "reporting.progress",
-    "remat": "program.rematerialized",
+    "print": "tools.reporting.printing",
+    "progress": "tools.reporting.progress",
+    "remat": "program.gradients.rematerialized",
     "save_safetensors": "weights",
-    "scaled_learning_rate": "tuning",
-    "scan": "program.loops",
-    "switch": "program.loops",
-    "testing": "testing",
-    "trackers": "trackers",
-    "while_loop": "program.loops",
+    "scaled_learning_rate": "tools.tuning",
+    "scan": "program.loops.loops",
+    "switch": "program.loops.loops",
+    "while_loop": "program.loops.loops",
 }
 
 if TYPE_CHECKING:
     import replicax.testing as testing
     from replicax import checkpoint, dtensor, estimator, keras as keras
-    from replicax.parameter_server import namespace
-    from replicax.tools import notebook, plots, trackers
-    from replicax.strategies.averages import ExponentialMovingAverage
     from replicax.checkpoint import (
         Checkpoint,
         CheckpointManager,
@@ -221,29 +227,36 @@ if TYPE_CHECKING:
         Partitioner,
         Server,
         ShardedVariable,
+        namespace as coordinator,
     )
     from replicax.program.gradients.accumulation import accumulate_gradients
-    from replicax.program.loops.loops.loops import cond, fori_loop, scan, switch, while_loop
     from replicax.program.gradients.rematerialized import remat
-    from replicax.tools.reporting.printing import print
-    from replicax.tools.reporting.progress import progress
+    from replicax.program.loops.loops import cond, fori_loop, scan, switch, while_loop
+    from replicax.strategies.averages import ExponentialMovingAverage
     from replicax.strategies.fully_sharded import FullyShardedStrategy
     from replicax.strategies.layout import LayoutStrategy
-    from replicax.tools.tuning import BatchSize, LearningRates, find_batch_size, find_learning_rate, scaled_learning_rate
+    from replicax.tools import notebook, plots, trackers
+    from replicax.tools.reporting.printing import print
+    from replicax.tools.reporting.progress import progress
+    from replicax.tools.tuning import (
+        BatchSize,
+        LearningRates,
+        find_batch_size,
+        find_learning_rate,
+        scaled_learning_rate,
+    )
     from replicax.weights import load_safetensors, save_safetensors
 else:  # For a type checker every name would exist.
 
     def __getattr__(name: str) -> object:
-        """Loads what `_LATER` names when it is first asked for. Knows old names and TensorFlow's."""
-        if name in _LATER:
-            value = importlib.import_module(f"replicax.{_LATER[name]}")
-            if name != _LATER[name]:
-                value = getattr(value, name)
-            globals()[name] = value
+        """Loads modules and names when they are first asked for. Knows old names and TensorFlow's."""
+        if name in _MODULES or name in _LATER:
+            module = importlib.import_module(f"replicax.{_MODULES.get(name) or _LATER[name]}")
+            value = globals()[name] = module if name in _MODULES else getattr(module, name)
             return value
         if name in RENAMED:
             return renamed(sys.modules[__name__], name)
         raise not_found(__name__, name)
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *_LATER})
+        return sorted({*globals(), *_MODULES, *_LATER})

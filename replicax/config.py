@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from replicax.context import run_eagerly, runs_eagerly
-from replicax.tensorflow.names import not_found
+from replicax.contracts.advice import not_found
 from replicax.runtime.devices import set_virtual_devices
 
 __all__ = ["run_eagerly", "runs_eagerly", "set_virtual_devices"]

@@ -48,13 +48,13 @@ class StateFrame(Protocol):
     is_of_loss: bool
 
     def note_made(self, variable: VariableLike) -> None:
-        """Is told of each variable that is made with a value."""
+        """Notes each variable that is made with a value."""
 
     def read(self, variable: VariableLike) -> jax.Array:
         """Returns the current value of `variable` inside the trace."""
 
     def note_read(self, variable: VariableLike, value: jax.Array) -> None:
-        """Is told of each value that a reader was given."""
+        """Notes each value that a reader was given."""
 
     def write(self, variable: VariableLike, value: jax.Array) -> jax.Array:
         """Makes `value` the current value of `variable` inside the trace and returns what was stored."""
@@ -75,13 +75,13 @@ class StateFrame(Protocol):
         """Does it, unless it is refused; the gradients are multiplied by the factor."""
 
     def note_changed(self, module: object) -> None:
-        """Is told of each module of flax before an attribute of it changes."""
+        """Notes each module of flax before an attribute of it changes."""
 
     def knows(self, module: object) -> bool:
         """Returns whether a module of flax was noted: it is one from outside of the function."""
 
     def note_captured(self) -> None:
-        """Is told that a step uses a per-replica value that it has captured."""
+        """Notes that a step uses a per-replica value that it has captured."""
 
 
 class ReplicaStateFrame(StateFrame, Protocol):
@@ -111,7 +111,7 @@ class Reader(Protocol):
     """The reader of variables of which other processes hold shards, and send them."""
 
     def note_read(self, variable: VariableLike) -> None:
-        """Is told of each variable whose shards are needed next."""
+        """Notes each variable whose shards are needed next."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -78,7 +78,8 @@ class Failure(NamedTuple):
 
 def rooms() -> list[str]:
     """Returns the names of the rooms: the packages of `replicax/`, and one for the modules beside them."""
-    return [*sorted(init.parent.name for init in (ROOT / "replicax").glob("*/__init__.py")), CORE]
+    names = {init.parent.name for init in (ROOT / "replicax").glob("*/__init__.py")}
+    return [*sorted(names - {"moved"}), CORE]  # `moved` has the old import paths
 
 
 def faults() -> list[Fault]:

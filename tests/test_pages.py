@@ -147,9 +147,9 @@ def test_the_checks_find_what_they_look_for():
     assert exists("MirroredStrategy.run")
     assert exists("keras.BackupAndRestore")
     assert exists("CheckpointManager.checkpoint")
-    assert exists("launch.membership_picture")
+    assert exists("job.membership_history")
     assert not exists("no_such_name")
-    assert not exists("launch.no_such_module")
+    assert not exists("job.no_such_module")
     assert not exists("MirroredStrategy.no_such_name")
     assert undone_in("One process only; `MultiWorkerMirroredStrategy` is planned. More.") != []
     assert undone_in("A step that is `planned_by_you` is planned. `rx.function` has not changed.") == []

@@ -15,13 +15,11 @@ CROSSING = {
     "checkpoint",
     "cluster",
     "collectives",
-    "health",
+    "group",
     "islands",
-    "launch",
-    "membership",
+    "job",
     "parameter_server",
     "ray_cluster",
-    "remote",
 }
 
 

@@ -21,7 +21,12 @@ COMPAT = PACKAGE / "compat"
 # What Keras's variables keep their array and its type in. Classes of ours that stand in for them have the same, so that
 # these are no proof of being ours.
 OF_VARIABLES = {"_value", "_shape", "_dtype", "_layout", "_initializer", "_trainable"}
-KNOW_VARIABLES = ("variable_access.py", "variables/", "dtensor/variable.py", "parameter_server/variables/remote.py")
+KNOW_VARIABLES = (
+    "contracts/variable_access.py",
+    "variables/",
+    "dtensor/variable.py",
+    "parameter_server/variables/remote.py",
+)
 # What a name stands for that is private in another way than by its library's choice.
 OTHERS = {
     ("runtime/turns.py", "_DummyThread"): "Python has no other name for a thread that it has not started",

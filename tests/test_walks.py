@@ -1,4 +1,4 @@
-"""`docs/architecture.md` follows one batch hop by hop; here the batch is followed by a profiler."""
+"""`docs/architecture.md` follows a batch hop by hop; here a profiler follows it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax import dtensor
 from tests.parameter_server import fakes
 
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 HOP = re.compile(r"^\d+\. `([\w/]+\.py)`,? `([\w.]+)`", re.MULTILINE)
-MOST_HOPS = 12
 X, Y = np.ones((16, 4), np.float32), np.ones((16, 3), np.float32)
 
 Calls = list[tuple[str, str]]
@@ -63,9 +61,8 @@ def hops(title: str) -> Calls:
     return HOP.findall(section)
 
 
-def assert_follows(calls: Calls, title: str) -> None:
-    said = hops(title)
-    assert 0 < len(said) <= MOST_HOPS
+def assert_follows(calls: Calls, said: Calls) -> None:
+    assert len(said) > 2
     rest = iter(calls)
     missing = [hop for hop in said if hop not in rest]  # `in` goes on from the last one that was found
     assert not missing, f"{missing[0]} does not come after the hops before it. The calls are: {calls}"
@@ -96,7 +93,7 @@ def test_a_step_of_run_goes_as_the_page_says(recorder: Recorder):
             train(next(batches))
         with recorder.on():
             train(next(batches))
-    assert_follows(recorder.calls, "A step of `run`")
+    assert_follows(recorder.calls, hops("A step of `run`"))
 
 
 def test_a_step_of_fit_goes_as_the_page_says(recorder: Recorder):
@@ -114,7 +111,7 @@ def test_a_step_of_fit_goes_as_the_page_says(recorder: Recorder):
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
         model.compile("adam", "mse")
     model.fit(np.tile(X, (5, 1)), np.tile(Y, (5, 1)), batch_size=16, verbose=0, callbacks=[Recorded()])
-    assert_follows(recorder.calls, "A step of `fit`")
+    assert_follows(recorder.calls, hops("A step of `fit`") + hops("A step of `run`")[3:])
 
 
 def test_a_step_on_parameter_servers_goes_as_the_page_says(recorder: Recorder, monkeypatch):
@@ -126,14 +123,4 @@ def test_a_step_on_parameter_servers_goes_as_the_page_says(recorder: Recorder, m
         with recorder.on():
             coordinator.schedule(step, args=(X,)).fetch()
             coordinator.join(60)
-    assert_follows(recorder.calls, "A step on parameter servers")
-
-
-def test_an_operation_on_dtensors_goes_as_the_page_says(recorder: Recorder):
-    mesh = dtensor.create_mesh([("batch", 8)])
-    tensor = dtensor.copy_to_mesh(X, dtensor.Layout.replicated(mesh, rank=2))
-    layout = dtensor.Layout.batch_sharded(mesh, "batch", rank=2)
-    dtensor.relayout(tensor, layout)
-    with recorder.on():
-        dtensor.relayout(tensor, layout)
-    assert_follows(recorder.calls, "A DTensor operation")
+    assert_follows(recorder.calls, hops("A step on parameter servers"))

@@ -9,19 +9,21 @@ A save of `rx.Checkpoint(model=model, step=3)` goes through these files:
 3. `metadata.py` writes the shapes, dtypes and checksums (`integrity.py`) last.
 
 A restore reads the metadata, compares the names (`name_matching.py`), and reads and checks the arrays (`reading.py`,
-`documents.py`). Values of Keras objects that are not built (`unbuilt.py`) wait for their `build` (`deferred.py`).
+`json_fields.py`). Values of Keras objects that are not built (`unbuilt.py`) wait for their `build` (`deferred.py`).
 `load_status.py` says what was used.
 
 `manager.py` saves every so often (`save_interval.py`), in the background (`copies.py`, `background.py`), and decides
-what stays in its folder (`checkpoint_folder.py`, `numbered.py`, `retention.py`). `preemption.py` saves when a worker is
-preempted, at a step on which all workers agree (`stop_agreement.py`).
+what stays in its folder (`checkpoint_folder.py`, `numbered.py`, `kept_for_good.py`). `preemption.py` saves when a
+worker is preempted, at a step on which all workers agree (`stop_agreement.py`).
 
-`tensorflow/` reads checkpoints that TensorFlow wrote.
+Checkpoints that TensorFlow wrote are read by `replicax/tensorflow/checkpoints`, through `foreign.py`.
 """
 
-from replicax.tensorflow import checkpoints
+from typing import TYPE_CHECKING
+
 from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.contents import Contents
+from replicax.checkpoint.foreign import tensorflow_checkpoints
 from replicax.checkpoint.load_status import LoadStatus
 from replicax.checkpoint.manager import CheckpointManager
 from replicax.checkpoint.metadata import Entry, Metadata, read_metadata
@@ -57,3 +59,10 @@ __all__ = [
     "write_arrays",
     "write_variables",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name == "tensorflow":
+            return tensorflow_checkpoints()
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

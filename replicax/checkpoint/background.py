@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import replicax.group.health as health
+import replicax.runtime.activity as activity
 from replicax.runtime.ending import finish_at_end, finished
 
 _log = logging.getLogger(__name__)
@@ -20,12 +20,7 @@ _running: dict[Path, BackgroundSave] = {}
 
 
 class BackgroundSave:
-    """A thread that writes a checkpoint to a directory.
-
-    Args:
-        directory: The directory; one save at a time writes to it.
-        write: Writes the checkpoint.
-    """
+    """A thread that writes a checkpoint to a directory."""
 
     def __init__(self, directory: Path, write: Callable[[], object]):
         self._failure: BaseException | None = None
@@ -66,7 +61,7 @@ class BackgroundSave:
             self._ended.set()
 
 
-@health.phase(health.CHECKPOINT)
+@activity.phase(activity.CHECKPOINT)
 def wait_for(directory: Path) -> None:
     """Returns when no thread writes to a directory any more."""
     save = _running.pop(directory, None)

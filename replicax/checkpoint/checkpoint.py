@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
+import time
 import warnings
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -17,28 +20,26 @@ import replicax.context as context
 import replicax.contracts.worlds as worlds
 from replicax.checkpoint.contents import Contents, ObjectParts, is_value, parts_of, replace_values
 from replicax.checkpoint.coordination import Coordination
-from replicax.checkpoint.deferred import deferred_restores, drop_replaced, values_to_write
+from replicax.checkpoint.deferred import DeferredRestore, deferred_restores, drop_replaced, values_to_write
+from replicax.checkpoint.elastic_calls import coordinated
 from replicax.checkpoint.encoding import (
+    SavedArray,
     restored_array,
     restored_state,
     restored_value,
     saved_array,
     saved_state,
+    saved_value,
     set_states,
     wanted_array,
     wanted_value,
 )
-from replicax.checkpoint.sequential_restore import large_variables, restore_in_turn
-from replicax.checkpoint.elastic_calls import coordinated
-from replicax.checkpoint.savers import Keepers
+from replicax.checkpoint.foreign import TensorMapping, tensorflow_checkpoints
 from replicax.checkpoint.load_status import LoadStatus
-from replicax.checkpoint.metadata import FILE, place_of
+from replicax.checkpoint.metadata import FILE, Metadata, place_of
 from replicax.checkpoint.name_matching import check_kinds, check_names, differences, warn_of_left_out
-from replicax.checkpoint.read_checkpoint import Prepared, ReadCheckpoint
 from replicax.checkpoint.reading import checked_metadata, read_arrays, read_state
-from replicax.checkpoint.snapshot import values_of
-from replicax.tensorflow.checkpoints.locating import is_tensorflow
-from replicax.tensorflow.checkpoints.restoring import restore_tensorflow
+from replicax.checkpoint.sequential_restore import large_variables, restore_in_turn
 from replicax.checkpoint.writing import (
     PREPARED,
     TIMEOUT_S,
@@ -48,14 +49,12 @@ from replicax.checkpoint.writing import (
     new_directory,
     write_in_place,
 )
-from replicax.errors import ArgumentError, CheckpointError
-from replicax.tensorflow.names import Advised, called_as
-from replicax.typing import PyTree
+from replicax.contracts.advice import Advised
+from replicax.contracts.called_as import called_as
 from replicax.contracts.variable_access import AssignableLike
+from replicax.errors import ArgumentError, CheckpointError, ElasticError
+from replicax.typing import PyTree
 from replicax.variables import Variable
-
-if TYPE_CHECKING:
-    from replicax.tensorflow.checkpoints.user_mapping import TensorMapping
 
 _log = logging.getLogger(__name__)
 _SAVES = "save_counter"
@@ -302,10 +301,10 @@ class Checkpoint(Advised):
             return LoadStatus({}, None)
         path = place_of(absolute(save_path))
         name = f"Restoring the checkpoint {path}"
-        if not (path / FILE).is_file() and is_tensorflow(path):
+        if not (path / FILE).is_file() and tensorflow_checkpoints().is_tensorflow(path):
             coordination = Coordination(name, TIMEOUT_S)
             coordination.check_same("directory", str(path))
-            status, saves = restore_tensorflow(
+            status, saves = tensorflow_checkpoints().restore_tensorflow(
                 path, self.objects, coordination, mapping, strict and not partial, verify
             )
             if saves is not None:
@@ -413,3 +412,132 @@ def _check_none(coordination: Coordination) -> None:
     """Checks that no process restores a checkpoint: it would wait for the others, and train with other values."""
     coordination.check_same("directory", "None")
     coordination.end()
+
+
+# The parts of a checkpoint as they are known before it is written, and when it was read.
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """The contents of a checkpoint that is to be written, as known before any variable's value is read.
+
+    Attributes:
+        parts: The parts of the objects.
+        waiting: Restored values that wait for objects to be built.
+        state: The encoded states, by name.
+        step: The training step.
+    """
+
+    parts: ObjectParts
+    waiting: dict[str, np.ndarray]
+    state: dict[str, dict[str, object]]
+    step: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadCheckpoint:
+    """The values, states and metadata that were read of a checkpoint, for some objects.
+
+    Attributes:
+        path: The checkpoint.
+        names: The names in it.
+        expected: The names in the objects.
+        parts: The parts of the objects.
+        values: The values of variables and arrays, by name.
+        large: How those of large variables are to be read, when all is known to be there.
+        states: The states, by name.
+        waiting: The values that wait for objects to be built.
+        metadata: The metadata of the checkpoint.
+    """
+
+    path: Path
+    names: list[str]
+    expected: list[str]
+    parts: ObjectParts
+    values: dict[str, jax.Array | np.ndarray]
+    large: dict[str, jax.ShapeDtypeStruct]
+    states: dict[str, PyTree]
+    waiting: list[DeferredRestore]
+    metadata: Metadata
+
+
+# Managers know what they have saved; so do their counterparts in a worker that joins later.
+
+
+class Keeper(Protocol):
+    """An object that saves a checkpoint, such as a manager."""
+
+    def get_state(self) -> dict[str, PyTree]:
+        """Returns what it knows, in a form that JSON can hold."""
+
+    def set_state(self, state: Mapping[str, PyTree]) -> None:
+        """Goes on where that of another worker is, which has returned `state`."""
+
+
+class Keepers:
+    """All that save one checkpoint, as long as they live."""
+
+    def __init__(self) -> None:
+        self._known: list[weakref.ref[Keeper]] = []
+
+    def add(self, keeper: Keeper) -> None:
+        """Adds one that was made."""
+        self._known.append(weakref.ref(keeper))
+
+    def get_states(self) -> list[dict[str, PyTree]]:
+        """Returns the states of all."""
+        return [keeper.get_state() for keeper in self._alive()]
+
+    def set_states(self, states: Sequence[Mapping[str, PyTree]]) -> None:
+        """Gives all of them the states of another worker's.
+
+        Raises:
+            ElasticError: There are others here.
+        """
+        alive = self._alive()
+        if len(alive) != len(states):
+            raise ElasticError(
+                f"{len(alive)} managers save the checkpoint that strategy.join was given, and in the workers that "
+                f"train {len(states)} do. All workers must run the same script: make managers before they join."
+            )
+        for keeper, state in zip(alive, states, strict=True):
+            keeper.set_state(state)
+
+    def _alive(self) -> list[Keeper]:
+        return [keeper for reference in self._known if (keeper := reference()) is not None]
+
+
+# The values of variables at one moment, for a checkpoint.
+
+
+_SECONDS_BETWEEN_LOOKS = 0.05
+
+
+def values_of(variables: Mapping[str, AssignableLike], states: Iterable[object] = ()) -> dict[str, SavedArray]:
+    """Returns the values of variables: all from before, or all from after a lost parameter server was replaced.
+
+    They are read in the order of their names, the same in all processes: reading some of them is a computation of all.
+
+    Args:
+        variables: The variables.
+        states: What is saved with them. A strategy of islands among them knows what this island's own values mean.
+    """
+    with contextlib.ExitStack() as stack:
+        for state in states:
+            if hasattr(state, "own_values"):
+                stack.enter_context(state.own_values())
+        return _values_at_once(variables)
+
+
+def _values_at_once(variables: Mapping[str, AssignableLike]) -> dict[str, SavedArray]:
+    while True:
+        before = _restorations(variables)
+        values = {name: saved_value(variable) for name, variable in sorted(variables.items(), key=lambda item: item[0])}
+        if before == _restorations(variables) and not any(count % 2 for count in before):
+            return values
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def _restorations(variables: Mapping[str, AssignableLike]) -> set[int]:
+    """Returns how many beginnings and ends of recoveries of servers there have been: odd during a recovery."""
+    return {getattr(variable, "_replicax_restorations", 0) for variable in variables.values()}

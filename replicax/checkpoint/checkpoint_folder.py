@@ -8,9 +8,9 @@ import shutil
 import warnings
 from pathlib import Path
 
+from replicax.checkpoint.kept_for_good import PermanentCheckpoints
 from replicax.checkpoint.metadata import FILE, REPLACED, name_of_replaced, place_of
 from replicax.checkpoint.numbered import NumberedCheckpoint, name_of, numbered
-from replicax.checkpoint.kept_for_good import PermanentCheckpoints
 from replicax.checkpoint.writing import UNFINISHED, delete
 
 _log = logging.getLogger(__name__)

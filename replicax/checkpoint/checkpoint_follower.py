@@ -113,14 +113,7 @@ class End(NamedTuple):
 
 
 def decide(rules: Rules, progress: Progress, new: Sequence[Found], now: float) -> Visit | Wait | End:
-    """Returns what to do next.
-
-    Args:
-        rules: The rules.
-        progress: How far it is.
-        new: The checkpoints that were not visited yet, in order.
-        now: The time.
-    """
+    """Returns what to do next."""
     if rules.max_visits is not None and progress.visits >= rules.max_visits:
         return End(f"{rules.max_visits} checkpoint(s) have been evaluated")
     if _reaches(progress.step, rules.last_step):

@@ -14,9 +14,9 @@ from replicax.checkpoint.encoding import VALUES, HasState, SavedArray, has_state
 from replicax.checkpoint.flax_names import flax_arrays, is_of_flax
 from replicax.checkpoint.unbuilt import how_to_build, unbuilt_objects
 from replicax.checkpoint.variable_names import is_keras_object, is_variable, key_name, walk
+from replicax.contracts.variable_access import AssignableLike
 from replicax.errors import CheckpointError
 from replicax.typing import Leaf, PyTree
-from replicax.contracts.variable_access import AssignableLike
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic)
 SavedState: TypeAlias = bool | int | float | str | bytes | HasState
@@ -132,13 +132,7 @@ def with_values(value: PyTree, path: str, restored: Mapping[str, Leaf]) -> PyTre
 
 
 def replace_values(objects: dict[str, PyTree], parts: ObjectParts, new: Mapping[str, Leaf]) -> dict[str, PyTree]:
-    """Puts new values in the places of arrays and numbers in objects; returns the objects that have such, by name.
-
-    Args:
-        objects: The objects by name; it is changed.
-        parts: Their parts.
-        new: The new values, by the names of the parts.
-    """
+    """Puts new values in the places of arrays and numbers in objects; returns the objects that have such, by name."""
     names = [*parts.arrays, *(name for name, part in parts.states.items() if is_value(part))]
     replaced = {}
     for name, value in objects.items():

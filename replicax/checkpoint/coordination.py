@@ -15,8 +15,8 @@ from typing import TypeVar
 
 import jax
 
-import replicax.group.health as health
 import replicax.contracts.worlds as worlds
+import replicax.runtime.activity as activity
 from replicax.cluster.exchange import (
     AbsentError,
     ClosedError,
@@ -29,6 +29,7 @@ from replicax.cluster.exchange import (
 )
 from replicax.cluster.key_value_store import Store
 from replicax.errors import CheckpointError, ReplicaxError
+from replicax.runtime.calls import note_outside, place_in_program, take_back
 
 _T = TypeVar("_T")
 _KIND = "checkpoint"
@@ -88,10 +89,10 @@ class Coordination:
     ):
         self._name, self._timeout_s = name, timeout_s
         self._kind, self._number = kind, _numbers.next(kind)
-        self._place = health.place_in_program()  # Now: a thread may go on with it while the script trains.
+        self._place = place_in_program()  # Now: a thread may go on with it while the script trains.
         self._count = jax.process_count() if count is None else count
         if kind == _KIND and self._count > 1:
-            health.note_outside(called or name)
+            note_outside(called or name)
         self._exchange = Exchange(
             f"replicax/{kind}",
             jax.process_index() if process is None else process,
@@ -151,7 +152,7 @@ class Coordination:
         """
         places = [json.loads(each) for each in self.all_values("the same calls before it", json.dumps(self._place))]
         if any(place != places[0] for place in places):
-            health.take_back(self._place)
+            take_back(self._place)
             told = by_value(range(self._count), [f"after {number} steps and other calls" for number, _ in places])
             raise CheckpointError(
                 f"{self._name}: all processes must save together, but they came to it after different calls of "
@@ -183,7 +184,7 @@ class Coordination:
             ReplicaxError: `action` has raised it here.
         """
         try:
-            with health.phase(health.CHECKPOINT), self._explained():
+            with activity.phase(activity.CHECKPOINT), self._explained():
                 return action() if self._count == 1 else self._exchange.run(self._stage(stage), action)
         except FailedElsewhereError as error:
             raise CheckpointError(f"{failed} by process {error.process}: {error.problem}") from None
@@ -217,9 +218,9 @@ class Coordination:
     def _stage(self, stage: str) -> str:
         return f"{self._number}/{stage}"
 
-    def _waiting(self, stage: str, processes: Sequence[int]) -> health.phase:
+    def _waiting(self, stage: str, processes: Sequence[int]) -> activity.phase:
         everyone = len(processes) >= self._count - 1
-        return health.phase(health.WAIT, f"{self._name}: {_shown(stage)}", () if everyone else processes)
+        return activity.phase(activity.WAIT, f"{self._name}: {_shown(stage)}", () if everyone else processes)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:

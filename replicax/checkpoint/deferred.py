@@ -21,10 +21,10 @@ from replicax.checkpoint.metadata import Entry
 from replicax.checkpoint.reading import check_wanted
 from replicax.checkpoint.unbuilt import how_to_build, is_append_only, is_unbuilt, layers_in, unbuilt_objects
 from replicax.checkpoint.variable_names import keras_objects
+from replicax.contracts.variable_access import AssignableLike, dtype_of, shape_of
 from replicax.errors import CheckpointError
 from replicax.program.keras.state import give_value
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import AssignableLike, dtype_of, shape_of
 
 if TYPE_CHECKING:
     from replicax.checkpoint.variable_names import KerasObject

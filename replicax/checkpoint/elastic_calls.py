@@ -36,7 +36,7 @@ def coordinated(name: str, timeout_s: float, call: Callable[[Coordination], _T],
 
 
 def coordinated_text(name: str, timeout_s: float, call: Callable[[Coordination], str]) -> tuple[str, bool]:
-    """Does the same for a text that is the same in all workers.
+    """Runs `call` in all workers and returns its text; survivors take it from one that has finished.
 
     Returns:
         The text, and whether this worker took part: else the others had gone on, and told it.

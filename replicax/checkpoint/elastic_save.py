@@ -20,19 +20,19 @@ from pathlib import Path
 import jax
 import numpy as np
 
-import replicax.group.health as health
+import replicax.runtime.activity as activity
 from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.coordination import Coordination
-from replicax.checkpoint.encoding import SavedArray
 from replicax.checkpoint.elastic_calls import coordinated_text
+from replicax.checkpoint.encoding import SavedArray
 from replicax.checkpoint.integrity import write_durably
 from replicax.checkpoint.metadata import STATE, read_metadata
 from replicax.checkpoint.same_contents import check_same_contents
 from replicax.checkpoint.writing import PREPARED, UNFINISHED, commit, could_not_write, folders_of
 from replicax.cluster.exchange import ClosedError, Exchange, closing
 from replicax.compat.orbax import save_files_alone
-from replicax.errors import CheckpointError, ContextError
 from replicax.contracts.worlds import Worlds, running
+from replicax.errors import CheckpointError, ContextError
 from replicax.runtime.ending import finish_at_end, finished
 from replicax.runtime.transfer import host_copy
 
@@ -122,7 +122,7 @@ class WorldSave:
             CheckpointError: It could not be written, here or by another worker, or nothing was heard of the writer.
         """
         try:
-            with health.phase(health.CHECKPOINT):
+            with activity.phase(activity.CHECKPOINT):
                 self._worlds.attempt(self._await)
         finally:
             finished(self)

@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 import jax
 
-import replicax.group.health as health
+import replicax.runtime.activity as activity
+from replicax.contracts.worlds import Worlds
 from replicax.errors import CheckpointError, MeetingError
 from replicax.group.membership.preemption import Preemption
-from replicax.contracts.worlds import Worlds
 from replicax.runtime.threads import StoppedAtEnd
 
 _WAIT_S = 1.0
@@ -71,7 +71,7 @@ class ElasticStop:
             if not self._halted:
                 self._passed = self._worlds.calls
                 return False
-        with health.phase(health.WAIT, "agreeing where to stop"):
+        with activity.phase(activity.WAIT, "agreeing where to stop"):
             agreed = self._agreed.wait(self._timeout_s + 2 * _WAIT_S)
         if not agreed or self._failure is not None:
             raise CheckpointError(f"The workers could not agree where to stop: {self._failure}") from self._failure
@@ -86,9 +86,9 @@ class ElasticStop:
 
     def _follow(self) -> None:
         """Waits until all are to end, tells how far this process is, and hears how far the others are."""
-        board, asked = self._preemption.board, False
+        job_store, asked = self._preemption.job_store, False
         try:
-            while not board.is_ending(_WAIT_S):
+            while not job_store.is_ending(_WAIT_S):
                 if self._closed.is_set():
                     return
                 if not asked and self._is_preempted is not None and self._is_preempted():
@@ -96,7 +96,7 @@ class ElasticStop:
                     self.preempt()
             with self._lock:
                 self._halted = True
-                board.tell_passed(self._worlds.life, self._passed)
+                job_store.tell_passed(self._worlds.incarnation, self._passed)
             self._stop_after = self._heard()
         except (MeetingError, CheckpointError, jax.errors.JaxRuntimeError) as error:
             self._failure = error
@@ -110,13 +110,13 @@ class ElasticStop:
         Raises:
             CheckpointError: A member has not told in time.
         """
-        board, deadline = self._preemption.board, time.monotonic() + self._timeout_s
+        job_store, deadline = self._preemption.job_store, time.monotonic() + self._timeout_s
         while True:
-            passed, gone = board.passed(), board.gone()
-            members = [life for life in self._worlds.lives if life not in gone]
-            missing = [f"worker {life.index}" for life in members if life not in passed]
+            passed, gone = job_store.passed(), job_store.gone()
+            members = [incarnation for incarnation in self._worlds.incarnations if incarnation not in gone]
+            missing = [f"worker {incarnation.index}" for incarnation in members if incarnation not in passed]
             if not missing:
-                return max(passed[life] for life in members)
+                return max(passed[incarnation] for incarnation in members)
             if time.monotonic() >= deadline or self._closed.is_set():
                 raise CheckpointError(f"after {self._timeout_s:g} s nothing was heard of {', '.join(missing)}")
             time.sleep(_LOOK_S)

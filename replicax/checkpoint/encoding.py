@@ -16,9 +16,9 @@ import numpy as np
 
 import replicax.contracts.worlds as worlds
 from replicax.compat.jax import is_random_key
+from replicax.contracts.variable_access import VariableLike, array_of, is_per_replica_variable, shape_of, stored_form_of
 from replicax.errors import CheckpointError
 from replicax.typing import Leaf, PyTree
-from replicax.contracts.variable_access import VariableLike, array_of, is_per_replica_variable, shape_of, stored_form_of
 
 VALUES = (bool, int, float, str, bytes)
 SavedArray: TypeAlias = jax.Array | np.ndarray | np.generic
@@ -129,12 +129,6 @@ def restored_state(name: str, states: Sequence[Mapping[str, object]], process: i
 
     Numbers are the chief's. States of objects may differ between processes: if as many processes restore as have
     written, each gets its own; otherwise all must be equal.
-
-    Args:
-        name: Name of the part.
-        states: What each of the processes wrote.
-        process: The index of this process.
-        processes: Number of processes now.
 
     Raises:
         CheckpointError: The states differ, and there are more or fewer processes than before; or there is no state.

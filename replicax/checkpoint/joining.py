@@ -23,10 +23,10 @@ from replicax.checkpoint.encoding import (
     saved_value,
     set_states,
 )
+from replicax.contracts.variable_access import AssignableLike, VariableLike
 from replicax.errors import ArgumentError, ElasticError
 from replicax.runtime.transfer import host_copy
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import AssignableLike, VariableLike
 
 _MOST_NAMED = 10
 #: The beginning of what `Model.fit` tells a newcomer, which is no state of a checkpoint.
@@ -42,12 +42,7 @@ class _OfStrategy(Protocol):
 
 
 class CheckpointState:
-    """The state that newcomers get besides the variables of the strategy; `membership.State` says what the methods do.
-
-    Args:
-        checkpoint: The objects.
-        strategies: What is given in any case.
-    """
+    """The state that newcomers get besides the variables of the strategy; `contracts.worlds.State` has the methods."""
 
     def __init__(self, checkpoint: Checkpoint, strategies: Sequence[_OfStrategy]):
         self.checkpoint = checkpoint
@@ -127,9 +122,6 @@ def name_state(checkpoint: Checkpoint) -> None:
 
 def join(checkpoint: Checkpoint | None) -> bool:
     """Names the state that newcomers get, and lets them join; returns whether this process was one of them.
-
-    Args:
-        checkpoint: The state; None for that which was named before.
 
     Raises:
         ArgumentError: None was named before.

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from replicax.checkpoint.json_fields import field_of, parsed
 from replicax.checkpoint.integrity import write_durably
+from replicax.checkpoint.json_fields import field_of, parsed
 from replicax.checkpoint.numbered import NumberedCheckpoint
 from replicax.errors import CheckpointError
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import jax
 
-import replicax.group.health as health
 import replicax.contracts.worlds as worlds
+import replicax.runtime.activity as activity
 from replicax.checkpoint.background import BackgroundSave, wait_for
 from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.checkpoint_folder import CheckpointFolder
 from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.copies import copied
-from replicax.checkpoint.snapshots import MemorySnapshots, RestoredSnapshot
 from replicax.checkpoint.elastic_calls import agreed_latest
+from replicax.checkpoint.foreign import tensorflow_checkpoints
 from replicax.checkpoint.joining import is_newcomer, join, name_state
 from replicax.checkpoint.load_status import LoadStatus
 from replicax.checkpoint.manager_arguments import (
@@ -34,14 +34,15 @@ from replicax.checkpoint.manager_arguments import (
 from replicax.checkpoint.numbered import latest_checkpoint
 from replicax.checkpoint.progress import Progress
 from replicax.checkpoint.save_interval import SaveInterval
-from replicax.tensorflow.checkpoints.reader import open_checkpoint
+from replicax.checkpoint.snapshots import MemorySnapshots, RestoredSnapshot
 from replicax.checkpoint.writing import PREPARED, TIMEOUT_S, Directory, absolute, could_not_write, write_in_place
 from replicax.checks import explained
 from replicax.compat.interpreter import STARTS_THREADS_AT_END
-from replicax.errors import CheckpointError
-from replicax.tensorflow.names import Advised, called_as
-from replicax.typing import PyTree
+from replicax.contracts.advice import Advised
+from replicax.contracts.called_as import called_as
 from replicax.contracts.variable_access import VariableLike
+from replicax.errors import CheckpointError
+from replicax.typing import PyTree
 
 if TYPE_CHECKING:  # Loaded in elastic jobs only.
     from replicax.checkpoint.elastic_save import WorldSave
@@ -236,7 +237,7 @@ class CheckpointManager(Advised):
         else:
             self._save(step, contents, coordination)
 
-    @health.phase(health.CHECKPOINT)
+    @activity.phase(activity.CHECKPOINT)
     def wait_until_finished(self) -> None:
         """Returns when nothing is being written any more.
 
@@ -319,7 +320,7 @@ class CheckpointManager(Advised):
             self._restore(step)
         elif of_tensorflow is not None:
             self.checkpoint.restore(of_tensorflow)
-            return open_checkpoint(of_tensorflow).step or 0
+            return tensorflow_checkpoints().open_checkpoint(of_tensorflow).step or 0
         elif self._init_fn is not None:
             self._init_fn()
         return step

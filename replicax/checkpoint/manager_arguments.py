@@ -12,9 +12,9 @@ from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.kept_for_good import PermanentCheckpoints
 from replicax.checkpoint.writing import Directory
 from replicax.checks import checked_int, is_real
+from replicax.contracts.variable_access import VariableLike
 from replicax.errors import ArgumentError
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import VariableLike
 
 
 def check_counts(**counts: int | None) -> None:

@@ -18,8 +18,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from replicax.checkpoint.json_fields import count_of, digest_of, dtype_of, field_of, parsed
 from replicax.checkpoint.integrity import array_digest, hashed, sync_folder, write_durably
+from replicax.checkpoint.json_fields import count_of, digest_of, dtype_of, field_of, parsed
 from replicax.checks import is_int
 from replicax.errors import CheckpointError
 from replicax.version import __version__

@@ -18,11 +18,6 @@ _SHOWN = 10  # names that a warning lists
 def check_names(directory: Directory, found: Iterable[str], expected: Iterable[str]) -> None:
     """Checks that a checkpoint and the objects have the same names.
 
-    Args:
-        directory: The checkpoint.
-        found: The names in it.
-        expected: The names in the objects.
-
     Raises:
         CheckpointError: They do not; it lists the names that one side lacks.
     """

@@ -7,11 +7,10 @@ import re
 from pathlib import Path
 
 import replicax.checkpoint.background as background
+from replicax.checkpoint.foreign import tensorflow_checkpoints
 from replicax.checkpoint.metadata import FILE, name_of_replaced, place_of
-from replicax.tensorflow.checkpoints.locating import STATE as TENSORFLOW_STATE, located
 from replicax.checkpoint.writing import Directory, absolute
-from replicax.errors import CheckpointError
-from replicax.tensorflow.names import called_as
+from replicax.contracts.called_as import called_as
 
 _NAME = re.compile(r"(?:(?P<prefix>.*)-)?(?P<number>\d+)", re.DOTALL)
 _DIGITS = 8  # At least so many without a prefix, since other folders may have a number as name.
@@ -98,10 +97,5 @@ def latest_checkpoint(checkpoint_dir: Directory) -> str | None:
     found = newest(directory)
     if found is not None:
         return str(found.path)
-    if not (directory / TENSORFLOW_STATE).is_file():
-        return None
-    try:
-        _, prefix = located(directory)
-    except ValueError as error:
-        raise CheckpointError(f"{directory} has no checkpoint that can be restored: {error}.") from error
-    return str(prefix)
+    of_tensorflow = tensorflow_checkpoints().latest_tensorflow(directory)
+    return None if of_tensorflow is None else str(of_tensorflow)

@@ -71,11 +71,7 @@ def resume_exit() -> None:
 
 
 class PreemptionWatch:
-    """Notices SIGTERM in any process, at a point that all of them reach; `close` restores the signal handler.
-
-    Args:
-        config: How this process learns that it is preempted.
-    """
+    """Notices SIGTERM in any process, at a point that all of them reach; `close` restores the signal handler."""
 
     def __init__(self, config: TerminationConfig):
         self._config = config
@@ -92,11 +88,7 @@ class PreemptionWatch:
         atexit.register(self._at_exit)
 
     def check(self, step_seconds: float = 0.0) -> str:
-        """Returns what to do here, the same in all processes: `""`, `"save"`, or `"exit"` (save and end).
-
-        Args:
-            step_seconds: Time from one check to the next, in seconds.
-        """
+        """Returns what to do here, the same in all processes: `""`, `"save"`, or `"exit"` (save and end)."""
         if self._closed:
             return ""
         preempted, grace = self._agreement.preempted_at, self._config.grace_period

@@ -10,9 +10,9 @@ from typing import Any
 from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.manager_arguments import whole_number
 from replicax.checkpoint.variable_names import keras_objects
+from replicax.contracts.variable_access import VariableLike, is_variable
 from replicax.errors import ElasticError
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import VariableLike, is_variable
 
 _STEP = "step"
 
@@ -22,10 +22,6 @@ class Progress:
 
     The first of these is taken: the manager's `step_counter`; a variable called `step` in the checkpoint; the number of
     updates of the first Keras optimizer in it since a step whose number was known.
-
-    Args:
-        checkpoint: What is saved.
-        counter: The manager's `step_counter`, or None.
     """
 
     def __init__(self, checkpoint: Checkpoint, counter: VariableLike | None):

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import replicax.group.health as health
-from replicax.checkpoint.json_fields import count_of, field_of, parsed
+import replicax.runtime.activity as activity
 from replicax.checkpoint.integrity import Files, check, check_no_others, check_sizes, checked_in_turn, problems
+from replicax.checkpoint.json_fields import count_of, field_of, parsed
 from replicax.checkpoint.metadata import STATE, Entry, Metadata, place_of, read_metadata
 from replicax.checkpoint.writing import Directory
 from replicax.compat.orbax import restore_files
@@ -60,7 +60,7 @@ def checked_metadata(directory: Directory) -> Metadata:
     return metadata
 
 
-@health.phase(health.CHECKPOINT)
+@activity.phase(activity.CHECKPOINT)
 def read_arrays(
     directory: Directory,
     wanted: Mapping[str, jax.ShapeDtypeStruct],
@@ -91,7 +91,7 @@ def read_arrays(
     return {name: read[found[name].folder] if found[name].folder else _empty(spec) for name, spec in wanted.items()}
 
 
-@health.phase(health.CHECKPOINT)
+@activity.phase(activity.CHECKPOINT)
 def check_arrays(
     directory: Directory, wanted: Mapping[str, jax.ShapeDtypeStruct], metadata: Metadata, verify: bool = True
 ) -> None:
@@ -108,7 +108,7 @@ def check_arrays(
         pass
 
 
-@health.phase(health.CHECKPOINT)
+@activity.phase(activity.CHECKPOINT)
 def read_state(directory: Directory, metadata: Metadata | None = None, verify: bool = True) -> list[dict[str, object]]:
     """Returns the state that each process wrote, in their order; `metadata` and `verify` are as for `read_arrays`.
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from replicax.checkpoint.manager_arguments import whole_number
-from replicax.errors import ArgumentError
 from replicax.contracts.variable_access import VariableLike
+from replicax.errors import ArgumentError
 
 
 class SaveInterval:

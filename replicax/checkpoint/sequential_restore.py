@@ -16,8 +16,8 @@ import numpy as np
 from replicax.checkpoint.encoding import restored_value
 from replicax.checkpoint.metadata import Metadata
 from replicax.checkpoint.reading import check_arrays, read_arrays
-from replicax.errors import CheckpointError
 from replicax.contracts.variable_access import AssignableLike
+from replicax.errors import CheckpointError
 
 _Wanted = Mapping[str, jax.ShapeDtypeStruct]
 
@@ -28,13 +28,6 @@ def large_variables(
     path: Path, wanted: _Wanted, variables: Mapping[str, AssignableLike], metadata: Metadata, verify: bool
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns what `restore_in_turn` is to restore, after a check that it can be read; empty if all of it is small.
-
-    Args:
-        path: The checkpoint.
-        wanted: How values are to be read, by name.
-        variables: The variables that get them.
-        metadata: The metadata of the checkpoint.
-        verify: Whether to compare checksums.
 
     Raises:
         CheckpointError: The checkpoint is damaged, or a shape or dtype differs.

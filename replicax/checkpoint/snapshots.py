@@ -1,8 +1,9 @@
 """Snapshots in memory: a training that is started again goes on from a moment ago, not from its newest checkpoint.
 
 `replicax run --restarts` keeps a folder in the memory of the machine for as long as the job lasts, through all of its
-attempts (`job/launching/snapshot_memory.py`). Between the checkpoints on disk a manager writes one there every so often, with the
-same code: so it is complete or not there, has checksums, and holds the parts of all processes. There is one at a time.
+attempts (`job/launching/snapshot_memory.py`). Between the checkpoints on disk a manager writes one there every so
+often, with the same code: so it is complete or not there, has checksums, and holds the parts of all processes. There is
+one at a time.
 
 How often follows from its cost. A snapshot is written in the background, and the next is due when two hundred times the
 seconds have passed that it took, at least one second: it takes less than a hundredth of the training's time. Since all
@@ -34,10 +35,10 @@ from replicax.checkpoint.copies import copied
 from replicax.checkpoint.load_status import LoadStatus
 from replicax.checkpoint.numbered import name_of, numbered
 from replicax.checkpoint.writing import PREPARED, could_not_write, write_in_place
+from replicax.checks.environment_names import SNAPSHOTS
 from replicax.errors import CheckpointError
 from replicax.runtime.ending import finish_at_end
 
-SNAPSHOTS = "REPLICAX_SNAPSHOTS"
 _COST = 0.005  # of the training's time; what runs beside it is slowed down a little, too
 _LEAST_SECONDS = 1.0
 _FIRST_CALLS, _FIRST_PAUSE = 4, 16  # The first calls compile.

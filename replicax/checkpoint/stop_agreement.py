@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import jax
 
-import replicax.group.health as health
+import replicax.runtime.activity as activity
 from replicax.cluster.exchange import AbsentError, ClosedError, Exchange
 from replicax.cluster.key_value_store import Store
 from replicax.errors import CheckpointError
@@ -94,7 +94,7 @@ class StopAgreement:
             if not self._halted:
                 self._passed += 1
                 return False
-        with health.phase(health.WAIT, "agreeing where to stop"):
+        with activity.phase(activity.WAIT, "agreeing where to stop"):
             agreed = self._agreed.wait(self._timeout_s + 2 * _POLL_S)
         if not agreed or self._failure is not None:
             raise CheckpointError(f"The workers could not agree where to stop: {self._failure}") from self._failure

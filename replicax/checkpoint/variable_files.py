@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from replicax.checkpoint.encoding import restored_value, saved_value, wanted_value
-from replicax.checkpoint.sequential_restore import large_variables, restore_in_turn
 from replicax.checkpoint.name_matching import check_names
 from replicax.checkpoint.reading import checked_metadata, read_arrays
+from replicax.checkpoint.sequential_restore import large_variables, restore_in_turn
 from replicax.checkpoint.writing import Directory, write_arrays
 from replicax.contracts.variable_access import AssignableLike, VariableLike
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-import replicax.group.health as health
+import replicax.runtime.activity as activity
 from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.encoding import SavedArray
@@ -89,7 +89,7 @@ def new_directory(directory: Directory) -> Path:
     return path
 
 
-@health.phase(health.CHECKPOINT)
+@activity.phase(activity.CHECKPOINT)
 @writing()
 def write_in_place(
     path: Path, contents: Contents, coordination: Coordination, committed: Callable[[], None] | None = None
@@ -159,12 +159,6 @@ def commit(staging: Path, path: Path, contents: Contents, processes: int) -> Non
 
     There is a complete checkpoint at every moment: until the new one has the name, readers find the old one by
     `metadata.place_of`.
-
-    Args:
-        staging: The directory.
-        path: What it is to be called.
-        contents: What is in it.
-        processes: How many processes have written it.
     """
     folders = folders_of(contents.arrays)
     arrays = {

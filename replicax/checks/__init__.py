@@ -68,14 +68,6 @@ def checked_seconds(
 ) -> float:
     """Returns `value`, a time in seconds, as a float.
 
-    Args:
-        name: The argument's name.
-        value: What was given.
-        zero: Whether it may be 0.
-        infinite: Whether it may be infinite.
-        note: What the message adds to the rule.
-        error: The class of the error.
-
     Raises:
         ReplicaxError: `value` is no such number; of the class `error`.
     """
@@ -177,7 +169,7 @@ def checked(named: _C) -> _C:
 
 
 def explained(named: _C) -> _C:
-    """Does the same after an error that is not ours, where a function has checks of its own and says more in them.
+    """Explains an error that is not ours, where a function has checks of its own and says more in them.
 
     Example:
         >>> @explained

@@ -20,14 +20,7 @@ class Named(enum.Enum):
 
 
 def member_of(kind: type[Member], value: object, what: str, error: type[Exception]) -> Member:
-    """Returns a member of an enumeration of strings, given as itself or by its name in any case.
-
-    Args:
-        kind: The enumeration.
-        value: One of its members, or the name of one.
-        what: Its name in the message.
-        error: The class of the error if it is neither.
-    """
+    """Returns a member of an enumeration of strings, given as itself or by its name in any case."""
     if isinstance(value, kind):
         return value
     try:

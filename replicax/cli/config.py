@@ -13,7 +13,7 @@ from replicax.cli.job_file import ARGUMENTS, SCRIPT, written_job_file
 from replicax.cli.run import SETTINGS, checked_job, job_defaults, run
 from replicax.errors import ClusterError, LaunchError
 from replicax.errors.exit_codes import ExitCode
-from replicax.job import check_script
+from replicax.job.launching import check_script
 
 _HEAD = "# A job: start it with `replicax run --config {path}`. The command line counts before it.\n"
 _ASKED = (SCRIPT, "workers", "devices-per-worker", "elastic", "restarts", "log-dir")

@@ -118,10 +118,6 @@ def read_idx(path: Path, ndim: int) -> np.ndarray:
     Such a file begins with two zero bytes, one for the type of the values and one for the number of dimensions; then
     come the dimensions' sizes, four bytes each, the highest first, and the values.
 
-    Args:
-        path: The file.
-        ndim: Number of dimensions that it should have.
-
     Returns:
         A uint8 array of the sizes that the file states.
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from replicax.cli import proving
-from replicax.tensorflow.codemod.files import Source, read, scripts
 from replicax.errors import ArgumentError
 from replicax.errors.exit_codes import ExitCode
+from replicax.tensorflow.codemod.files import Source, read, scripts
 
 if TYPE_CHECKING:
     from replicax.tensorflow.codemod.conversion import Conversion

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from replicax.errors import ClusterError, LaunchError
 from replicax.errors.exit_codes import ExitCode
-from replicax.job import Options, launch
+from replicax.job.launching import Options, launch
 from replicax.tools.profiling import hot_spots, traces
 
 _STEPS = re.compile(r"(?P<first>[1-9]\d*)(:(?P<last>[1-9]\d*))?")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import typer
 
-from replicax.tensorflow.proof.proving import prove, tensorflow_python
-from replicax.tensorflow.proof.running import RunFailedError
 from replicax.errors import ArgumentError
 from replicax.errors.exit_codes import ExitCode
+from replicax.tensorflow.proof.proving import prove, tensorflow_python
+from replicax.tensorflow.proof.running import RunFailedError
 
 #: The exit code when a script could not be run, so that nothing was compared.
 NOT_RUN = 3

@@ -10,10 +10,22 @@ from typing import Annotated, Any
 
 import typer
 
+from replicax.checks import environment_names
 from replicax.cli.job_file import ARGUMENTS, MODULE, SCRIPT, read_job_file
 from replicax.errors import ClusterError, ClusterTimeoutError, LaunchError, RemoteWorkerError
 from replicax.errors.exit_codes import ExitCode, from_signal
-from replicax.job import Elsewhere, Options, check_elsewhere, join, launch, launch_elsewhere, parse_elastic, parse_hosts, parse_variables, parse_workers
+from replicax.job.launching import (
+    Elsewhere,
+    Options,
+    check_elsewhere,
+    join,
+    launch,
+    launch_elsewhere,
+    parse_elastic,
+    parse_hosts,
+    parse_variables,
+    parse_workers,
+)
 
 # Everything after the script belongs to the script, whatever it looks like.
 SETTINGS = {"allow_interspersed_args": False}
@@ -122,7 +134,7 @@ Join = Annotated[
     typer.Option(
         "--join",
         metavar="HOST:PORT or DIR",
-        envvar="REPLICAX_JOIN",
+        envvar=environment_names.JOIN,
         help="Run one more worker of an elastic job, given its --address or, on this machine, its folder for logs.",
     ),
 ]

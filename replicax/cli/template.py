@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
+from replicax.cluster.signing import new_token
 from replicax.errors import LaunchError
 from replicax.errors.exit_codes import ExitCode
 from replicax.job import templates
@@ -16,7 +16,6 @@ from replicax.job.templates import ClusterJob
 template = typer.Typer(help="Print what starts a script on a real cluster.", no_args_is_help=True)
 # Everything after the script belongs to the script, whatever it looks like.
 _SETTINGS = {"allow_interspersed_args": False}
-_TOKEN_BYTES = 16
 
 Command = Annotated[
     list[str] | None,
@@ -48,7 +47,7 @@ def kubernetes(
 ) -> None:
     """Prints an Indexed Job with its service and secret, for `kubectl apply`."""
     options = {"name": name, "workers": workers, "devices": devices, "gpus": gpus, "restarts": restarts}
-    token = secrets.token_hex(_TOKEN_BYTES)
+    token = new_token()
     own = {"image": image, "cpus": cpus, "memory": memory, "shm": shm}
     _print(lambda cluster: templates.kubernetes(cluster, token), command, {**options, **own})
 
@@ -70,7 +69,7 @@ def jobset(
 ) -> None:
     """Prints a JobSet with its secret, for `kubectl apply`: all workers start again together."""
     options = {"name": name, "workers": workers, "devices": devices, "gpus": gpus, "restarts": restarts}
-    token = secrets.token_hex(_TOKEN_BYTES)
+    token = new_token()
     own = {"image": image, "cpus": cpus, "memory": memory, "shm": shm}
     _print(lambda cluster: templates.jobset(cluster, token), command, {**options, **own})
 
@@ -91,7 +90,7 @@ def compose(
 ) -> None:
     """Prints a service for each worker, for `docker compose up` on one machine."""
     options = {"name": name, "workers": workers, "devices": devices, "gpus": gpus, "restarts": restarts}
-    token = secrets.token_hex(_TOKEN_BYTES)
+    token = new_token()
     own = {"image": image, "memory": memory, "shm": shm}
     _print(lambda cluster: templates.compose(cluster, token), command, {**options, **own})
 
@@ -113,7 +112,7 @@ def vertex(
 ) -> None:
     """Prints the specification of a custom job, for `gcloud ai custom-jobs create`."""
     options = {"name": name, "workers": workers, "devices": devices, "gpus": gpus, "image": image}
-    token = secrets.token_hex(_TOKEN_BYTES)
+    token = new_token()
     _print(lambda cluster: templates.vertex(cluster, token, machine, accelerator), command, options)
 
 

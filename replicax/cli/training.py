@@ -70,13 +70,7 @@ def count_batches(rows: Rows, batch_size: int) -> int:
 
 
 class Training:
-    """A network with two hidden layers, its optimizer and metrics, under one strategy.
-
-    Args:
-        strategy: Where it trains.
-        pixels: Number of values in one image.
-        settings: How it trains.
-    """
+    """A network with two hidden layers, its optimizer and metrics, under one strategy."""
 
     def __init__(self, strategy: rx.Strategy, pixels: int, settings: Settings):
         import keras

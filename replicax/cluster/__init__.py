@@ -39,7 +39,7 @@ from replicax.cluster.resolvers import (
     expand_tasks_per_node as expand_tasks_per_node,
 )
 from replicax.cluster.spec import ClusterSpec, Task
-from replicax.tensorflow.names import not_found
+from replicax.contracts.advice import not_found
 
 __all__ = [
     "ClusterConfig",

@@ -31,10 +31,6 @@ class Address(NamedTuple):
 def parse_address(text: object, field: str) -> Address:
     """Parses an address.
 
-    Args:
-        text: `"host:port"`.
-        field: Its name in messages.
-
     Raises:
         ClusterError: It is not of that form.
     """

@@ -27,7 +27,6 @@ from typing import TypeVar
 
 import jax
 
-from replicax.cluster.joined_messages import joined, separated
 from replicax.cluster.key_value_store import ServiceStore, Store, get_pieces, put_pieces
 from replicax.cluster.signing import SignedStore
 from replicax.compat.jax_processes import is_refusal
@@ -127,7 +126,7 @@ class Exchange:
         timeout_s: How long to wait for the others at a stage, in seconds.
         closed: Set when the exchange is to end: then a thread that waits raises `ClosedError`.
         waiting: Makes a context manager that is open while this process waits, of the stage and the processes it waits
-            for; it tells the watch over the processes (`health`), which this floor does not know.
+            for; it tells the watch over the processes (`health`), which lies above.
     """
 
     def __init__(
@@ -200,7 +199,7 @@ class Exchange:
         return [found.get(process, value) for process in self.processes]
 
     def exchange_through_first(self, stage: str, value: bytes = b"") -> list[bytes]:
-        """Does the same as `exchange`, but the first process collects the values and hands all of them on.
+        """Exchanges through the first process, which collects the values and hands all of them on.
 
         Then each process waits for one message, and not for all. The first also tells which processes have not come;
         where it has not come itself, the others miss it alone.
@@ -311,15 +310,7 @@ class Exchange:
 
 
 class NumberedExchanges:
-    """Exchanges of this process with all others; every process makes the same ones in the same order.
-
-    Args:
-        process: The index of this process.
-        count: Number of processes.
-        store: Where the values are stored.
-        timeout_s: How long to wait for the others, in seconds.
-        closed: Set when nobody is to wait any more; see `Exchange`.
-    """
+    """Exchanges of this process with all others; every process makes the same ones in the same order."""
 
     def __init__(
         self,
@@ -423,3 +414,20 @@ def exchanged(message: bytes) -> list[bytes]:
         return [message]
     _of_this_process.begins()
     return _of_this_process.get().all(message)
+
+
+# Several messages as one.
+
+
+def joined(messages: Sequence[bytes]) -> bytes:
+    """Returns messages as one."""
+    lengths = b"".join(len(message).to_bytes(8, "big") for message in messages)
+    return b"".join([len(messages).to_bytes(4, "big"), lengths, *messages])
+
+
+def separated(joined: bytes) -> list[bytes]:
+    """Returns the messages that `joined` made one."""
+    count = int.from_bytes(joined[:4], "big")
+    lengths = [int.from_bytes(joined[4 + 8 * i : 12 + 8 * i], "big") for i in range(count)]
+    ends = list(itertools.accumulate(lengths, initial=4 + 8 * count))
+    return [joined[start:end] for start, end in itertools.pairwise(ends)]

@@ -12,10 +12,6 @@ _DEEPEST = 16
 def decoded(line: bytes | bytearray, longest: int) -> dict[str, object]:
     """Returns the JSON object in a line.
 
-    Args:
-        line: The line; anybody may have sent it.
-        longest: The largest number of bytes.
-
     Raises:
         ValueError: It is too long, not UTF-8, not JSON, not an object, nested too deeply, has a key twice, or contains
             something that JSON does not allow: NaN, an infinity, half of a surrogate pair.

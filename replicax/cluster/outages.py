@@ -17,10 +17,6 @@ def end_if_silent(connection: socket.socket, seconds: float) -> None:
     """Lets a connection end when the other machine has not answered for some time: then `recv` raises an `OSError`.
 
     The system asks that machine. A process there that is stopped or busy is not silent.
-
-    Args:
-        connection: A TCP connection.
-        seconds: The time; whole seconds count.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     seconds = min(seconds, _LONGEST_S)
@@ -41,9 +37,6 @@ def outlast_outages(port: int) -> None:
     A gRPC server closes a connection over which nothing was acknowledged for 20 s. JAX then aborts the process on the
     other side, even if the network is back. But `stall_timeout` should decide how long a worker may be away. After this
     call the system closes such a connection, after some 15 minutes.
-
-    Args:
-        port: The port of the service in this process.
     """
     if not hasattr(socket, "TCP_USER_TIMEOUT"):  # Not Linux: gRPC has not set it either.
         return

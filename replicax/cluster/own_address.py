@@ -15,12 +15,12 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 
+from replicax.checks.environment_names import HOST
 from replicax.cluster.addresses import parse_address
 from replicax.cluster.config import ClusterConfig
 from replicax.errors import ClusterError
 
 _log = logging.getLogger(__name__)
-HOST = "REPLICAX_HOST"
 _SECONDS_FOR_NAMES = 60.0  # until a name service knows a machine that has just started
 _SECONDS_BETWEEN_TRIES = 0.2
 _FIRST_REPORT_AFTER = 3.0
@@ -159,12 +159,7 @@ def _mine(host: str) -> tuple[str, str]:
 
 
 def _source_towards(others: Sequence[str], elsewhere: bool = False) -> str:
-    """Returns the address from which this machine reaches the first other one that it can reach, or `""`.
-
-    Args:
-        others: Addresses of other tasks.
-        elsewhere: Whether only those on other machines count.
-    """
+    """Returns the address from which this machine reaches the first other one that it can reach, or `""`."""
     sources = (_source(ip) for other in others for ip in resolve(_host(other)))
     return next((source for source in sources if source and not (elsewhere and is_loopback(source))), "")
 

@@ -17,18 +17,19 @@ import hmac
 import json
 import logging
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypedDict, cast
 
+from replicax.checks import environment_names
 from replicax.cluster.addresses import parse_address
-from replicax.cluster.rendezvous_messages import LONGEST_ANSWER, NOT_OURS, Answer, checked
-from replicax.cluster.rendezvous_server import Greeting, RendezvousServer, listening
-from replicax.cluster.lines import encoded
+from replicax.cluster.lines import decoded, encoded, is_number
 from replicax.cluster.patience import Patience
+from replicax.cluster.rendezvous_server import Greeting, RendezvousServer, listening
 from replicax.cluster.signing import shown
-from replicax.cluster.uninterruptible import Work
 from replicax.errors import ClusterError, ClusterTimeoutError
+from replicax.runtime.threads import StoppedAtEnd
 
 _log = logging.getLogger(__name__)
 _SECONDS_BETWEEN_TRIES = 0.1
@@ -82,7 +83,9 @@ def meet(
     try:
         token.encode()
     except UnicodeEncodeError:
-        raise ClusterError("REPLICAX_TOKEN", None, "has bytes that are not UTF-8", "Take letters and digits.") from None
+        raise ClusterError(
+            environment_names.TOKEN, None, "has bytes that are not UTF-8", "Take letters and digits."
+        ) from None
     waiting = _Waiting(address, process, list(names), timeout_s, work, token, patience)
     own = shown(token, _GUEST)
     greeting: Greeting = {"process": process, "processes": len(names), "token": own, "info": dict(info)}
@@ -95,10 +98,6 @@ def await_listener(address: str, timeout_s: float) -> None:
     """Returns when somebody listens at an address, or after `timeout_s` seconds.
 
     JAX's client tries only once a second, so a process that is a moment early would lose that second.
-
-    Args:
-        address: `"host:port"`.
-        timeout_s: How long to wait, in seconds.
     """
     where, deadline = parse_address(address, "coordinator address"), time.monotonic() + timeout_s
     while (left := deadline - time.monotonic()) > 0:
@@ -142,13 +141,7 @@ class _Waiting:
         return min(self.deadline, self._next_report)
 
     def report(self, missing: Sequence[int], note: str = "", unnamed: int = 0) -> None:
-        """Logs from time to time which processes are missing, or only the note if none is known to be.
-
-        Args:
-            missing: Their indices.
-            note: What else is known.
-            unnamed: How many more are missing.
-        """
+        """Logs from time to time which processes are missing, or only the note if none is known to be."""
         now = time.monotonic()
         if now < self._next_report:
             return
@@ -363,3 +356,104 @@ class _RendezvousClient:
 
 def _remaining(deadline: float) -> float:
     return max(deadline - time.monotonic(), 0.001)  # 0 would make the socket non-blocking.
+
+
+# Work that cannot be interrupted. It runs in a thread, so that the caller can stop waiting for it.
+
+
+class Work:
+    """A call in a thread that does not prevent the process from ending."""
+
+    def __init__(self, call: Callable[[], None]):
+        self._call, self._over = call, threading.Event()
+        self._error: BaseException | None = None
+        StoppedAtEnd("replicax-connecting", self._run).start()
+
+    def _run(self) -> None:
+        try:
+            self._call()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._over.set()
+
+    def is_over(self, wait_s: float = 0.0) -> bool:
+        """Returns whether it is over, after waiting for at most `wait_s` seconds."""
+        return self._over.wait(wait_s)
+
+    def check(self) -> None:
+        """Raises the error of the call, if it raised one."""
+        if self._error is not None:
+            raise self._error
+
+
+# The messages of process 0 at the rendezvous, checked, since another program may listen at its address.
+
+
+LONGEST_ANSWER = 2**26  # The information of thousands of processes.
+NOT_OURS = "the program that listens there is not process 0 of this job"
+
+
+class Answer(TypedDict, total=False):
+    """A message of process 0. It has one of the keys `ask`, `go`, `no`, `over` and `through`.
+
+    Attributes:
+        ask: Number of a question, which the receiver repeats in its answer to show that it is there.
+        missing: With `ask`: the processes that have not come.
+        silent: With `ask`: the processes that came and do not answer any more. Of both only the first are named.
+        absent: With `ask`: how many are missing or silent in all.
+        go: All are there: the information of each process.
+        proof: With `go`: that it comes from a process that knows the token.
+        no: Why the receiver does not belong to the job.
+        over: The time is up: the processes that are missing.
+        note: With `over`: what else is known of them.
+        through: Process 0 is connected and needs nobody any more.
+    """
+
+    ask: int
+    missing: list[int]
+    silent: list[int]
+    absent: int
+    go: list[dict[str, object]]
+    proof: str
+    no: str
+    over: list[int]
+    note: str
+    through: bool
+
+
+def checked(line: bytes, processes: int) -> Answer:
+    """Returns a message of process 0.
+
+    Raises:
+        ConnectionError: It is something else.
+    """
+    try:
+        message = decoded(line, LONGEST_ANSWER)
+    except ValueError as error:
+        raise ConnectionError(f"{NOT_OURS}: {error}") from None
+    kind = next((key for key in ("no", "go", "over", "through", "ask") if key in message), None)
+    listed = [message.get(key) for key in ("missing", "silent")]
+    fits = {
+        None: lambda: False,
+        "through": lambda: message["through"] is True,
+        "no": lambda: isinstance(message["no"], str),
+        "go": lambda: _are_infos(message["go"], processes) and isinstance(message.get("proof"), str),
+        "over": lambda: _are_numbers(message["over"], processes) and isinstance(message.get("note"), str),
+        "ask": lambda: (
+            is_number(message["ask"], 1, 2**63)
+            and is_number(message.get("absent"), 0, processes)
+            and all(_are_numbers(each, processes) for each in listed)
+        ),
+    }
+    if not fits[kind]():
+        raise ConnectionError(f"{NOT_OURS}: it sends {line!r:.100}")
+    return cast(Answer, message)
+
+
+def _are_infos(value: object, count: int) -> bool:
+    return isinstance(value, list) and len(value) == count and all(isinstance(info, dict) for info in value)
+
+
+def _are_numbers(values: object, processes: int) -> bool:
+    return isinstance(values, list) and all(is_number(value, 0, processes) for value in values)

@@ -44,7 +44,7 @@ class Greeting(TypedDict):
     info: dict[str, object]
 
 
-class Guest:
+class Arrival:
     """A connection. It is a stranger's at first, and a process's after its greeting.
 
     Attributes:
@@ -99,19 +99,13 @@ class Guest:
 
 
 class RendezvousServer:
-    """The connections that process 0 serves.
-
-    Args:
-        listener: The listening socket.
-        mine: The greeting of process 0; see `rendezvous.meet`.
-        patience: How long it waits.
-    """
+    """The connections that process 0 serves."""
 
     def __init__(self, listener: socket.socket, mine: Greeting, patience: Patience):
         self._listener, self._mine, self._patience = listener, mine, patience
         self._selector = selectors.DefaultSelector()
-        self._strangers = Strangers[Guest]()
-        self.came: dict[int, Guest] = {}
+        self._strangers = Strangers[Arrival]()
+        self.came: dict[int, Arrival] = {}
         self._through: set[int] = set()  # processes that need process 0 no more
         self._missing = set(range(1, mine["processes"]))
         self._asked, self._next_question = 0, 0.0
@@ -125,8 +119,8 @@ class RendezvousServer:
 
     def __exit__(self, *exception: object) -> None:
         self._selector.close()
-        for guest in [*self._strangers.all(), *self.came.values()]:
-            guest.connection.close()
+        for arrival in [*self._strangers.all(), *self.came.values()]:
+            arrival.connection.close()
 
     def missing(self) -> list[int]:
         """Returns the indices of the processes that have not come, or left before they were through."""
@@ -134,8 +128,8 @@ class RendezvousServer:
 
     def silent(self) -> dict[int, float]:
         """Returns for each process that came and is silent now, how many seconds it has been so."""
-        here = [(process, guest) for process, guest in sorted(self.came.items()) if process not in self._through]
-        ages = {process: time.monotonic() - guest.heard_at for process, guest in here}
+        here = [(process, arrival) for process, arrival in sorted(self.came.items()) if process not in self._through]
+        ages = {process: time.monotonic() - arrival.heard_at for process, arrival in here}
         return {process: age for process, age in ages.items() if age > self._patience.silence}
 
     def complete(self) -> bool:
@@ -159,8 +153,8 @@ class RendezvousServer:
     def tell(self, message: Mapping[str, object]) -> None:
         """Sends a message to all processes that have come."""
         line = encoded(message)
-        for guest in self.came.values():
-            guest.say(line, self._patience.silence)
+        for arrival in self.came.values():
+            arrival.say(line, self._patience.silence)
 
     def _ask(self) -> None:
         """Asks the processes that have come whether they are still there, and tells them which are not."""
@@ -175,11 +169,11 @@ class RendezvousServer:
         missing, silent = self.missing(), [*self.silent()]
         named = {"missing": missing[:MOST_NAMED], "silent": silent[:MOST_NAMED]}
         question = encoded({"ask": self._asked, **named, "absent": len(missing) + len(silent)})
-        for guest in list(self.came.values()):
+        for arrival in list(self.came.values()):
             try:
-                guest.ask(question)
+                arrival.ask(question)
             except OSError:
-                self._drop(guest)
+                self._drop(arrival)
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):  # Then the other connections have their turn.
@@ -193,44 +187,44 @@ class RendezvousServer:
                 time.sleep(_SECONDS_TO_RECOVER)
                 return self._drop_all(self._strangers.oldest())
             connection.setblocking(False)
-            guest = Guest(connection)
-            self._strangers.add(guest)
-            self._selector.register(connection, selectors.EVENT_READ, functools.partial(self._read, guest))
+            arrival = Arrival(connection)
+            self._strangers.add(arrival)
+            self._selector.register(connection, selectors.EVENT_READ, functools.partial(self._read, arrival))
             self._drop_all(self._strangers.overdue())
 
-    def _read(self, guest: Guest) -> None:
+    def _read(self, arrival: Arrival) -> None:
         try:
-            for line in guest.lines():
+            for line in arrival.lines():
                 message = decoded(line, LONGEST_GREETING)
-                if guest.process is None:
-                    self._greet(guest, message)
+                if arrival.process is None:
+                    self._greet(arrival, message)
                 else:
-                    self._hear(guest, message)
+                    self._hear(arrival, message)
         except (OSError, ValueError):  # It was closed, or does not belong to the job.
-            self._drop(guest)
+            self._drop(arrival)
 
-    def _greet(self, guest: Guest, message: Mapping[str, object]) -> None:
+    def _greet(self, arrival: Arrival, message: Mapping[str, object]) -> None:
         refusal = refused(message, self._mine, self._is_taken)
         if refusal is not None:
-            guest.say(encoded({"no": refusal}), self._patience.silence)
+            arrival.say(encoded({"no": refusal}), self._patience.silence)
             raise ConnectionRefusedError(refusal)
         greeting = cast(Greeting, message)  # `refused` has checked it.
-        guest.process, guest.info, guest.heard_at = greeting["process"], greeting["info"], time.monotonic()
-        self._strangers.remove(guest)
-        self.came[greeting["process"]] = guest
+        arrival.process, arrival.info, arrival.heard_at = greeting["process"], greeting["info"], time.monotonic()
+        self._strangers.remove(arrival)
+        self.came[greeting["process"]] = arrival
         self._missing.discard(greeting["process"])
 
-    def _hear(self, guest: Guest, answer: Mapping[str, object]) -> None:
+    def _hear(self, arrival: Arrival, answer: Mapping[str, object]) -> None:
         if answer.get("through") is True:
-            if guest.process is not None and self.came.get(guest.process) is guest:
-                self._through.add(guest.process)
+            if arrival.process is not None and self.came.get(arrival.process) is arrival:
+                self._through.add(arrival.process)
             return
         answered = answer.get("here")
         if not is_number(answered, 1, self._asked + 1):
             raise ValueError("an answer to no question")
-        guest.answered, guest.heard_at = answered, time.monotonic()
-        if self._asked_all is not None and answered >= self._asked_all and guest.process is not None:
-            self._unanswered.discard(guest.process)
+        arrival.answered, arrival.heard_at = answered, time.monotonic()
+        if self._asked_all is not None and answered >= self._asked_all and arrival.process is not None:
+            self._unanswered.discard(arrival.process)
 
     def _is_taken(self, process: int) -> bool:
         """Returns whether a process has come already and has not left since."""
@@ -238,21 +232,21 @@ class RendezvousServer:
             self._read(self.came[process])
         return process in self.came
 
-    def _drop(self, guest: Guest) -> None:
-        if guest.connection.fileno() < 0:
+    def _drop(self, arrival: Arrival) -> None:
+        if arrival.connection.fileno() < 0:
             return
-        self._selector.unregister(guest.connection)
-        guest.connection.close()
-        self._strangers.remove(guest)
-        if guest.process is not None and self.came.get(guest.process) is guest:
-            del self.came[guest.process]
+        self._selector.unregister(arrival.connection)
+        arrival.connection.close()
+        self._strangers.remove(arrival)
+        if arrival.process is not None and self.came.get(arrival.process) is arrival:
+            del self.came[arrival.process]
             self._asked_all = None
-            if guest.process not in self._through:
-                self._missing.add(guest.process)
+            if arrival.process not in self._through:
+                self._missing.add(arrival.process)
 
-    def _drop_all(self, guests: Sequence[Guest]) -> None:
-        for guest in guests:
-            self._drop(guest)
+    def _drop_all(self, arrivals: Sequence[Arrival]) -> None:
+        for arrival in arrivals:
+            self._drop(arrival)
 
 
 @contextlib.contextmanager
@@ -279,11 +273,6 @@ def listening(address: str) -> Iterator[socket.socket]:
 
 def refused(greeting: Mapping[str, object], mine: Greeting, is_taken: Callable[[int], bool]) -> str | None:
     """Returns why a greeting does not belong to this job; None if it does.
-
-    Args:
-        greeting: The received JSON object.
-        mine: The greeting of process 0.
-        is_taken: Returns whether a process has come already.
 
     Raises:
         ValueError: It is not a greeting, so the sender needs no answer.

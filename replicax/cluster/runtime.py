@@ -15,11 +15,11 @@ from replicax.checks import is_real
 from replicax.cluster.addresses import parse_address
 from replicax.cluster.config import ClusterConfig, check_synchronous
 from replicax.cluster.exchange import AbsentError, Exchange
-from replicax.cluster.rendezvous_server import difference
 from replicax.cluster.outages import outlast_outages
 from replicax.cluster.own_address import own_ip_of
 from replicax.cluster.reachability import agree_on_addresses
 from replicax.cluster.rendezvous import PATIENCE, Infos, await_listener, meet
+from replicax.cluster.rendezvous_server import difference
 from replicax.cluster.signing import begin_session, given_token, job_token
 from replicax.compat import jax_clusters as jax_clusters
 from replicax.compat.jax_cache import write_compilation_cache_from_every_process

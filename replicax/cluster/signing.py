@@ -17,17 +17,24 @@ import hashlib
 import hmac
 import os
 import pickle
+import secrets
 from typing import Any, Generic, Protocol, TypeVar
 
 import jax
 
+from replicax.checks.environment_names import TOKEN as TOKEN
 from replicax.errors import ClusterError, ContextError, ReplicaxError
 
-TOKEN = "REPLICAX_TOKEN"
+TOKEN_BYTES = 16
 _SIZE = hashlib.sha256().digest_size
 _AT_ONCE_S = 0.001
 
 _session: str = ""
+
+
+def new_token() -> str:
+    """Returns a token that nobody can guess."""
+    return secrets.token_hex(TOKEN_BYTES)
 
 
 def given_token() -> str:
@@ -62,11 +69,6 @@ def signed(key: str, message: bytes) -> bytes:
 
 def checked(key: str, message: bytes, refusal: type[ReplicaxError] = ContextError) -> bytes:
     """Returns a message without its signature.
-
-    Args:
-        key: Where it was found.
-        message: The message.
-        refusal: The class of the error.
 
     Raises:
         ReplicaxError: It was not written for this key by a process of this job; of the class `refusal`.
@@ -135,10 +137,6 @@ class SignedStore(Generic[_S]):
 def pickled(purpose: str, value: object) -> bytes:
     """Returns an object as signed bytes, for `unpickled` in another process of the job.
 
-    Args:
-        purpose: What it is; the same in both calls.
-        value: The object.
-
     Raises:
         ClusterError: The job has no token.
     """
@@ -159,9 +157,6 @@ def unpickled(purpose: str, message: bytes) -> Any:
 
 def check_token(purpose: str) -> None:
     """Checks that the job has a token, for Python objects of other processes.
-
-    Args:
-        purpose: What they are.
 
     Raises:
         ClusterError: It has none.

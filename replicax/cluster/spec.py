@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from replicax.checks import is_int
 from replicax.cluster.addresses import Address, parse_address
-from replicax.errors import ClusterError
-from replicax.tensorflow.names import Advised, called_as
+from replicax.contracts.advice import Advised
+from replicax.contracts.called_as import called_as
 from replicax.contracts.shown import html_table
+from replicax.errors import ClusterError
 
 _JOB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _INDEX = re.compile(r"0|[1-9][0-9]{0,8}")

@@ -7,9 +7,9 @@ Where a connection stays open, both sides prove it to each other (`proved`, `dem
 
 | from | message |
 | --- | --- |
-| guest | `join`: the version of these messages, `nonce` |
+| joining side | `join`: the version of these messages, `nonce` |
 | host | `nonce`, or `no` and why |
-| guest | `proof`: an HMAC of its role with the session's key |
+| joining side | `proof`: an HMAC of its role with the session's key |
 | host | `proof`, likewise with its own role; or `no` |
 
 The session's key is an HMAC of both nonces with the token. Each later message carries an HMAC with that key over the
@@ -145,10 +145,10 @@ def proved(connection: socket.socket, token: str, seconds: float) -> Session:
 
 
 def demanded(connection: socket.socket, token: str) -> Session:
-    """Lets a guest prove that it knows the token, then proves it to the guest.
+    """Lets the joining side prove that it knows the token, then proves it in turn.
 
     Raises:
-        OSError: The connection has ended, or the guest took too long.
+        OSError: The connection has ended, or the other side took too long.
         ValueError: It does not know the token; it has been told so.
     """
     deadline, lines, mine = time.monotonic() + SECONDS_TO_PROVE, _Lines(connection), secrets.token_hex(16)

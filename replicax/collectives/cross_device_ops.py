@@ -13,12 +13,15 @@ import numpy as np
 from replicax.collectives.compression import BFLOAT16, is_of_gradients
 from replicax.collectives.options import CommunicationOptions
 from replicax.compat.jax import vary, varying_axes
-from replicax.errors import ArgumentError, ContextError, ReduceError
-from replicax.tensorflow.names import NAMES, AdvisedContract
+from replicax.contracts.advice import AdvisedContract
 from replicax.contracts.reduce_op import ReduceOp, check_numbers, in_which_means_add_up
+from replicax.errors import ArgumentError, ContextError, ReduceError
 from replicax.runtime.packing import Packing, arrays_per_pack, packs_by_bytes, packs_by_number
 
-_TENSORFLOWS = "tf.distribute.CrossDeviceOps."
+# The methods of tf.distribute's class, which a subclass that was written for it defines.
+_TENSORFLOWS = frozenset(
+    f"{method}{ending}" for method in ("reduce", "batch_reduce", "broadcast") for ending in ("", "_implementation")
+)
 
 
 class CrossDeviceOps(AdvisedContract):
@@ -46,7 +49,7 @@ class CrossDeviceOps(AdvisedContract):
 
     def __init_subclass__(cls, **keywords: object) -> None:
         super().__init_subclass__(**keywords)
-        theirs = sorted(name for name in vars(cls) if _TENSORFLOWS + name in NAMES)
+        theirs = sorted(_TENSORFLOWS & vars(cls).keys())
         if theirs:
             raise ArgumentError(
                 f"{cls.__name__} defines {', '.join(theirs)}, which tf.distribute calls and replicax does not. Define "

@@ -6,10 +6,10 @@ import dataclasses
 import math
 
 from replicax.checks import is_int, is_real
-from replicax.collectives.compression import Compression, compression_of
-from replicax.errors import ArgumentError
-from replicax.tensorflow.names import called_as
 from replicax.checks.named import Named, member_of
+from replicax.collectives.compression import Compression, compression_of
+from replicax.contracts.called_as import called_as
+from replicax.errors import ArgumentError
 
 
 class CommunicationImplementation(Named):

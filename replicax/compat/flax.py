@@ -38,7 +38,7 @@ class Redirection(Protocol):
         """Returns whether variables and modules from outside may be changed here."""
 
     def changing(self, module: object) -> None:
-        """Is told of each module before one of its attributes is set or removed."""
+        """Notes each module before one of its attributes is set or removed."""
 
 
 def nnx() -> ModuleType | None:

@@ -27,6 +27,7 @@ from jaxlib import xla_client
 
 from replicax.compat.jax_processes import _found_in_time
 from replicax.errors import MeetingError
+from replicax.errors.exit_codes import ExitCode
 
 _T = TypeVar("_T")
 _SECONDS_BETWEEN_TRIES, _SECONDS_TO_CONNECT = 0.2, 1.0
@@ -43,9 +44,6 @@ _OPEN_FILES = "/proc/self/fd"
 
 class Service:
     """A coordination service in this process: a key-value store that others reach.
-
-    Args:
-        address: `"host:port"` where it listens.
 
     Raises:
         jax.errors.JaxRuntimeError: It cannot listen there.
@@ -175,7 +173,7 @@ def board_is_silent(address: str, seconds: float) -> MeetingError:
     return MeetingError(
         f"The process at {address} that keeps the list of members for their meetings cannot be reached: no answer for "
         f"{seconds:g} s. Is a cable cut, or a machine gone? This process ends, and the others go on without it.",
-        exit_code=70,
+        exit_code=ExitCode.STALLED,
     )
 
 

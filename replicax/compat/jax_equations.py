@@ -68,12 +68,7 @@ def run_as_one(name: str, program: jex_core.ClosedJaxpr, inputs: Sequence[jax.Ar
 
 
 def called_from(outer: SourceInfo, inner: SourceInfo) -> SourceInfo:
-    """Returns where an equation of a called function comes from (`source_info`), named also by the scopes of the call.
-
-    Args:
-        outer: Where the call comes from.
-        inner: Where the equation does.
-    """
+    """Returns where an equation of a called function comes from (`source_info`), with the scopes of the call."""
     return inner.replace(name_stack=outer.name_stack + inner.name_stack) if outer.name_stack.stack else inner
 
 

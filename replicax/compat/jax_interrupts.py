@@ -67,9 +67,6 @@ def explain_reads(explain: Callable[[BaseException], None]) -> None:
     """Lets `explain` raise another error where reading an array fails, as `float(loss)` does after a lost collective.
 
     Without the names: the error stays JAX's own.
-
-    Args:
-        explain: Is given JAX's error; if it returns, that is raised.
     """
     kind: Any = jax_array.ArrayImpl
     read, wait = kind._value.fget, kind.block_until_ready

@@ -55,7 +55,7 @@ def assert_equal_over_axis(x: jax.Array, axis_name: str) -> jax.Array:
 
 
 def taken_as_equal_over_axis(x: jax.Array, axis_name: str) -> jax.Array:
-    """Retypes `x` as equal over `axis_name`; the search for what differs (`program/ir/divergence.py`) looks through it."""
+    """Retypes `x` as equal over `axis_name`; `program/ir/divergence.py` looks through it."""
     return _assert_equal_p.bind(x, axis_name=axis_name, proven=False)
 
 

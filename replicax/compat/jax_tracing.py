@@ -193,7 +193,7 @@ def _readers_of() -> set[int]:
 
 
 def note_inner_read(variable: object) -> None:
-    """Is told that a function which JAX traces on its own has read a variable: its cached trace holds that value."""
+    """Notes that a function which JAX traces on its own has read a variable: its cached trace holds that value."""
     _readers_of().add(id(variable))
 
 

@@ -41,15 +41,7 @@ def num_local_devices() -> int | None:
 
 
 class WorldClique(Clique):
-    """The processes of a world: they sum vectors to agree on it, and then JAX takes their devices for its own.
-
-    Args:
-        address: See `Clique`.
-        rank: The place of this process among them.
-        size: How many there are.
-        ip: This machine's address, at which the others reach it.
-        timeout_s: How long to wait for the service.
-    """
+    """The processes of a world: they sum vectors to agree on it, and then JAX takes their devices for its own."""
 
     def __init__(self, address: str, rank: int, size: int, ip: str, timeout_s: float):
         super().__init__(address, rank, size, ip, timeout_s, num_local_devices())

@@ -52,7 +52,7 @@ def variable_class() -> type:
 
 
 def distribution_class() -> type:
-    """Returns the class of `keras.distribution` that is told of each new variable.
+    """Returns the class of `keras.distribution` that learns of each new variable.
 
     Without the name: `keras.distribution.DataParallel`, with all of its methods overridden.
     """
@@ -257,10 +257,6 @@ def change_class(variable: object, subclass_of: Callable[[_Kind], _Kind]) -> Non
     Python allows that only between classes of one layout: the subclass has empty `__slots__`, and Keras's class none.
     Keras has no way to say which class its layers make variables of. If this goes: `keras.Layer.add_weight`,
     `keras.optimizers.Optimizer.add_variable` and `keras.metrics.Metric.add_variable` are wrapped.
-
-    Args:
-        variable: The variable.
-        subclass_of: Returns the subclass of a class.
     """
     kind: Any = type(variable)
     variable.__class__ = subclass_of(kind)

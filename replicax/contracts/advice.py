@@ -1,78 +1,85 @@
-"""The advice in the error for a name that TensorFlow, PyTorch or another library has and replicax does not."""
+"""The advice in the error for a name that TensorFlow, PyTorch or another library has and replicax does not.
+
+The tables of these names are data of an upper room, `tensorflow/names`. They are loaded when a name is asked for that
+does not exist, or a keyword is given that only TensorFlow has.
+"""
 
 from __future__ import annotations
 
 import abc
 import functools
-import inspect
-import operator
 import sys
-import types
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from replicax.contracts import upper_rooms
 from replicax.errors import AbsentNameError
-from replicax.tensorflow.names.all_names import NAMES
-from replicax.tensorflow.names.rows import Row
 
-# TensorFlow's modules, and where their names are below `replicax`. The longest match counts.
-MODULES = {
-    "tf.distribute.experimental.coordinator": "coordinator",
-    "tf.distribute.coordinator": "coordinator",
-    "tf.distribute.cluster_resolver": "cluster_resolver",
-    "tf.distribute.experimental.rpc": "rpc",
-    "tf.distribute.experimental.partitioners": "",
-    "tf.distribute.experimental": "",
-    "tf.distribute": "",
-    "tf.experimental.dtensor": "dtensor",
-    "tf.types.experimental.distributed": "",
-    "tf.config": "config",
-    "tf.estimator.export": "estimator",
-    "tf.estimator": "estimator",
-    "tf.data.experimental": "data",
-    "tf.data": "data",
-    "tf.nn": "",
-    "tf.train": "",
-    "tf": "",
-}
-# TensorFlow's classes whose attributes belong to another class here.
-OWNERS = {
-    "StrategyExtended": "Strategy",
-    "function": "Function",
-    "DTensorCheckpoint": "Checkpoint",
-    "PerWorkerValue": "PerWorkerValues",
-}
+Kind = Literal["same", "renamed", "differs", "absent"]
 
 
-def asked_as(tf_name: str) -> str:
-    """Returns where a user looks for a name of TensorFlow below `replicax`, such as `"Strategy.extended"`."""
-    module = next((known for known in _LONGEST_FIRST if tf_name.startswith(known + ".")), "")
-    rest = tf_name.removeprefix(module + ".")
-    owner, dot, member = rest.partition(".")
-    return ".".join(filter(None, (MODULES.get(module, ""), OWNERS.get(owner, owner) + dot + member if dot else owner)))
+class Keyword(NamedTuple):
+    """The fate of a keyword of TensorFlow, if it is not a parameter of the same name here.
+
+    Attributes:
+        here: The parameter that takes its value; empty if there is none.
+        note: Why there is none, and what to do instead: a sentence with a full stop.
+        accepted: Values without effect, such as TensorFlow's default; any other is refused. None accepts any value.
+    """
+
+    here: str = ""
+    note: str = ""
+    accepted: tuple[object, ...] | None = ()
 
 
-_LONGEST_FIRST = sorted(MODULES, key=len, reverse=True)
+class Row(NamedTuple):
+    """The fate of a name of TensorFlow.
+
+    Attributes:
+        kind: `"same"`: same name and meaning. `"renamed"`: another name, same meaning. `"differs"`: it exists and
+            behaves differently, as `note` says. `"absent"`: it does not exist; `note` says why and what to do instead.
+        here: Its name below `replicax`, such as `"Strategy.run"`; empty if it is absent.
+        note: A sentence or two in Markdown, with a full stop; it may be empty for `"same"` and `"renamed"`.
+        keywords: TensorFlow's keywords that are not parameters of that name.
+        order: TensorFlow's parameters in their order, if that differs from the order here; otherwise empty.
+    """
+
+    kind: Kind
+    here: str = ""
+    note: str = ""
+    keywords: Mapping[str, Keyword] = {}
+    order: tuple[str, ...] = ()
+
+    def ordered(self, names: str) -> Row:
+        """Returns the row with TensorFlow's order of parameters; the names are separated by spaces."""
+        return self._replace(order=tuple(names.split()))
+
+
+class NameTables(NamedTuple):
+    """The tables of other libraries' names.
+
+    Attributes:
+        tensorflow: The row of each name of TensorFlow.
+        by_asked_name: By the name below `replicax` where a user looks for it: the library, its own name and the row.
+    """
+
+    tensorflow: Mapping[str, Row]
+    by_asked_name: Mapping[str, tuple[str, str, Row]]
+
+
+#: The name of the function that returns the tables, among `upper_rooms`.
+NAME_TABLES = "tables of names"
 
 
 @functools.cache
-def _asked() -> Mapping[str, tuple[str, str, Row]]:
-    """Returns a library, its name and its row by the name below `replicax`; for a member of a class also
-    without module. Names of others than TensorFlow are known in any module, and on a strategy."""
-    from replicax.tensorflow.names.other_libraries import ELSEWHERE, LIBRARIES  # No training needs them.
-
-    found: dict[str, tuple[str, str, Row]] = {}
-    for tf_name, row in NAMES.items():
-        asked = asked_as(tf_name)
-        found.setdefault(asked, ("TensorFlow", tf_name, row))
-        parts = asked.split(".")
-        if len(parts) > 2:
-            found.setdefault(".".join(parts[-2:]), ("TensorFlow", tf_name, row))
-    for full_name, row in ELSEWHERE.items():
-        library, last = LIBRARIES[full_name.partition(".")[0]], full_name.rpartition(".")[2]
-        for asked in (last, f"Strategy.{last}"):
-            found.setdefault(asked, (library, full_name, row))
+def _tables() -> NameTables:
+    found: NameTables = upper_rooms.load(NAME_TABLES)
     return found
+
+
+def tensorflow_row(tf_name: str) -> Row:
+    """Returns the row of a name of TensorFlow."""
+    return _tables().tensorflow[tf_name]
 
 
 def advice_for(owner: str, name: str) -> str | None:
@@ -83,7 +90,7 @@ def advice_for(owner: str, name: str) -> str | None:
         name: The name.
     """
     asked = f"{owner}.{name}" if owner else name
-    found = _asked().get(asked)
+    found = _tables().by_asked_name.get(asked)
     if found is None:
         return None
     library, full_name, row = found
@@ -95,34 +102,11 @@ def advice_for(owner: str, name: str) -> str | None:
 
 
 def not_found(module: str, name: str) -> AttributeError:
-    """Returns the error for a name that a module does not have, for the module's `__getattr__`.
-
-    Args:
-        module: The module's `__name__`.
-        name: The name.
-    """
+    """Returns the error for a name that a module does not have, for the module's `__getattr__`."""
     advice = None if name.startswith("_") else advice_for(module.removeprefix("replicax").removeprefix("."), name)
     if advice is None:
         return AttributeError(f"module {module!r} has no attribute {name!r}", name=name, obj=sys.modules.get(module))
     return AbsentNameError(f"module {module!r}", name, advice)
-
-
-def resolved(root: types.ModuleType, row: Row) -> object:
-    """Returns the object that a row names below `replicax`.
-
-    Args:
-        root: The module `replicax`.
-        row: A row that has a name here; for an attribute that only instances have, its type is returned.
-    """
-    *path, last = row.here.split(".")
-    owner = operator.attrgetter(".".join(path))(root) if path else root
-    for base in getattr(owner, "__mro__", ()):
-        annotations = inspect.get_annotations(base)
-        if last in annotations:  # Only instances have it.
-            return annotations[last]
-        if last in vars(base):
-            break
-    return getattr(owner, last)
 
 
 def _raise_advice(cls: type, name: str, owner: str) -> None:
@@ -145,7 +129,7 @@ class AdvisedType(type):
 
 
 class AdvisedContractType(AdvisedType, abc.ABCMeta):
-    """The same for abstract classes. (`isinstance` is slow there, so other classes do not use it.)"""
+    """`Advised` for abstract classes. (`isinstance` is slow there, so other classes do not use it.)"""
 
 
 class Advised(metaclass=AdvisedType):
@@ -161,6 +145,6 @@ class Advised(metaclass=AdvisedType):
 
 
 class AdvisedContract(Advised, metaclass=AdvisedContractType):
-    """The same for abstract classes."""
+    """`Advised` for abstract classes."""
 
     __slots__ = ()

@@ -8,9 +8,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from replicax.contracts.advice import Keyword, tensorflow_row
 from replicax.errors import ArgumentError
-from replicax.tensorflow.names.all_names import NAMES
-from replicax.tensorflow.names.rows import Keyword
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
@@ -19,13 +18,16 @@ def called_as(*tf_names: str) -> Callable[[_F], _F]:
     """Decorates a function or a class so that it accepts the parameters in the rows of TensorFlow's names.
 
     Editors and type checkers see its own signature. If a call has too many positional arguments, which would be an
-    error, they are read in TensorFlow's order. Any other call costs one look at the keywords.
-
-    Args:
-        *tf_names: The names whose rows have the keywords.
+    error, they are read in TensorFlow's order. Any other call costs one look at the keywords; the tables are loaded
+    where one is not its own.
     """
-    keywords = {name: keyword for tf_name in tf_names for name, keyword in NAMES[tf_name].keywords.items()}
-    order = next((NAMES[tf_name].order for tf_name in tf_names if NAMES[tf_name].order), ())
+
+    @functools.cache
+    def known() -> tuple[Mapping[str, Keyword], Sequence[str]]:
+        """Returns TensorFlow's keywords and its order of parameters; they are loaded when a call may need them."""
+        rows = [tensorflow_row(tf_name) for tf_name in tf_names]
+        keywords = {name: keyword for row in rows for name, keyword in row.keywords.items()}
+        return keywords, next((row.order for row in rows if row.order), ())
 
     def decorate(fn: _F) -> _F:
         if inspect.isclass(fn):
@@ -33,19 +35,26 @@ def called_as(*tf_names: str) -> Callable[[_F], _F]:
             return fn
 
         places, owners = _places(fn)
+        own = frozenset(inspect.signature(fn).parameters)
 
         @functools.wraps(fn)
         def called(*args: object, **given: object) -> object:
-            if len(args) > places and order:
-                args, given = args[:owners], _named(tf_names[0], order, args[owners:], given)
-            if given and not keywords.keys().isdisjoint(given):
-                given = _translated(tf_names[0], keywords, given)
+            if len(args) > places and known()[1]:
+                args, given = args[:owners], _named(tf_names[0], known()[1], args[owners:], given)
+            if not given.keys() <= own and not known()[0].keys().isdisjoint(given):
+                given = _translated(tf_names[0], known()[0], given)
             return fn(*args, **given)
 
-        called.tensorflow_keywords = keywords  # type: ignore[attr-defined]
+        called.tensorflow_keywords = known  # type: ignore[attr-defined]
         return called  # type: ignore[return-value]
 
     return decorate
+
+
+def tensorflow_keywords(fn: object) -> Mapping[str, Keyword]:
+    """Returns what becomes of TensorFlow's keywords in calls of a function that `called_as` has decorated."""
+    known = getattr(fn, "tensorflow_keywords", None)
+    return {} if known is None else known()[0]
 
 
 def _places(fn: Callable[..., object]) -> tuple[int, int]:

@@ -29,12 +29,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, Sharding
 
-from replicax.errors import ContextError
 from replicax.contracts.placement import FirstValueLike, PlacementLike, WorldsLike
 from replicax.contracts.reduce_op import ReduceOp
+from replicax.contracts.variable_access import TreeLeaf, VariableLike, array_of, set_array
+from replicax.errors import ContextError
 from replicax.runtime.devices import default_devices
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import TreeLeaf, VariableLike, array_of, set_array
 
 #: Where the random numbers of a replica function come from: each replica draws its own, or each row has its own.
 PER_REPLICA, PER_ROW = "per_replica", "per_row"
@@ -92,7 +92,7 @@ class Host(Protocol):
 
     @property
     def counts_steps(self) -> bool:
-        """Whether it is told of each program that assigns its variables: `counted`."""
+        """Whether each program that assigns its variables is counted: `counted`."""
 
     @property
     def random_numbers(self) -> str:
@@ -137,10 +137,10 @@ class Host(Protocol):
         """Returns where a variable of an optimizer lives while a step updates it; None leaves it where it is."""
 
     def adopt(self, variable: VariableLike) -> None:
-        """Is told of each Keras variable that is made in the scope, before it gets its first value."""
+        """Notes each Keras variable that is made in the scope, before it gets its first value."""
 
     def creates(self, variable: VariableLike, initializer: Callable[..., jax.Array]) -> bool:
-        """Is told how the first value of a new Keras variable is computed; returns whether it sees to that itself.
+        """Learns how the first value of a new Keras variable is computed; returns whether it sees to that itself.
 
         Args:
             variable: The variable, which has a shape and a dtype.
@@ -285,7 +285,7 @@ class HostDefaults:
         return self.placement.variable_sharding(variable)
 
     def adopt(self, variable: VariableLike) -> None:
-        """Is told of each Keras variable that is made in the scope, before it gets its first value."""
+        """Notes each Keras variable that is made in the scope, before it gets its first value."""
 
     def creates(self, variable: VariableLike, initializer: Callable[..., jax.Array]) -> bool:
         """Leaves it to Keras to compute the first value of a variable."""

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding
 
-from replicax.typing import PyTree
 from replicax.contracts.variable_access import TreeLeaf, VariableLike
+from replicax.typing import PyTree
 
 _T = TypeVar("_T")
 
@@ -69,11 +69,6 @@ class ReplicaDevicesLike(Protocol):
         self, values: Sequence[jax.typing.ArrayLike], names: Sequence[str], what: str = ...
     ) -> Sequence[jax.typing.ArrayLike]:
         """Returns values that are the same in every process: those of one process alone become process 0's.
-
-        Args:
-            values: Arrays and numbers.
-            names: What each is called.
-            what: What they are, for messages.
 
         Raises:
             ValuesMismatchError: The processes have values of other names, shapes or dtypes, or in another order.
@@ -135,7 +130,7 @@ class PlacementLike(ReplicaDevicesLike, Protocol):
         """The worlds of this process, if workers may come and go."""
 
     def follow(self, variables: Sequence[VariableLike]) -> None:
-        """Is told of variables that must follow to the devices of the next world."""
+        """Notes variables that must follow to the devices of the next world."""
 
     def variable_sharding(self, variable: VariableLike) -> Sharding | None:
         """Returns where a variable's value lives between steps; None leaves it where it is."""

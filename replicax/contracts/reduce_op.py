@@ -102,10 +102,6 @@ def mean_over(axis_name: str, value: jax.Array) -> jax.Array:
 def terms_of(total: jax.Array, number: int) -> jax.Array:
     """Splits a total into about equal terms, whose sum in any order is exactly the total.
 
-    Args:
-        total: Numbers of any shape.
-        number: Number of terms.
-
     Returns:
         The terms, shape `(number, *total.shape)`, dtype of `total`.
 

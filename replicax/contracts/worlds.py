@@ -7,20 +7,28 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from replicax.contracts.placement import WorldsLike
-
-if TYPE_CHECKING:
-    from replicax.group.membership.quorum import Life
-    from replicax.group.membership.preemption import Preemption
+from replicax.typing import PyTree
 
 _T = TypeVar("_T")
 
-#: With how few workers an elastic job goes on, and how many it may have (`"2:8"`); set in all of its workers.
-ELASTIC = "REPLICAX_ELASTIC"
 #: The number of the world of a newcomer that has not been taken in.
 ALONE = -1
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Incarnation:
+    """One run of a process: a replacement has the index of the process that it replaces, and another number.
+
+    Attributes:
+        index: The index of the process in the job.
+        number: Counts the runs of this process.
+    """
+
+    index: int
+    number: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,25 +76,25 @@ class Worlds(WorldsLike, Protocol):
         always: What is given to newcomers in any case: the strategy's variables.
         state: What is given to them besides; None as long as the script has not said what: then none is taken in.
         changes: Called when a world has begun, in this order.
-        preemption: Decides what SIGTERM means.
+        preemption: Decides what SIGTERM means, a `group.membership.preemption.Preemption`; None if nothing does.
     """
 
     world: World
     always: list[State]
     state: State | None
     changes: list[Callable[[], None]]
-    preemption: Preemption | None
+    preemption: Any
 
     @property
     def calls(self) -> int:
         """How many calls have been completed: in all members the same at the same point of the script."""
 
     @property
-    def lives(self) -> tuple[Life, ...]:
-        """The present members, each with the run of it that takes part; this process's own is `life`."""
+    def incarnations(self) -> tuple[Incarnation, ...]:
+        """The present members, each with the run of it that takes part; this process's own is `incarnation`."""
 
     @property
-    def life(self) -> Life:
+    def incarnation(self) -> Incarnation:
         """This run of this process."""
 
     @property
@@ -109,6 +117,9 @@ class Worlds(WorldsLike, Protocol):
 
     def join(self) -> None:
         """Waits until the others take this newcomer in, and takes their state. Does nothing in a member."""
+
+    def renewed(self, tree: PyTree) -> PyTree:
+        """Returns `tree` for the present world: batches of an earlier one have the same global rows, split anew."""
 
     def leave_soon(self, reason: str) -> None:
         """Lets this process leave between two calls, and end. For signal handlers."""

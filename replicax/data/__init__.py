@@ -19,7 +19,7 @@ One worked example, a batch of 10 rows on 4 replicas of one process, walks throu
    shape `(2, 5)`. With `remainder="drop"` all 4 replicas would get 2 rows each, and the last 2 rows would be dropped.
 5. `batch_placement.py`: the part of replica i goes to device i. The result is one `PerReplica` for each leaf.
 6. `prefetch.py`: a background thread does steps 2 to 5 for the next batches while the devices compute.
-7. `iterator.py`: the loop takes the `PerReplica`, and the position moves on by 10 rows. `optional.py` is the same
+7. `iterator.py`: the loop takes the `PerReplica`, and the position moves on by 10 rows. `optional_batch.py` is the same
    without `StopIteration`.
 
 With several workers, step 4 needs the others. `step_agreement.py` lets all workers learn what each of them has for the
@@ -27,9 +27,10 @@ coming steps, in messages through host memory (`worker_channel.py`). Where worke
 their replicas, they send each other rows (`row_exchange.py`).
 
 Where workers come and go, step 4 needs nobody: each worker reads all of each batch (`whole_batches.py`), splits it for
-the replicas of the present world (`receivers.py`), and does so again when the world changes (`replicax/group/renewal.py`).
+the replicas of the present world (`fed_replicas.py`), and does so again when the world changes
+(`replicax/group/renewal.py`).
 
-The rest: `begun_pass.py` is a pass on its way to the devices, `seen_batches.py` notes what the batches look like,
+The rest: `started_pass.py` is a pass on its way to the devices, `batch_observer.py` notes what the batches look like,
 `input_context.py` and `dataset_creator.py` are for datasets that a function of the user's makes on each
 worker, `first_batch.py` looks at the first batch ahead of a pass, for `element_spec`, and `shard_report.py` compares
 what the workers read.
@@ -37,6 +38,7 @@ what the workers read.
 
 from typing import TYPE_CHECKING
 
+from replicax.contracts.advice import not_found
 from replicax.data.array_source import ArraySource
 from replicax.data.dataset_creator import DatasetCreator
 from replicax.data.distributed_datasets import DistributedDataset, DistributedDatasetFromFunction
@@ -46,7 +48,6 @@ from replicax.data.input_options import AutoShardPolicy, InputOptions
 from replicax.data.iterator import DistributedIterator
 from replicax.data.optional_batch import Optional
 from replicax.data.worker_channel import InputWorkers as InputWorkers
-from replicax.tensorflow.names import not_found
 
 __all__ = [
     "ArraySource",

@@ -46,12 +46,7 @@ class DatasetReading(abc.ABC):
 
     @abc.abstractmethod
     def whole(self, position: Position, replicas: int) -> Generator[WholeBatch]:
-        """Opens the source, and yields the global batches that follow a position; for a reading of one worker.
-
-        Args:
-            position: Where to begin.
-            replicas: How many replicas take part.
-        """
+        """Opens the source, and yields the global batches that follow a position; for a reading of one worker."""
 
     @abc.abstractmethod
     def summarize(self, maker: InputStepMaker) -> tuple[ShardSummary, np.ndarray | None]:
@@ -179,13 +174,7 @@ def _with_agreed_size(
 
 
 class FunctionReading(DatasetReading):
-    """Each worker reads the per-replica batches of a dataset that a function makes for it.
-
-    Args:
-        dataset_fn: The function, of an `InputContext`.
-        workers: The workers that take part.
-        options: How the dataset is distributed.
-    """
+    """Each worker reads the per-replica batches of a dataset that a function makes for it."""
 
     def __init__(
         self, dataset_fn: Callable[[InputContext], Iterable[PyTree]], workers: InputWorkers, options: InputOptions
@@ -240,13 +229,6 @@ def choose_reading(
     source: PyTree, batches: HostBatches, batch_size: int | None, options: InputOptions, workers: InputWorkers
 ) -> DatasetReading:
     """Returns how a dataset is read under a policy.
-
-    Args:
-        source: What the user has given.
-        batches: Its batches.
-        batch_size: Rows of a global batch, if that is known.
-        options: How it is distributed.
-        workers: The workers that take part.
 
     Raises:
         ArgumentError: The policy does not fit the source.

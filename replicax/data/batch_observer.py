@@ -10,11 +10,11 @@ import jax
 
 from replicax.data.batch_placement import device_dtype
 from replicax.data.batch_split import SplitBatch
+from replicax.data.fed_replicas import Receivers, ReceiversByWorld
 from replicax.data.first_batch import check_may_be_empty
 from replicax.data.input_options import InputOptions
 from replicax.data.input_steps import InputStep
 from replicax.data.position import Position, RowsRead
-from replicax.data.fed_replicas import Receivers, ReceiversByWorld
 from replicax.data.whole_batches import WholeBatch, whole_split
 from replicax.errors import BatchError
 from replicax.typing import PyTree

@@ -43,13 +43,7 @@ def place(parts: PyTree, mesh: Mesh, *, bare: bool, first: int = 0) -> PyTree:
 
 
 def place_rows(parts: PyTree, mesh: Mesh, *, first: int = 0) -> PyTree:
-    """Puts the parts of a step on the devices as one array of global rows for each leaf, sharded over the replicas.
-
-    Args:
-        parts: As for `place`.
-        mesh: One device per replica.
-        first: The id of the replica that the first of `parts` is for.
-    """
+    """Puts the parts of a step on the devices as one array of global rows for each leaf, sharded over the replicas."""
 
     def placed(leaf: np.ndarray) -> jax.Array:
         rows = leaf.reshape(-1, *leaf.shape[2:])

@@ -64,14 +64,7 @@ def split_batch(batch: PyTree, num_replicas: int, remainder: str) -> SplitBatch 
 
 
 def part_of(batch: PyTree, first: int, count: int, rows: int) -> PyTree:
-    """Returns some parts of a batch whose parts have `rows` rows: views of shape `(count, rows, ...)`.
-
-    Args:
-        batch: Pytree of arrays of rows.
-        first: Index of the first part.
-        count: How many parts; may be 0.
-        rows: Number of rows of a part.
-    """
+    """Returns some parts of a batch whose parts have `rows` rows: views of shape `(count, rows, ...)`."""
     begin, end = first * rows, (first + count) * rows
     return jax.tree.map(lambda leaf: leaf[begin:end].reshape(count, rows, *leaf.shape[1:]), batch)
 

@@ -10,14 +10,14 @@ from jax.sharding import Mesh
 
 import replicax.contracts.worlds as worlds
 from replicax.data.auto_shard import DatasetReading
-from replicax.data.started_pass import ROWS, VALUES, BegunPass, BegunSteps, BegunWhole, Form
+from replicax.data.batch_observer import SeenBatches
+from replicax.data.fed_replicas import Receivers, ReceiversByWorld
 from replicax.data.input_options import AutoShardPolicy, InputOptions
 from replicax.data.input_steps import InputStepMaker
 from replicax.data.iterator import ElasticIterator, OpenedPass, PassIterator, check_outside_of_programs
 from replicax.data.position import Position
-from replicax.data.fed_replicas import Receivers, ReceiversByWorld
-from replicax.data.batch_observer import SeenBatches
 from replicax.data.shard_report import ShardSummary, report, report_of_world
+from replicax.data.started_pass import ROWS, VALUES, BegunPass, BegunSteps, BegunWhole, Form
 from replicax.data.whole_batches import summarized
 from replicax.data.worker_channel import InputWorkers, WorkerChannel
 from replicax.errors import ArgumentError, ElasticError

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from replicax.checks import checked_int, checked_seconds
-from replicax.errors import ArgumentError
-from replicax.tensorflow.names import Advised, called_as
 from replicax.checks.named import Named, member_of
+from replicax.contracts.advice import Advised
+from replicax.contracts.called_as import called_as
+from replicax.errors import ArgumentError
 
 _REMAINDERS = ("exact", "drop")
 _UNEVEN = ("drain", "shortest", "error")

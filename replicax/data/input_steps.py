@@ -60,11 +60,6 @@ class _WorkerBatchNote(TypedDict):
 class InputStepMaker:
     """Makes the steps of one pass, together with the other workers.
 
-    Args:
-        workers: The workers that take part.
-        channel: To the other workers; None if there are none.
-        options: How the dataset is distributed.
-
     Attributes:
         everywhere: Whether every worker gets all rows of a step in which not all replicas take part.
     """

@@ -7,8 +7,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 import replicax.context as context
-import replicax.group.health as health
 import replicax.contracts.worlds as worlds
+import replicax.runtime.activity as activity
 from replicax.data.first_batch import NO_BATCH
 from replicax.data.optional_batch import Optional
 from replicax.data.position import Position, RowsRead
@@ -45,7 +45,7 @@ class DistributedIterator(Iterator[PyTree]):
         spec: Callable[[], PyTree] = lambda: None,
     ):
         self._steps, self._spec = steps, spec
-        self._phase = health.FIRST_BATCH if is_first else health.INPUT
+        self._phase = activity.FIRST_BATCH if is_first else activity.INPUT
         self._ahead: list[PyTree] = []  # what was read to look at it, and is still to be returned
 
     def __next__(self) -> PyTree:
@@ -59,9 +59,9 @@ class DistributedIterator(Iterator[PyTree]):
         return self._ahead.pop() if self._ahead else self._next_step()
 
     def _next_step(self) -> PyTree:
-        with health.phase(self._phase):
+        with activity.phase(self._phase):
             data = next(self._steps)
-        self._phase = health.INPUT
+        self._phase = activity.INPUT
         return data
 
     def get_next(self) -> PyTree:
@@ -224,9 +224,6 @@ class Given(Protocol):
 
 def check_outside_of_programs(what: str) -> None:
     """Checks that no step or compiled function is being traced, where no batch can be read.
-
-    Args:
-        what: What happens, for messages.
 
     Raises:
         ContextError: A step or compiled function is being traced.

@@ -38,10 +38,6 @@ class Prefetcher(Iterator[_Item]):
     The thread runs outside of every strategy and replica context, whatever surrounds the consumer: contexts belong to
     threads. It takes over one of JAX's settings for the consumer's thread: whether x64 is on, which decides about
     dtypes.
-
-    Args:
-        items: Produces the items; closed in the thread at the end.
-        size: How many items to keep ready, at least 1.
     """
 
     def __init__(self, items: Generator[_Item], size: int):

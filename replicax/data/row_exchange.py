@@ -134,15 +134,7 @@ class RowAssignment:
 def exchange_rows(
     assignment: RowAssignment, own: PyTree, structure: BatchStructure, channel: WorkerChannel, name: str
 ) -> SplitBatch:
-    """Returns this worker's parts of a step; sends and receives rows where other workers have them.
-
-    Args:
-        assignment: Which rows go to which worker.
-        own: The rows of this worker; None if it has none.
-        structure: The structure of the batches.
-        channel: To the other workers.
-        name: A name for the step; all workers use the same.
-    """
+    """Returns this worker's parts of a step; sends and receives rows where other workers have them."""
     me = assignment.workers.index
     for worker in assignment.workers.others:
         first, end = assignment.common(me, worker)

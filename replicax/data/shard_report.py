@@ -82,7 +82,7 @@ def report(
 
 
 def report_of_world(running: worlds.Worlds, summarize: Callable[[], tuple[ShardSummary, np.ndarray]]) -> str:
-    """Returns the same where workers come and go: a line for each member of the present world.
+    """Reports on an elastic job: a line for each member of the present world.
 
     Args:
         running: The worlds of this process.

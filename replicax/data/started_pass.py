@@ -10,13 +10,13 @@ import jax
 
 from replicax.data.batch_placement import owned_copy, place, place_rows
 from replicax.data.batch_split import SplitBatch
+from replicax.data.fed_replicas import Receivers, ReceiversByWorld
 from replicax.data.first_batch import peek
 from replicax.data.input_options import InputOptions
 from replicax.data.input_steps import InputStep, InputStepMaker
 from replicax.data.iterator import OpenedPass, PlacedStep
 from replicax.data.position import Position
 from replicax.data.prefetch import prefetch
-from replicax.data.fed_replicas import Receivers, ReceiversByWorld
 from replicax.data.whole_batches import ReadAhead, Splitter, WholeBatch
 from replicax.data.worker_channel import WorkerChannel
 from replicax.typing import PyTree

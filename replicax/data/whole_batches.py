@@ -17,10 +17,10 @@ import numpy as np
 import replicax.contracts.worlds as worlds
 from replicax.data.batch_split import SplitBatch
 from replicax.data.batches import count_rows
+from replicax.data.fed_replicas import Receivers, ReceiversByWorld
 from replicax.data.input_options import InputOptions
 from replicax.data.input_steps import InputStepMaker, digest
 from replicax.data.position import RowsRead
-from replicax.data.fed_replicas import Receivers, ReceiversByWorld
 from replicax.data.shard_report import ShardSummary, row_digests
 from replicax.group.renewal import note_source
 from replicax.typing import Leaf, PyTree

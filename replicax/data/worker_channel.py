@@ -11,7 +11,7 @@ import itertools
 import threading
 from collections.abc import Sequence
 
-import replicax.group.health as health
+import replicax.runtime.activity as activity
 from replicax.cluster.exchange import AbsentError, ClosedError, Exchange
 from replicax.cluster.key_value_store import ServiceStore, Store
 from replicax.errors import ArgumentError, BatchError, ContextError
@@ -114,11 +114,6 @@ class WorkerChannel:
     """Exchanges messages between the workers during one pass over a dataset.
 
     Make it in the main thread, where all workers do the same things in the same order.
-
-    Args:
-        workers: The workers that take part.
-        timeout_s: How long to wait for a message, in seconds.
-        numbers: Where to get the number of the pass.
     """
 
     def __init__(self, workers: InputWorkers, timeout_s: float, numbers: PassNumbers = _numbers):
@@ -136,7 +131,7 @@ class WorkerChannel:
             store=workers.store,
             timeout_s=timeout_s,
             closed=self.closed,
-            waiting=lambda stage, processes: health.exchange("data"),
+            waiting=lambda stage, processes: activity.exchange("data"),
         )
 
     def exchange(self, message: bytes) -> list[bytes]:

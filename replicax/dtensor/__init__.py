@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from replicax.contracts.advice import not_found
 from replicax.dtensor.barriers import barrier
 from replicax.dtensor.clients import (
     client_id,
@@ -48,7 +49,6 @@ from replicax.dtensor.tensors import (
     unpack,
 )
 from replicax.dtensor.variable import DVariable, enable_save_as_bf16
-from replicax.tensorflow.names import not_found
 
 __all__ = [
     "MATCH",

@@ -9,10 +9,10 @@ import jax
 import numpy as np
 
 from replicax.compat.jax_tracing import constants_are_traced, primal_of
+from replicax.contracts.variable_access import VariableLike
 from replicax.data.batch_placement import owned_copy
 from replicax.dtensor.layout import MATCH, Layout
 from replicax.errors import ArgumentError, LayoutError, TensorError
-from replicax.contracts.variable_access import VariableLike
 
 #: Arguments of the functions on tensors: an array, traced or not, numbers, nested lists of numbers, or a variable.
 TensorLike: TypeAlias = "jax.typing.ArrayLike | Sequence[TensorLike] | VariableLike"

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import replicax.group.health as health
+import replicax.runtime.activity as activity
 from replicax.checks import is_int
 from replicax.cluster.exchange import AbsentError, Exchange
 from replicax.cluster.key_value_store import Store
@@ -53,7 +53,7 @@ def barrier(mesh: MeshLike, barrier_name: str | None = None, timeout_in_ms: int 
     if mesh.is_remote():
         raise MeshError(f"Process {jax.process_index()} has no device in {mesh!r}, so it has no part in its barrier.")
     processes = sorted({device.process_index for device in mesh.global_devices()})
-    with health.phase(health.WAIT, f"barrier {name!r}", processes):
+    with activity.phase(activity.WAIT, f"barrier {name!r}", processes):
         if len(processes) > 1:
             _wait(name, timeout_ms, processes)
         _check_count(mesh)

@@ -1,7 +1,8 @@
 """Clients: the processes that together run one program over the devices of all of them.
 
-Each client runs the same program. The environment tells it who it is (see `environment.py`), and JAX's coordination
-service (`jax.distributed`) connects them. This module keeps no state: JAX knows whether the clients are connected.
+Each client runs the same program. The environment tells it who it is (see `client_variables.py`), and JAX's
+coordination service (`jax.distributed`) connects them. This module keeps no state: JAX knows whether the clients are
+connected.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from replicax.cluster.own_address import own_ip
 from replicax.cluster.runtime import connect
 from replicax.compat.jax_processes import backends_have_started
 from replicax.config import set_virtual_devices
+from replicax.contracts.called_as import called_as
 from replicax.dtensor.client_variables import JOBS, client_settings
 from replicax.errors import ArgumentError, ContextError, DeviceError
-from replicax.tensorflow.names import called_as
 
 _DEVICE_TYPES = ("tpu", "gpu", "cpu")  # best first
 _SECONDS_BETWEEN_SIGNS_OF_LIFE = {True: 100, False: 10 * 365 * 24 * 60 * 60}
@@ -254,9 +255,6 @@ def shutdown_accelerator_system() -> None:
 
 def check_connected(caller: str) -> None:
     """Checks that the clients are connected, if there are several.
-
-    Args:
-        caller: Name of the function that needs them, for the message.
 
     Raises:
         ContextError: `DTENSOR_JOBS` names several clients, and they are not connected.

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import jax
 
+from replicax.contracts.shown import html_table
 from replicax.errors import ArgumentError, ProgramError
 from replicax.program.function import Function, function
-from replicax.contracts.shown import html_table
 from replicax.typing import PyTree, PyTreeFunction
 
 if TYPE_CHECKING:

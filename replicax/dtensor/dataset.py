@@ -9,6 +9,8 @@ from itertools import islice
 import jax
 import numpy as np
 
+from replicax.contracts.advice import AdvisedContract
+from replicax.contracts.called_as import called_as
 from replicax.data.batch_placement import device_dtype, owned_copy
 from replicax.data.batches import count_rows, host_batch
 from replicax.data.first_batch import check_may_be_empty, peek
@@ -22,7 +24,6 @@ from replicax.dtensor.layout import Layout
 from replicax.dtensor.mesh import Mesh, MeshLike
 from replicax.dtensor.specs import Spec
 from replicax.errors import ArgumentError, BatchError
-from replicax.tensorflow.names import AdvisedContract, called_as
 from replicax.typing import PyTree
 
 

@@ -12,6 +12,9 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 import replicax.context as context
+from replicax.contracts.advice import Advised
+from replicax.contracts.called_as import called_as
+from replicax.contracts.shown import Shown
 from replicax.dtensor.mesh import Mesh, MeshLike
 from replicax.dtensor.specs import (
     MATCH,
@@ -25,8 +28,6 @@ from replicax.dtensor.specs import (
     text_of,
 )
 from replicax.errors import LayoutError
-from replicax.tensorflow.names import Advised, called_as
-from replicax.contracts.shown import Shown
 
 if TYPE_CHECKING:
     import keras

@@ -9,10 +9,10 @@ import jax
 import numpy as np
 
 from replicax.checks import is_int
+from replicax.contracts.called_as import called_as
 from replicax.dtensor.clients import check_connected, global_devices, local_devices, preferred_device_type
 from replicax.dtensor.mesh import Mesh
 from replicax.errors import DeviceError, MeshError
-from replicax.tensorflow.names import called_as
 from replicax.runtime.devices import parse_devices
 
 MeshDims = Sequence[tuple[str, int]] | Mapping[str, int]

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from replicax.checkpoint import Checkpoint as _Checkpoint, entries, read_arrays, write_arrays
 from replicax.checkpoint.writing import Directory
 from replicax.checks import explained
+from replicax.contracts.called_as import called_as
 from replicax.dtensor.arrays import is_traced, layout_of
 from replicax.dtensor.layout import Layout
 from replicax.dtensor.mesh import Mesh, MeshLike
 from replicax.dtensor.variable import DVariable
 from replicax.errors import CheckpointError, LayoutError, ProgramError, TensorError
-from replicax.tensorflow.names import called_as
 
 
 class Checkpoint(_Checkpoint):

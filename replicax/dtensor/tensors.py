@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from replicax.contracts import variable_access
 from replicax.checkpoint.variable_names import is_variable
 from replicax.compat.jax_tracing import constants_are_traced
+from replicax.contracts import variable_access
+from replicax.contracts.called_as import called_as
 from replicax.data.batch_placement import owned_copy
 from replicax.dtensor.arrays import TensorLike, as_array, checked_layout, is_traced, laid_out, layout_of
 from replicax.dtensor.layout import MATCH, Layout
 from replicax.errors import LayoutError, ProgramError, TensorError
-from replicax.tensorflow.names import called_as
 from replicax.program.keras.state import owner_of
 
 

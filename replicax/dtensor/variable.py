@@ -13,12 +13,12 @@ from jax.typing import DTypeLike
 import replicax.context as context
 from replicax.checks import explained
 from replicax.compat.jax_tracing import constants_are_traced
+from replicax.contracts.called_as import called_as
+from replicax.contracts.shown import Shown
 from replicax.dtensor.arrays import TensorLike, as_array, checked_layout, is_traced, laid_out, layout_of
 from replicax.dtensor.creation import call_with_layout
 from replicax.dtensor.layout import MATCH, Layout
 from replicax.errors import ContextError, LayoutError, VariableError
-from replicax.tensorflow.names import called_as
-from replicax.contracts.shown import Shown
 from replicax.variables import Variable
 
 

@@ -12,6 +12,8 @@ import inspect
 import types
 from collections.abc import Mapping, Sequence
 
+from replicax.errors.exit_codes import ExitCode
+
 
 class ReplicaxError(Exception):
     """Base class of all errors raised by replicax.
@@ -218,7 +220,7 @@ class ProgramMismatchError(ProgramError):
         index: How many programs these workers had compared before.
     """
 
-    exit_code = 72
+    exit_code = ExitCode.DIVERGED
 
     def __init__(
         self,
@@ -319,7 +321,7 @@ class WorkersDisagreeError(ReplicaxError, ValueError):
         found: For each worker what it has and others lack.
     """
 
-    exit_code = 72
+    exit_code = ExitCode.DIVERGED
 
     def __init__(self, what: str, found: Mapping[str, Sequence[str]] | None = None):
         self.what, self.found = what, dict(found or {})
@@ -391,17 +393,13 @@ class BarrierTimeoutError(ReplicaxError, TimeoutError):
 class MeetingError(ReplicaxError, RuntimeError):
     """The processes of a job that exchange values from time to time cannot go on doing so.
 
-    Args:
-        message: Why.
-        exit_code: As below.
-
     Attributes:
         message: Why.
         exit_code: The exit code of a process that does not catch it: 71, `rx.exit_codes.ExitCode.PEER_LOST`; 70
             (`STALLED`) if it is this process that is cut off, and the others go on.
     """
 
-    def __init__(self, message: str = "", exit_code: int = 71):
+    def __init__(self, message: str = "", exit_code: int = ExitCode.PEER_LOST):
         self.message, self.exit_code = message, exit_code
         super().__init__(message)
 
@@ -417,7 +415,7 @@ class NotJoinedError(ElasticError):
         exit_code: The exit code of a process that does not catch it: 2, `rx.exit_codes.ExitCode.USAGE`.
     """
 
-    exit_code = 2
+    exit_code = ExitCode.USAGE
 
 
 class EstimatorError(ReplicaxError, ValueError):
@@ -463,7 +461,7 @@ class WorkerLostError(ReplicaxError, RuntimeError):
         workers: The names of the workers to blame, such as `("worker:1",)`; empty if that is not known.
     """
 
-    def __init__(self, message: str = "", exit_code: int = 1, workers: Sequence[str] = ()):
+    def __init__(self, message: str = "", exit_code: int = ExitCode.FAILED, workers: Sequence[str] = ()):
         self.message, self.exit_code, self.workers = message, exit_code, tuple(workers)
         super().__init__(message)
 
@@ -475,7 +473,7 @@ class ParameterServerLost(ReplicaxError, RuntimeError):
         exit_code: The exit code of a process that does not catch it: 71, `rx.exit_codes.ExitCode.PEER_LOST`.
     """
 
-    exit_code = 71
+    exit_code = ExitCode.PEER_LOST
 
 
 class RemoteError(ReplicaxError, RuntimeError):

@@ -58,6 +58,11 @@ def from_returncode(returncode: int) -> int:
     return from_signal(-returncode) if returncode < 0 else returncode
 
 
+def signal_of(code: int) -> int:
+    """Returns the signal that ended a process with this exit code; 0 if none did."""
+    return max(0, code - _SIGNALS)
+
+
 def is_restartable(code: int) -> bool:
     """Returns whether the same job may succeed when it is started again."""
     return code not in _FINAL

@@ -9,6 +9,7 @@ parameter servers) between hooks (`hooks.py`). `train_and_evaluate` (`train_and_
 
 from typing import TYPE_CHECKING
 
+from replicax.contracts.advice import not_found
 from replicax.estimator.basic_hooks import (
     FinalOpsHook,
     LoggingTensorHook,
@@ -37,7 +38,6 @@ from replicax.estimator.spec import EstimatorSpec
 from replicax.estimator.specs import EvalSpec, TrainSpec
 from replicax.estimator.train_and_evaluate import train_and_evaluate
 from replicax.estimator.warm_start import WarmStartSettings
-from replicax.tensorflow.names import not_found
 
 __all__ = [
     "BestExporter",

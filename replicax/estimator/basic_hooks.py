@@ -183,7 +183,7 @@ class StepCounterHook(Hook):
     Args:
         every_n_steps: After how many steps each.
         every_n_secs: After how many seconds each; in the place of the steps.
-        write: Is called with the step and `{"global_step/sec": number}`.
+        write: Called with the step and `{"global_step/sec": number}`.
 
     Example:
         >>> hook = rx.estimator.StepCounterHook(every_n_steps=50)
@@ -216,7 +216,7 @@ class SummarySaverHook(Hook):
 
     Args:
         save_steps: After how many steps each.
-        write: Is called with the step and the values.
+        write: Called with the step and the values.
 
     Example:
         >>> hook = rx.estimator.SummarySaverHook(100, lambda step, values: print(step, values))

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.checkpoint import entries, restore_variables
+from replicax.contracts.variable_access import AssignableLike, VariableLike, dtype_of, name_of
 from replicax.errors import EstimatorError, InitialValueError
 from replicax.estimator.batches import features_and_labels
 from replicax.estimator.mode_keys import ModeKeys
@@ -24,7 +25,6 @@ from replicax.program.keras.backend import keras_is_loaded
 from replicax.program.keras.variable_store import VariableStore
 from replicax.strategies import Strategy
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import AssignableLike, VariableLike, dtype_of, name_of
 from replicax.variables import Variable
 
 _log = logging.getLogger("replicax.estimator")
@@ -68,12 +68,7 @@ class BuiltModel:
     # Building.
 
     def build(self, batch: PyTree, seed: int | None = None) -> None:
-        """Makes all variables, for batches like this one; nothing is computed with them.
-
-        Args:
-            batch: What a distributed dataset yields.
-            seed: Seed of the first values.
-        """
+        """Makes all variables, for batches like this one; nothing is computed with them."""
         with _seeded(seed):
             try:
                 used = function(self._forward).build(batch)
@@ -180,10 +175,6 @@ class BuiltModel:
 
 def numbered_beyond(here: Iterable[str], there: Iterable[str]) -> list[str]:
     """Returns the layers, and variables without one, that only a checkpoint has, and that a number alone tells apart.
-
-    Args:
-        here: The names of a model's variables.
-        there: The names of those in the checkpoint.
 
     Example:
         >>> numbered_beyond(["dense/kernel"], ["dense/kernel", "dense_1/kernel", "head/kernel"])

@@ -12,7 +12,7 @@ LISTENER_METHODS = ("begin", "before_save", "after_save", "end")
 
 
 class CheckpointSaverListener:
-    """Is told of each checkpoint of a training; a subclass overrides what it needs.
+    """Notes each checkpoint of a training; a subclass overrides what it needs.
 
     `after_save` may return True to end the training.
 

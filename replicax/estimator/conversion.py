@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from replicax.checks import explained
+from replicax.contracts.called_as import called_as
 from replicax.errors import EstimatorError
 from replicax.estimator.estimator import Estimator
 from replicax.estimator.run_config import RunConfig
-from replicax.tensorflow.names import called_as
 
 if TYPE_CHECKING:
     import keras

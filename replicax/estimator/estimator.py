@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replicax.checkpoint import entries, latest_checkpoint, read_arrays
+from replicax.contracts.advice import Advised
 from replicax.errors import EstimatorError
 from replicax.estimator.arguments import as_list, check_steps, check_trains, with_model_dir
 from replicax.estimator.basic_hooks import StopAtStepHook
@@ -31,7 +32,6 @@ from replicax.estimator.serving import export_model
 from replicax.estimator.spec import EstimatorSpec
 from replicax.estimator.training import Training
 from replicax.estimator.warm_start import WarmStartSettings, warm_start
-from replicax.tensorflow.names import Advised
 from replicax.strategies import Strategy
 from replicax.typing import PyTree
 

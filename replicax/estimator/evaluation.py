@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import jax
 import numpy as np
 
+from replicax.estimator.agreed_action import together
 from replicax.estimator.basic_hooks import steps_left
 from replicax.estimator.built_model import GLOBAL_STEP, BuiltModel
 from replicax.estimator.hook_list import Hooks
@@ -18,7 +19,6 @@ from replicax.estimator.loops import run_steps
 from replicax.estimator.run_config import RunConfig
 from replicax.estimator.scalars import ScalarWriter, note_evaluation
 from replicax.estimator.steps import ModelSteps
-from replicax.estimator.agreed_action import together
 from replicax.program import function
 from replicax.typing import PyTree
 
@@ -61,15 +61,7 @@ class WeightedMeans:
 
 @dataclasses.dataclass
 class Evaluation:
-    """An evaluation of a built model that has been restored.
-
-    Args:
-        model: The model.
-        config: The settings.
-        model_dir: The folder of the estimator.
-        eval_dir: Where the results go.
-        hooks: Hooks and Keras callbacks of the user's.
-    """
+    """An evaluation of a built model that has been restored."""
 
     model: BuiltModel
     config: RunConfig

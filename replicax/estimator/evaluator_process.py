@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import BinaryIO, cast
 
+from replicax.compat.systems import check_system
 from replicax.errors import EstimatorError
 from replicax.job.processes import child
 from replicax.job.processes.call import Raised, Returned, error_of, result_of
 from replicax.job.processes.task import EVALUATOR
-from replicax.compat.systems import check_system
 
 # Of the workers' cluster: an evaluator is none of them.
 _OF_THE_WORKERS = (
@@ -91,11 +91,7 @@ def _file(files: contextlib.ExitStack) -> BinaryIO:
 
 
 def evaluator_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of the evaluator of a worker's cluster.
-
-    Args:
-        environ: The environment of the worker, with its TF_CONFIG.
-    """
+    """Returns the environment of the evaluator of a worker's cluster."""
     placed = cast("dict[str, object]", json.loads(environ["TF_CONFIG"]))
     role = {**placed, "task": {"type": EVALUATOR, "index": 0}}
     kept = {name: value for name, value in environ.items() if name not in _OF_THE_WORKERS}

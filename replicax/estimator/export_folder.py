@@ -20,11 +20,7 @@ _UNFINISHED = ".unfinished-"
 
 
 class ExportFolder:
-    """The exports of one exporter: folders whose names are seconds since 1970, each later than those before.
-
-    Args:
-        path: The folder; it need not exist yet.
-    """
+    """The exports of one exporter: folders whose names are seconds since 1970, each later than those before."""
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path).absolute()

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from replicax.checks import checked_int
+from replicax.contracts.advice import AdvisedContract
+from replicax.contracts.called_as import called_as
 from replicax.errors import ArgumentError
 from replicax.estimator.export_folder import ExportFolder
-from replicax.tensorflow.names import AdvisedContract, called_as
 from replicax.typing import PyTree
 
 if TYPE_CHECKING:

@@ -72,7 +72,7 @@ class HookContext:
         return self._save()
 
     def save_with(self, save: Callable[[], str | None]) -> None:
-        """Is told by the loop how to save."""
+        """Takes from the loop how to save."""
         self._save = save
 
     @property
@@ -117,13 +117,13 @@ class HookContext:
         return not isinstance(result, Mapping) and np.size(result) == 1
 
     def note_step(self, step: int, values: Mapping[str, jax.Array]) -> None:
-        """Is told by the loop that a step is done."""
+        """Takes from the loop that a step is done."""
         self.step, self._values = step, values
         self.steps_done += 1
 
 
 class Hook:
-    """Is called around the steps of a loop; a subclass overrides what it needs.
+    """Called around the steps of a loop; a subclass overrides what it needs.
 
     The order is `begin`, for each step `before_step` and `after_step`, and `end` unless an error ended the loop.
 

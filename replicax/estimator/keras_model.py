@@ -14,11 +14,11 @@ import numpy as np
 
 import replicax.context as context
 from replicax.compat.keras import compile_arguments, takes_one_tensor
+from replicax.contracts.variable_access import AssignableLike, VariableLike
 from replicax.errors import EstimatorError
 from replicax.estimator.mode_keys import ModeKeys
 from replicax.estimator.spec import EstimatorSpec
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import AssignableLike, VariableLike
 
 if TYPE_CHECKING:
     import keras
@@ -31,9 +31,6 @@ class KerasModelFn:
     """The model function of a compiled Keras model. The model itself stays as it is: each call trains a copy.
 
     The copies are made by the model's `get_config` and `from_config`, in the scope of the strategy that they run under.
-
-    Args:
-        model: The model.
 
     Raises:
         EstimatorError: It is no Keras model, is not compiled, has steps of its own, or cannot be copied.
@@ -88,11 +85,7 @@ class KerasModelFn:
         return self._copies[variables]
 
     def first_values(self, variables: object) -> list[tuple[AssignableLike, np.ndarray]]:
-        """Returns the copy's variables with the values of the model's, if that has any.
-
-        Args:
-            variables: The store of the copy's variables.
-        """
+        """Returns the copy's variables with the values of the model's, if that has any."""
         return [] if self._weights is None else list(zip(self._copies[variables].weights, self._weights, strict=True))
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 import jax
 
+from replicax.estimator.agreed_action import Together
 from replicax.estimator.hook_list import Hooks
 from replicax.estimator.hooks import HookContext
-from replicax.estimator.agreed_action import Together
 from replicax.typing import PyTree
 
 
@@ -21,17 +21,7 @@ def run_steps(
     counts: bool = False,
     after: Callable[[], None] = lambda: None,
 ) -> None:
-    """Runs a step for each batch until a hook asks to stop, or there are no more.
-
-    Args:
-        batches: The batches, no more than there are to be.
-        step: Runs one; returns what hooks can ask for.
-        hooks: The hooks; `begin` has been called, and `end` is not.
-        context: What they see.
-        stop: Whether to stop, which all workers decide together.
-        counts: Whether a step counts in the global step.
-        after: Is called after each step, when the hooks were.
-    """
+    """Runs a step for each batch until a hook asks to stop, or there are no more."""
     if context.stop_requested:
         return
     for batch in batches:

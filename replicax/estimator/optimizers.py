@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Protocol, cast
 import jax
 import jax.numpy as jnp
 
+from replicax.contracts.variable_access import AssignableLike, VariableLike
 from replicax.estimator.spec import EstimatorSpec, takes_gradients
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import AssignableLike, VariableLike
 from replicax.variables import Variable
 
 if TYPE_CHECKING:

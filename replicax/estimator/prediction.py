@@ -25,16 +25,7 @@ def predictions(
     keys: Sequence[str] | None,
     single: bool,
 ) -> Iterator[PyTree]:
-    """Yields the predictions of a built model that has been restored.
-
-    Args:
-        model: The model.
-        model_dir: The folder of the estimator.
-        batches: The batches.
-        hooks: Hooks and Keras callbacks of the user's.
-        keys: Which keys of the predictions; None for all.
-        single: Whether to yield each example by itself.
-    """
+    """Yields the predictions of a built model that has been restored."""
     _check_keys(model.spec.predictions, keys)
     context = HookContext(model.mode, model_dir, int(model.global_step.numpy()))
     all_hooks = Hooks([*hooks, *(model.spec.prediction_hooks or ())])

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Final
 
 from replicax.cluster import ClusterConfig, ClusterSpec, TFConfigClusterResolver, found_cluster
+from replicax.contracts.advice import Advised
+from replicax.contracts.called_as import called_as
 from replicax.errors import ArgumentError, ClusterError
 from replicax.estimator.distribution import DistributeConfig, StrategyOrMaker, asked_by_roles, made
 from replicax.estimator.roles import EVALUATOR, check_cluster, global_id, num_servers, num_workers, role_of
 from replicax.estimator.settings import checked, with_told_model_dir
-from replicax.tensorflow.names import Advised, called_as
 from replicax.strategies import Strategy, get_strategy
 
 

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable, Sequence
 
 from replicax.checkpoint import CheckpointManager
+from replicax.estimator.agreed_action import Together
 from replicax.estimator.built_model import BuiltModel
 from replicax.estimator.checkpoint_saver import CheckpointSaverHook, tell
 from replicax.estimator.hooks import HookContext
 from replicax.estimator.run_config import RunConfig
-from replicax.estimator.agreed_action import Together
 
 _log = logging.getLogger("replicax.estimator")
 _PREFIX = "model.ckpt"
@@ -36,7 +36,7 @@ class Saving:
         listeners: The user's saving listeners, beside those of the savers.
         context: What hooks see of the training.
         by_time: Decides for all workers when the time for one has come.
-        check: Is called before a checkpoint is saved; what it raises keeps a bad one from being written.
+        check: Called before a checkpoint is saved; what it raises keeps a bad one from being written.
     """
 
     def __init__(

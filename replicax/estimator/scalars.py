@@ -20,10 +20,6 @@ class ScalarWriter:
     """Writes scalars of one run; a context manager, which closes the files.
 
     Without tensorboardX (the extra `tensorboard`) it writes none, and says so in the log.
-
-    Args:
-        folder: The folder of the run.
-        is_chief: Whether this process writes.
     """
 
     def __init__(self, folder: str, is_chief: bool = True):

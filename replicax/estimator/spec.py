@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax.contracts.advice import Advised
+from replicax.contracts.called_as import called_as
+from replicax.contracts.variable_access import VariableLike
 from replicax.errors import EstimatorError
 from replicax.estimator.mode_keys import ModeKeys
-from replicax.tensorflow.names import Advised, called_as
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import VariableLike
 
 DEFAULT_SIGNATURE = "serving_default"
 _MODES = (ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT)

@@ -18,9 +18,6 @@ from replicax.typing import PyTree
 class ModelSteps:
     """The steps.
 
-    Args:
-        model: The model.
-
     Attributes:
         strategy: The strategy that they run under.
     """

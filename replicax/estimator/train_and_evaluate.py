@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 
 from replicax.checks import explained
+from replicax.contracts.called_as import called_as
 from replicax.errors import ArgumentError, ClusterError
 from replicax.estimator.client import train_and_evaluate_there
 from replicax.estimator.estimator import Estimator
@@ -16,7 +17,6 @@ from replicax.estimator.journal import Result, checkpoints, forget_end, note_end
 from replicax.estimator.roles import EVALUATOR, LOCAL, SERVER, WORKER
 from replicax.estimator.run_config import RunConfig
 from replicax.estimator.specs import EvalSpec, TrainSpec
-from replicax.tensorflow.names import called_as
 from replicax.strategies import Strategy
 
 _log = logging.getLogger(__name__)

@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from replicax.checkpoint import CheckpointManager
+from replicax.estimator.agreed_action import together
 from replicax.estimator.basic_hooks import (
     LoggingTensorHook,
     NanTensorHook,
@@ -25,7 +26,6 @@ from replicax.estimator.saving import Saving
 from replicax.estimator.scalars import ScalarWriter
 from replicax.estimator.scheduled import run_scheduled
 from replicax.estimator.steps import ModelSteps
-from replicax.estimator.agreed_action import together
 from replicax.program import function
 from replicax.typing import PyTree
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from replicax.checkpoint import write_variables
 from replicax.checkpoint.writing import absolute
+from replicax.contracts.variable_access import VariableLike, array_of, name_of
 from replicax.dtensor.arrays import layout_of
 from replicax.dtensor.mesh import Mesh
 from replicax.errors import ExportError
@@ -34,7 +35,6 @@ from replicax.program.lifting import Program
 from replicax.program.pytrees import Structure
 from replicax.runtime.ending import writing
 from replicax.typing import Leaf, PyTree, PyTreeFunction
-from replicax.contracts.variable_access import VariableLike, array_of, name_of
 
 _Arrays: TypeAlias = list[jax.Array]
 _Shapes: TypeAlias = list[jax.ShapeDtypeStruct]

@@ -12,10 +12,10 @@ from jax.sharding import SingleDeviceSharding
 import replicax.contracts.worlds as worlds
 from replicax.cluster.key_value_store import ServiceStore, Store
 from replicax.cluster.signing import SignedStore
-from replicax.values.containers import flattened
 from replicax.errors import BatchError, ElasticError
 from replicax.typing import Leaf, PyTree
 from replicax.values import PerReplica
+from replicax.values.containers import flattened
 
 _SOURCE = "_replicax_source"  # an attribute of an array: of what it was made, and which leaf of that it is
 # Workers that read other data than the others differ in nearly every batch: some calls are enough to find them.
@@ -114,11 +114,7 @@ def _is_present(array: jax.Array) -> bool:
 
 
 class Comparison:
-    """Compares the batches that the members give to the same call, in some of their calls. It waits for nobody.
-
-    Args:
-        store: Where the first of them to come notes what it has.
-    """
+    """Compares the batches that the members give to the same call, in some of their calls. It waits for nobody."""
 
     def __init__(self, store: Store):
         self._store = SignedStore(store)

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import replicax.group.health as health
+import replicax.runtime.activity as activity
 from replicax.cluster.exchange import exchanged
-from replicax.group.membership import Roll
+from replicax.group.membership import Quorum
 from replicax.runtime import turns
+from replicax.runtime.calls import together
 from replicax.runtime.packing import packs_by_number
 
 _AXIS = "island"
@@ -20,13 +21,7 @@ _PACKS = 4  # of small arrays
 
 
 class AllWorkers:
-    """The workers of a job as islands; the sums are all-reduces between the first devices of each.
-
-    Args:
-        names: What the workers are called.
-        index: The index of this one.
-        devices: A device of each worker, in their order.
-    """
+    """The workers of a job as islands; the sums are all-reduces between the first devices of each."""
 
     def __init__(self, names: Sequence[str], index: int, devices: Sequence[jax.Device]):
         self.names, self.index, self.size = tuple(names), index, len(names)
@@ -34,22 +29,22 @@ class AllWorkers:
         self._number = 0
         self._sums = jax.jit(self._summed)
 
-    def gather(self, what: str, note: bytes) -> Roll:
+    def gather(self, what: str, note: bytes) -> Quorum:
         """Waits for all workers; see `membership.Meeting`."""
         self._number += 1
         if self.size == 1:
-            return Roll(self._number, (0,), (note,))
-        with health.phase(health.WAIT, what):
+            return Quorum(self._number, (0,), (note,))
+        with activity.phase(activity.WAIT, what):
             notes = exchanged(note)
-        return Roll(self._number, tuple(range(self.size)), tuple(notes))
+        return Quorum(self._number, tuple(range(self.size)), tuple(notes))
 
-    def total(self, roll: Roll, values: Sequence[jax.Array]) -> list[jax.Array]:
+    def total(self, quorum: Quorum, values: Sequence[jax.Array]) -> list[jax.Array]:
         """Returns the sums of `values` over all workers; see `membership.Meeting`."""
-        del roll
+        del quorum
         if self.size == 1 or not values:
             return list(values)
         kinds = ", ".join(sorted({str(value.dtype) for value in values}))
-        with health.together("islands", f"{len(values)} arrays of {kinds}") as call:
+        with together("islands", f"{len(values)} arrays of {kinds}") as call:
             with turns.of_thread(), turns.DISPATCH: sums = self._sums(self._stacked(values))  # noqa: E701  # fmt: skip
             call.sent(sums[0])
             return [each.addressable_data(0) for each in sums]

@@ -16,13 +16,7 @@ from replicax.typing import PyTree
 
 
 class DealtBatches:
-    """Every `hands`-th batch of a dataset, from number `hand` on.
-
-    Args:
-        batches: All batches.
-        hand: The index of this island.
-        hands: Number of islands.
-    """
+    """Every `hands`-th batch of a dataset, from number `hand` on."""
 
     def __init__(self, batches: HostBatches, hand: int, hands: int):
         self._batches, self._hand, self._hands = batches, hand, hands

@@ -9,18 +9,13 @@ import jax
 import numpy as np
 
 from replicax.errors import BarrierTimeoutError
-from replicax.group.membership import Roll
+from replicax.group.membership import Quorum
 
 _TIMEOUT_S = 300.0
 
 
 class Threads:
-    """Islands of one process. Each thread asks for its `member`.
-
-    Args:
-        size: Number of islands.
-        timeout_s: How long to wait for the others, in seconds.
-    """
+    """Islands of one process. Each thread asks for its `member`."""
 
     def __init__(self, size: int, timeout_s: float = _TIMEOUT_S):
         self.size, self.timeout_s = size, timeout_s
@@ -59,13 +54,13 @@ class InProcess:
         self.names = tuple(f"island {i}" for i in range(threads.size))
         self._number = 0
 
-    def gather(self, what: str, note: bytes) -> Roll:
+    def gather(self, what: str, note: bytes) -> Quorum:
         """Waits for all islands."""
         self._number += 1
         notes = self._threads.exchanged(self.index, note, what)
-        return Roll(self._number, tuple(range(self.size)), tuple(each for each in notes if isinstance(each, bytes)))
+        return Quorum(self._number, tuple(range(self.size)), tuple(each for each in notes if isinstance(each, bytes)))
 
-    def total(self, roll: Roll, values: Sequence[jax.Array]) -> list[jax.Array]:
+    def total(self, quorum: Quorum, values: Sequence[jax.Array]) -> list[jax.Array]:
         """Returns the sums over all islands, added up in their order."""
         brought = self._threads.exchanged(self.index, [np.asarray(value) for value in values], "a sum")
         columns = zip(*(each for each in brought if isinstance(each, list)), strict=True)

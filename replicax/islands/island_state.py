@@ -35,11 +35,6 @@ class IslandState(NamedTuple):
 class Common:
     """The state that islands have in common besides the values of variables.
 
-    Args:
-        outer: The outer optimizer.
-        values: Reads and stores values.
-        fragments: Number of fragments.
-
     Attributes:
         anchors: The values of trained variables at the start of their round, by the variables' keys.
         outer_states: The state of the outer optimizer, for each fragment that has one.

@@ -52,14 +52,7 @@ class IslandLike(Protocol):
 def around_loop(
     strategy: IslandLike, model: keras.Model, name: str, given: inspect.BoundArguments
 ) -> contextlib.AbstractContextManager[None]:
-    """Prepares a loop of Keras for this island.
-
-    Args:
-        strategy: The strategy.
-        model: The model.
-        name: The loop's name, such as `"fit"`.
-        given: Its arguments, which are changed.
-    """
+    """Prepares a loop of Keras for this island."""
     if name not in ("fit", "evaluate"):
         # Predictions, and steps that are called one by one, are this island's own.
         return own_values() if name != "predict" else contextlib.nullcontext()

@@ -73,11 +73,6 @@ def check_same_programs(names: Sequence[str], notes: Sequence[Note], here: int) 
     If those that train differ, or those that begin, all raise. One that joins later and differs raises alone: the
     others lose it here.
 
-    Args:
-        names: What the islands are called.
-        notes: Their notes.
-        here: The position of this one.
-
     Raises:
         WorkersDisagreeError: Their strategies differ, or what Python has assigned between rounds.
         ValuesMismatchError: Their variables differ.

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from replicax.contracts.variable_access import VariableLike, dtype_of, has_array, name_of, shape_of
 from replicax.islands.kinds import Kind, kinds_of
 from replicax.islands.rounds import cut_evenly
-from replicax.contracts.variable_access import VariableLike, dtype_of, has_array, name_of, shape_of
 
 _NUMBER = "_replicax_number"
 
@@ -37,11 +37,7 @@ class Entry(NamedTuple):
 
 
 class Registry:
-    """The variables of a strategy.
-
-    Args:
-        fragments: Into how many fragments they are cut.
-    """
+    """The variables of a strategy."""
 
     def __init__(self, fragments: int):
         self._fragments = fragments

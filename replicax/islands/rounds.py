@@ -14,10 +14,6 @@ class Schedule:
     Fragment f of P is due after step `ceil((f + 1) * every / P)`: each is synchronized once a round, and with one
     fragment all variables are, at its end (Streaming DiLoCo, Douillard et al. 2025, arXiv:2501.18512).
 
-    Args:
-        every: Steps of a round, H.
-        fragments: Number of fragments, P.
-
     Raises:
         ArgumentError: They are no positive ints, or there are more fragments than steps.
 

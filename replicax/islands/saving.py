@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.errors import ArgumentError, CheckpointError
+from replicax.islands.island_state import Common
 from replicax.islands.kinds import Kind
 from replicax.islands.notes import digest_of
 from replicax.islands.progress import Progress
 from replicax.islands.registry import Entry
-from replicax.islands.island_state import Common
 from replicax.islands.values import Values
 from replicax.typing import PyTree
 

@@ -10,26 +10,28 @@ from collections.abc import Callable, Sequence
 import jax
 
 import replicax.context as context
+import replicax.group.membership.opening as membership
 from replicax.checks import call
-from replicax.cluster import ClusterResolver, cluster_of
+from replicax.cluster import ClusterConfig, ClusterResolver, cluster_of
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
+from replicax.contracts.variable_access import VariableLike, array_of
 from replicax.data import DistributedDataset, DistributedDatasetFromFunction, InputContext, InputOptions
 from replicax.errors import ArgumentError
+from replicax.group.health import stall_timeout_from, start
+from replicax.group.membership import Meeting
+from replicax.islands.all_workers import AllWorkers
 from replicax.islands.batch_dealing import dealt, dealt_options
 from replicax.islands.keras_loops import around_loop
 from replicax.islands.local_variables import make_island_local
-from replicax.islands.opening import open_meeting
 from replicax.islands.outer_optimizers import OuterOptimizer
 from replicax.islands.rounds import Schedule
 from replicax.islands.synchronizer import Synchronizer
 from replicax.islands.synchronizing import SynchronizingMethods
 from replicax.islands.values import Values
-from replicax.group.membership import Meeting
 from replicax.runtime.devices import chosen_devices, device_name
 from replicax.strategies import MirroredStrategy
 from replicax.strategies.placement import Placement
 from replicax.typing import PyTree, PyTreeFunction
-from replicax.contracts.variable_access import VariableLike, array_of
 
 START_TIMEOUT_S = 300.0
 
@@ -164,3 +166,27 @@ class _IslandPlacement(Placement):
         """Gives a variable its first value; it is island-local from then on."""
         self._strategy.adopt(variable)
         super().initialize(variable, value)
+
+
+# Where the islands of a job meet.
+
+
+def open_meeting(cluster: ClusterConfig, start_timeout: float, stall_timeout: float | None, elastic: bool) -> Meeting:
+    """Returns the meeting of the workers of a cluster.
+
+    Args:
+        cluster: The cluster, and who this process is.
+        start_timeout: How long to wait for the others, in seconds.
+        stall_timeout: How long to wait for one that does nothing, in seconds.
+        elastic: Whether workers may be lost and come again.
+
+    Raises:
+        ClusterError: The cluster cannot train, or this process does not fit.
+        ClusterTimeoutError: Not all workers came in time.
+    """
+    patience = stall_timeout_from(stall_timeout)
+    if elastic or cluster.num_processes == 1:
+        return membership.open_meeting(cluster, start_timeout, patience)
+    members = start(cluster, start_timeout, patience)
+    firsts = {device.process_index: device for device in reversed(jax.devices())}
+    return AllWorkers([member.name for member in members], cluster.process_id, [firsts[i] for i in sorted(firsts)])

@@ -13,8 +13,11 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from replicax.contracts.variable_access import VariableLike, array_of, name_of
 from replicax.errors import IslandDivergenceError
+from replicax.group.membership import Meeting, MemberLostError, Quorum
 from replicax.islands.exchange import Part, Sent, added, averaged, copied, weighted, zeros_like
+from replicax.islands.island_state import Common, IslandState
 from replicax.islands.kinds import DIVERGING, Kind
 from replicax.islands.notes import Note, check_same_programs, digest_of, read_note, veterans
 from replicax.islands.outer_optimizers import OuterOptimizer
@@ -22,12 +25,9 @@ from replicax.islands.progress import Progress
 from replicax.islands.registry import Entry, Registry
 from replicax.islands.rounds import Schedule
 from replicax.islands.saving import check_saved, restore, saved
-from replicax.islands.island_state import Common, IslandState
 from replicax.islands.values import Values
-from replicax.group.membership import Meeting, MemberLostError, Roll
 from replicax.runtime import turns
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import VariableLike, array_of, name_of
 
 _WHAT = {
     "start": "the first values of variables",
@@ -119,7 +119,7 @@ class Synchronizer:
             self.after(trains, weight)
 
     def before(self, trains: bool) -> None:
-        """Is called before a program that assigns variables: a newcomer gets its values, a new round its start."""
+        """Called before a program that assigns variables: a newcomer gets its values, a new round its start."""
         self._take_restored()
         if trains and self.progress.due:
             self.meet("round", self.progress.due)
@@ -167,7 +167,7 @@ class Synchronizer:
                 self.progress.assigned = zlib.crc32(value.tobytes(), zlib.crc32(named))
 
     def after(self, trains: bool, weight: float) -> None:
-        """Is called after such a program; the islands meet here when it is time."""
+        """Called after such a program; the islands meet here when it is time."""
         self.common.counts.note_counted(self.registry.of_kind(Kind.SUM))
         if trains:
             self.progress.add_step(weight)
@@ -219,9 +219,9 @@ class Synchronizer:
         """Makes all values equal and ends the round; waits until all islands have called it."""
         with self.turn():
             self._take_restored()
-            roll = self.meet("end", tuple(range(self.progress.schedule.fragments)))
+            quorum = self.meet("end", tuple(range(self.progress.schedule.fragments)))
             self.progress.step = 0
-        absent = [name for i, name in enumerate(self.meeting.names) if i not in roll.present]
+        absent = [name for i, name in enumerate(self.meeting.names) if i not in quorum.present]
         if absent:
             warnings.warn(
                 f"strategy.synchronize() was made without {', '.join(absent)}: they have ended before, or were lost. "
@@ -231,7 +231,7 @@ class Synchronizer:
                 stacklevel=3,
             )
 
-    def meet(self, at: str, fragments: tuple[int, ...]) -> Roll:
+    def meet(self, at: str, fragments: tuple[int, ...]) -> Quorum:
         """Exchanges what is due with the other islands; an island that waits for all of them does so until they come.
 
         Args:
@@ -242,29 +242,29 @@ class Synchronizer:
         while True:
             described = digest_of([entry.described for entry in self.registry.entries()])
             own = self.progress.note(at, fragments, described, self._settings)
-            roll = self.meeting.gather(_WHAT[at], own.encoded())
-            notes = [read_note(note) for note in roll.notes]
-            here = roll.present.index(self.meeting.index)
-            check_same_programs([self.meeting.names[i] for i in roll.present], notes, here)
+            quorum = self.meeting.gather(_WHAT[at], own.encoded())
+            notes = [read_note(note) for note in quorum.notes]
+            here = quorum.present.index(self.meeting.index)
+            check_same_programs([self.meeting.names[i] for i in quorum.present], notes, here)
             try:
-                self._exchange(roll, notes, here)
+                self._exchange(quorum, notes, here)
             except MemberLostError:
                 continue
             if not own.waits or all(note.waits for note in notes):
-                return roll
+                return quorum
 
-    def _exchange(self, roll: Roll, notes: Sequence[Note], here: int) -> None:
+    def _exchange(self, quorum: Quorum, notes: Sequence[Note], here: int) -> None:
         """Makes one exchange; nothing is kept before all of it has come."""
         old = veterans(notes)
         outcome = _Outcome((), {}, {})
         if old:
-            outcome = self._summed(roll, [notes[i] for i in old], notes[here] if here in old else None)
+            outcome = self._summed(quorum, [notes[i] for i in old], notes[here] if here in old else None)
         leader = old[0] if old else 0
         state = None
         if len(old) < len(notes) or any(note.at == "start" for note in notes):
-            state = self._handed_over(roll, here == leader, outcome, everything=bool(old))
+            state = self._handed_over(quorum, here == leader, outcome, everything=bool(old))
         entries = self.registry.entries()
-        away = (self.meeting.index - roll.present[leader]) * self._replicas
+        away = (self.meeting.index - quorum.present[leader]) * self._replicas
         if state is not None and here != leader:
             with turns.of_thread(), turns.DISPATCH:
                 if not old:
@@ -282,7 +282,7 @@ class Synchronizer:
         trained = self.registry.of_kind(Kind.TRAINED)
         self._held = {entry.key: weakref.ref(array_of(entry.variable)) for entry in trained}
 
-    def _summed(self, roll: Roll, old: Sequence[Note], own: Note | None) -> _Outcome:
+    def _summed(self, quorum: Quorum, old: Sequence[Note], own: Note | None) -> _Outcome:
         """Returns the new values of what is synchronized now, on newcomers and on all others."""
         wanted = sorted({fragment for note in old for fragment in note.fragments})
         work = {f: sum(note.weights[f] for note in old) for f in wanted}
@@ -297,7 +297,7 @@ class Synchronizer:
         sent = self._sent(trained, means, counts, parts)
         if own is None:
             sent = Sent(*(list(zeros_like(group)) for group in sent))
-        totals = sent.cut(self._total(roll, sent.arrays))
+        totals = sent.cut(self._total(quorum, sent.arrays))
         done = [parts[entry.fragment].of_all for entry in means]
         local = [self._values.local(entry.variable) for entry in means]
         values = dict(zip([e.key for e in means], averaged(totals.means, done, local), strict=True))
@@ -328,9 +328,9 @@ class Synchronizer:
         means = [e for e in self.registry.of_kind(*self._averaged) if e.fragment == fragment]
         return self._sent(trained, means, [], parts)
 
-    def _total(self, roll: Roll, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    def _total(self, quorum: Quorum, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         self.num_bytes += sum(array.nbytes for array in arrays)
-        return self.meeting.total(roll, arrays)
+        return self.meeting.total(quorum, arrays)
 
     def _outer_step(
         self, fragment: int, trained: Sequence[Entry], moved: Sequence[jax.Array]
@@ -342,14 +342,14 @@ class Synchronizer:
         new, state = self._update(gradients, state, anchors)
         return {trained[i].key: value for i, value in zip(own, new, strict=True)}, state
 
-    def _handed_over(self, roll: Roll, is_leader: bool, outcome: _Outcome, everything: bool) -> IslandState:
+    def _handed_over(self, quorum: Quorum, is_leader: bool, outcome: _Outcome, everything: bool) -> IslandState:
         """Returns the leader's state on all islands: newcomers take it. At the start there are first values only."""
         with turns.of_thread(), turns.DISPATCH:
             state = self.common.state(self.registry.entries(), outcome.values, outcome.outer)
             state = state if everything else IslandState(state.values, [], [], [])
             leaves, structure = jax.tree_util.tree_flatten(state)
             own = copied(leaves) if is_leader else zeros_like(leaves)
-        found: IslandState = jax.tree_util.tree_unflatten(structure, self._total(roll, own))
+        found: IslandState = jax.tree_util.tree_unflatten(structure, self._total(quorum, own))
         return found
 
     def _keep(self, outcome: _Outcome) -> None:

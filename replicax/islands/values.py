@@ -8,24 +8,19 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from replicax.contracts.placement import PlacementLike
+from replicax.contracts.reduce_op import terms_of
+from replicax.contracts.variable_access import VariableLike, array_of, dtype_of, is_per_replica_variable
 from replicax.islands.exchange import copied
 from replicax.islands.kinds import Kind
 from replicax.islands.local_variables import own_values
 from replicax.islands.registry import Entry
-from replicax.contracts.placement import PlacementLike
 from replicax.program.storing import store_values
-from replicax.contracts.reduce_op import terms_of
 from replicax.runtime.transfer import put_all
-from replicax.contracts.variable_access import VariableLike, array_of, dtype_of, is_per_replica_variable
 
 
 class Values:
-    """The values of an island's variables.
-
-    Args:
-        placement: Where they live.
-        device: Where they are exchanged: one device of the island.
-    """
+    """The values of an island's variables."""
 
     def __init__(self, placement: PlacementLike, device: jax.Device):
         self._placement, self.device = placement, device
@@ -72,9 +67,6 @@ class Counts:
 
     Python may assign them between programs, on all islands alike: a metric is reset. So the array that each holds is
     remembered, weakly, since a program overwrites only buffers that nobody else holds.
-
-    Args:
-        values: Reads values.
     """
 
     def __init__(self, values: Values):
@@ -84,13 +76,13 @@ class Counts:
         self._differing: set[int] = set()
 
     def note_assigned(self, entries: Sequence[Entry]) -> None:
-        """Is called before a program: what was assigned since the last one is where counting begins."""
+        """Called before a program: what was assigned since the last one is where counting begins."""
         for entry in entries:
             if not self._is_known(entry):
                 self.begin(entry, copied([self._values.local(entry.variable)])[0])
 
     def note_counted(self, entries: Sequence[Entry]) -> None:
-        """Is called after a program, which may have counted."""
+        """Called after a program, which may have counted."""
         for entry in entries:
             if not self._is_known(entry):
                 self._differing.add(entry.key)

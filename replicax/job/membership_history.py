@@ -17,14 +17,14 @@ class Span(NamedTuple):
 
     Attributes:
         worker: The worker's index.
-        life: Which run of it.
+        incarnation: Which run of it.
         begin: When it began, in seconds since 1970.
         end: When it ended.
         how: How it ended; "" if it had not at the end of the log.
     """
 
     worker: int
-    life: int
+    incarnation: int
     begin: float
     end: float
     how: str = ""
@@ -141,7 +141,7 @@ class _Reader:
         return f"{again}{event['workers']} worker(s) start; there may be {event['fewest']} to {event['most']}"
 
     def _take_start(self, event: Mapping[str, Any], time: float) -> str:
-        self._runs[_life(event)] = time
+        self._runs[_incarnation(event)] = time
         place = f" on {event['host']}" if event.get("host") else ""
         again = "again " if event["life"] else ""
         return f"worker {event['worker']} starts {again}(process {event['pid']}{place})"
@@ -151,7 +151,7 @@ class _Reader:
         return f"worker {event['worker']} leaves: {event['reason']}"
 
     def _take_end(self, event: Mapping[str, Any], time: float) -> str:
-        key, how = _life(event), str(event["reason"])
+        key, how = _incarnation(event), str(event["reason"])
         self._history.runs.append(Span(*key, self._runs.pop(key, time), time, how))
         if key in self._members:
             self._history.memberships.append(Span(*key, self._members.pop(key), time, how))
@@ -175,5 +175,5 @@ class _Reader:
             open_.clear()
 
 
-def _life(event: Mapping[str, Any]) -> tuple[int, int]:
+def _incarnation(event: Mapping[str, Any]) -> tuple[int, int]:
     return int(event["worker"]), int(event["life"])

@@ -93,7 +93,7 @@ class Options:
 
     def _check_elastic(self) -> None:
         if self.elastic is None:
-            if self.door is not None:
+            if self.join_listener is not None:
                 raise LaunchError("--address is for jobs that others join: it needs --elastic MIN:MAX.")
             return
         if self.ps or self.islands:
@@ -108,7 +108,7 @@ class Options:
             )
 
     @property
-    def door(self) -> Address | None:
+    def join_listener(self) -> Address | None:
         """`address`, parsed; its port is 0 if any will do."""
         if self.address is None:
             return None

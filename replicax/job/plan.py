@@ -8,16 +8,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from replicax.checks import environment_names
+from replicax.checks.environment_names import LOG_DIR, PS_SERVERS, PS_WORKERS
 from replicax.cluster.addresses import join_address
-from replicax.job.options import Options
-from replicax.group.membership.quorum import Life
-from replicax.group.membership.opening import LIFE, MEETING
+from replicax.cluster.own_address import LOOPBACK
+from replicax.contracts.worlds import Incarnation
 from replicax.group.membership.launcher_news import ELASTIC, ElasticRange
-from replicax.ray_cluster.task_counts import SERVERS, WORKERS
+from replicax.group.membership.opening import LIFE, MEETING
+from replicax.job.options import Options
 from replicax.job.processes.task import CHIEF, EVALUATOR, WORKER, PlannedTask, common_environment, jax_environment
 
-HOST = "127.0.0.1"  # Other machines must not reach a local cluster.
-REPORTS = "REPLICAX_LOG_DIR"
+HOST = LOOPBACK  # Other machines must not reach a local cluster.
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"
 
 
@@ -54,7 +55,7 @@ class Plan:
 
 def count_ports(options: Options, workers: int) -> int:
     """Returns the number of ports that `make_plan` needs."""
-    return 0 if options.ps else (workers if options.door is None else 0) + options.goes_on
+    return 0 if options.ps else (workers if options.join_listener is None else 0) + options.goes_on
 
 
 def make_plan(job: Job, workers: int, attempt: int, ports: Sequence[int], log_dir: Path | None = None) -> Plan:
@@ -70,10 +71,10 @@ def make_plan(job: Job, workers: int, attempt: int, ports: Sequence[int], log_di
     options = job.options
     ports, meeting = (ports[:-1], meeting_address(options, ports)) if options.goes_on else (ports, "")
     addresses = [f"{HOST}:{port}" for port in ports]
-    common = _common(job, attempt) if log_dir is None else {REPORTS: str(log_dir), **_common(job, attempt)}
+    common = _common(job, attempt) if log_dir is None else {LOG_DIR: str(log_dir), **_common(job, attempt)}
 
     if options.ps:
-        counts = {WORKERS: str(workers), SERVERS: str(options.ps)}
+        counts = {PS_WORKERS: str(workers), PS_SERVERS: str(options.ps)}
         return Plan(attempt, workers, (PlannedTask(CHIEF, 0, None, {**common, **counts}),))
 
     def task(kind: str, index: int, port: int | None) -> PlannedTask:
@@ -85,8 +86,8 @@ def make_plan(job: Job, workers: int, attempt: int, ports: Sequence[int], log_di
             own[ELASTIC] = str(options.elastic)
         return PlannedTask(kind, index, port, {**common, **own})
 
-    if options.elastic is not None and options.door is not None:
-        own = [member_environment(options.elastic, meeting, Life(index, 0), workers) for index in range(workers)]
+    if options.elastic is not None and options.join_listener is not None:
+        own = [member_environment(options.elastic, meeting, Incarnation(index, 0), workers) for index in range(workers)]
         tasks = [PlannedTask(WORKER, index, None, {**common, **each}) for index, each in enumerate(own)]
     else:
         tasks = [task(WORKER, index, port) for index, port in enumerate(ports)]
@@ -101,7 +102,7 @@ def flags_for_workers(flags: str) -> str:
 
 def meeting_host(options: Options) -> str:
     """Returns the name or IP address at which the workers reach this machine."""
-    return HOST if options.door is None else options.door.host
+    return HOST if options.join_listener is None else options.join_listener.host
 
 
 def meeting_address(options: Options, ports: Sequence[int]) -> str:
@@ -111,25 +112,25 @@ def meeting_address(options: Options, ports: Sequence[int]) -> str:
 
 #: The variables of `member_environment`; a worker that joins takes no others from the job.
 MEMBER_VARIABLES = frozenset(
-    {"REPLICAX_COORDINATOR", "REPLICAX_NUM_PROCESSES", "REPLICAX_PROCESS_ID", MEETING, LIFE, ELASTIC}
+    {
+        environment_names.COORDINATOR,
+        environment_names.NUM_PROCESSES,
+        environment_names.PROCESS_ID,
+        MEETING,
+        LIFE,
+        ELASTIC,
+    }
 )
 
 
-def member_environment(elastic: ElasticRange, meeting: str, life: Life, workers: int) -> dict[str, str]:
-    """Returns the cluster's variables for a worker of an elastic job that knows no address but that of the meeting.
-
-    Args:
-        elastic: The range of the job.
-        meeting: Where the board is.
-        life: Which worker it is, and which run of it.
-        workers: With how many workers the job began.
-    """
+def member_environment(elastic: ElasticRange, meeting: str, incarnation: Incarnation, workers: int) -> dict[str, str]:
+    """Returns the cluster's variables for a worker of an elastic job that knows no address but that of the meeting."""
     return {
-        "REPLICAX_COORDINATOR": meeting,
-        "REPLICAX_NUM_PROCESSES": str(max(workers, life.index + 1)),
-        "REPLICAX_PROCESS_ID": str(life.index),
+        environment_names.COORDINATOR: meeting,
+        environment_names.NUM_PROCESSES: str(max(workers, incarnation.index + 1)),
+        environment_names.PROCESS_ID: str(incarnation.index),
         MEETING: meeting,
-        LIFE: str(life.number),
+        LIFE: str(incarnation.number),
         ELASTIC: str(elastic),
     }
 
@@ -137,4 +138,4 @@ def member_environment(elastic: ElasticRange, meeting: str, life: Life, workers:
 def _common(job: Job, attempt: int) -> dict[str, str]:
     """Returns the environment that all tasks share: the user's own with additions."""
     shared = common_environment(job.environment, job.options.devices_per_worker, job.token, attempt)
-    return {**shared, "REPLICAX_LAUNCHER_PID": str(job.launcher_pid)}
+    return {**shared, environment_names.LAUNCHER_PID: str(job.launcher_pid)}

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-import replicax.group.health as health
+import replicax.runtime.activity as activity
 from replicax.cluster.exchange import exchanged
-from replicax.errors import CheckpointError, WorkersDisagreeError
 from replicax.contracts.host import Host
-from replicax.contracts.worlds import Worlds, running
-from replicax.runtime.transfer import host_copy, put
 from replicax.contracts.variable_access import VariableLike, array_of, set_array
+from replicax.contracts.worlds import Worlds, running
+from replicax.errors import CheckpointError, WorkersDisagreeError
+from replicax.runtime.transfer import host_copy, put
 
 _BLOCK = 1 << 20
 
@@ -52,7 +52,7 @@ def told_by_all(what: str, value: Any, before: Callable[[], None] | None = None)
     def exchange() -> list[bytes]:
         if before is not None:
             before()
-        with health.phase(health.WAIT, what):
+        with activity.phase(activity.WAIT, what):
             return exchanged(message)
 
     worlds = running()
@@ -87,10 +87,6 @@ def _read(message: bytes) -> dict[str, Any]:
 
 def check_same_names(names: list[str], worker: str) -> None:
     """Checks that all workers log the same values; all of them call this together.
-
-    Args:
-        names: The names of what this worker logs.
-        worker: What it is called.
 
     Raises:
         WorkersDisagreeError: They do not.
@@ -162,11 +158,6 @@ def make_alike(strategy: Host, variables: Sequence[VariableLike]) -> None:
 
 def written_by_chief(what: str, write: Callable[[], object], strategy: Host) -> None:
     """Lets the chief write; all workers go on when it is done. If the chief is lost meanwhile, the next one writes.
-
-    Args:
-        what: What is written, for messages.
-        write: Writes it.
-        strategy: The strategy, whose workers may come and go.
 
     Raises:
         CheckpointError: The chief could not write it.

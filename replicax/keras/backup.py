@@ -266,7 +266,7 @@ class _Skipping:
         self.train = model.train_function
 
     def begin(self) -> None:
-        """Is called when the epoch begins, after Keras has reset the metrics."""
+        """Called when the epoch begins, after Keras has reset the metrics."""
         for variable, value in zip(self._model.metrics_variables, self._metrics, strict=True):
             variable.assign(value)
         self._logs = self._model.get_metrics_result()

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-import replicax.group.health as health
+import replicax.runtime.activity as activity
 from replicax.compat.keras import initial_epoch, set_initial_epoch
 from replicax.contracts.host import Host
 from replicax.keras.all_workers import check_same_names, make_alike, told_by_all
@@ -57,7 +57,7 @@ def _alike_class() -> type:
         def _make_variables_alike(self) -> None:
             optimizer = self.model.optimizer
             variables = [*self.model.variables, *(optimizer.variables if optimizer else ())]
-            with health.phase(health.WAIT, "what callbacks have changed"):
+            with activity.phase(activity.WAIT, "what callbacks have changed"):
                 make_alike(self._strategy, variables)
 
     return DecideAlike

@@ -19,12 +19,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 class Watched:
-    """A folder with checkpoints of `rx.CheckpointManager` or `rx.Checkpoint.save`, files of `ModelCheckpoint`, or both.
-
-    Args:
-        directory: The folder; it need not exist yet.
-        name: How the model is called in checkpoints.
-    """
+    """A folder of checkpoints: of `rx.CheckpointManager`, `rx.Checkpoint.save`, or files of `ModelCheckpoint`."""
 
     def __init__(self, directory: str | os.PathLike[str], name: str):
         self.directory = absolute(directory)

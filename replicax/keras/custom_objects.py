@@ -20,11 +20,7 @@ _ARGUMENTS = "_replicax_arguments"
 
 
 class Held:
-    """An object that travels itself, because Keras's configuration of it would not tell all: a loss, a schedule.
-
-    Args:
-        value: The object. Keras makes no variables in it.
-    """
+    """An object that travels itself, because Keras's configuration of it would not tell all: a loss, a schedule."""
 
     def __init__(self, value: object):
         self.value = value
@@ -46,11 +42,7 @@ def _held(kind: type, attributes: dict[str, object]) -> Held:
 
 
 class Constructed:
-    """A model's class whose configuration is the arguments that the model was made with.
-
-    Args:
-        kind: The class.
-    """
+    """A model's class whose configuration is the arguments that the model was made with."""
 
     def __init__(self, kind: type):
         self.kind = kind
@@ -76,11 +68,7 @@ class CustomObjects(NamedTuple):
 
     @classmethod
     def of(cls, serialize: Callable[[], object]) -> tuple[object, CustomObjects]:
-        """Returns a configuration, and the user's objects in it.
-
-        Args:
-            serialize: Makes the configuration with Keras's serialization.
-        """
+        """Returns a configuration, and the user's objects in it."""
         registered = _registered()  # before anything has other names
         names = _Names()
         with serialized_under(names.give):

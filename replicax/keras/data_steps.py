@@ -16,12 +16,12 @@ from typing import Any
 import jax
 
 import replicax.context as context
+from replicax.contracts.variable_access import AssignableLike
 from replicax.errors import ArgumentError
-from replicax.program.gradients.autodiff import stored_by
 from replicax.program.frames import OverrideFrame
+from replicax.program.gradients.autodiff import stored_by
 from replicax.program.keras.state import keras_scope
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import AssignableLike
 
 _State = tuple[list[jax.Array], ...]
 
@@ -53,12 +53,7 @@ def takes_data(step: Callable[..., Any]) -> bool:
 def functional(
     step: Callable[[PyTree], PyTree], find_groups: Callable[[], Sequence[Sequence[AssignableLike]]]
 ) -> Callable[[_State, PyTree], tuple[PyTree, _State]]:
-    """Returns a step that takes the data alone as Keras's functional one: `(state, data) -> (outputs, state)`.
-
-    Args:
-        step: The step.
-        find_groups: Returns the variables whose values are the state.
-    """
+    """Returns a step that takes the data alone as Keras's functional one: `(state, data) -> (outputs, state)`."""
 
     @functools.wraps(step)
     def with_state(state: _State, data: PyTree) -> tuple[PyTree, _State]:

@@ -9,24 +9,18 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax.cluster.signing import pickled, unpickled
-from replicax.keras.steps import KerasStep
 from replicax.contracts.placement import WorldsLike
+from replicax.contracts.variable_access import array_of
+from replicax.keras.steps import KerasStep
 from replicax.program.storing import store_values
 from replicax.runtime.transfer import host_copy, put
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import array_of
 
 _OUTPUTS = "the outputs of a step"
 
 
 def eager_in_world(worlds: WorldsLike, step: KerasStep, data: PyTree, place: Callable[[], None]) -> PyTree:
     """Makes a step and stores what it has computed when it has ended, or the values of a worker that has ended it.
-
-    Args:
-        worlds: The worlds of this process.
-        step: The step.
-        data: The batch, on the devices of all workers.
-        place: Puts the variables there.
 
     Returns:
         The outputs, whole on each worker.

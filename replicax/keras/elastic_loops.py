@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from replicax.compat.keras import epoch_iterator_noted
+from replicax.contracts.worlds import Worlds, running
 from replicax.keras.callback_decisions import decides_alike
 from replicax.keras.feeding import dataset_of
 from replicax.keras.host import KerasHost
 from replicax.keras.progress import Progress
 from replicax.keras.writing_callbacks import Writers
-from replicax.contracts.worlds import Worlds, running
 
 if TYPE_CHECKING:
     import keras
@@ -22,13 +22,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def elastic_callbacks(given: inspect.BoundArguments, strategy: KerasHost, trains: bool) -> Iterator[None]:
-    """Prepares the callbacks of a loop, for a `with` block.
-
-    Args:
-        given: The arguments of the loop.
-        strategy: The strategy.
-        trains: Whether it is `fit`.
-    """
+    """Prepares the callbacks of a loop, for a `with` block."""
     import keras
 
     callbacks, model = given.arguments.get("callbacks"), given.arguments["self"]

@@ -11,12 +11,12 @@ import numpy as np
 from jax.sharding import Sharding
 
 from replicax.compat.keras import data_adapter_class
+from replicax.contracts.host import Host
 from replicax.data import DatasetCreator, DistributedDataset, DistributedDatasetFromFunction
 from replicax.data.batch_placement import owned_copy
 from replicax.errors import BatchError, StrategyMismatchError
-from replicax.contracts.host import Host
-from replicax.keras.host import KerasHost
 from replicax.keras.all_workers import is_elastic
+from replicax.keras.host import KerasHost
 from replicax.runtime.transfer import put, spans_processes
 from replicax.typing import Leaf, PyTree
 from replicax.values import PerReplica, is_per_replica

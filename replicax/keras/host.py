@@ -7,10 +7,10 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from replicax.data import InputContext, InputOptions
 from replicax.contracts.host import Host
-from replicax.typing import PyTree
 from replicax.contracts.variable_access import VariableLike
+from replicax.data import InputContext, InputOptions
+from replicax.typing import PyTree
 
 if TYPE_CHECKING:
     import keras

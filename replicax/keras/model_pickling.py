@@ -9,10 +9,10 @@ import jax
 import numpy as np
 
 from replicax.compat.keras import build_for, sublayers
+from replicax.contracts.variable_access import name_of
 from replicax.errors import ArgumentError, VariableError
 from replicax.keras.custom_objects import CustomObjects
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import name_of
 
 if TYPE_CHECKING:
     import keras

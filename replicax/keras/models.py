@@ -16,10 +16,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import replicax.context as context
-import replicax.group.health as health
+import replicax.runtime.activity as activity
 from replicax.compat.keras import build_otherwise, compilation_of, is_of_empty_generator, trainer_class
+from replicax.contracts.variable_access import array_of, layout_of
 from replicax.data.sources import check_batch_size
 from replicax.errors import BatchError, ContextError
+from replicax.keras.all_workers import check_same_file, has_workers, is_elastic, written_by_chief
 from replicax.keras.custom_objects import remembering_arguments
 from replicax.keras.data_steps import takes_data
 from replicax.keras.feeding import as_keras_data
@@ -28,15 +30,13 @@ from replicax.keras.model_pickling import ModelParcel, like_a_row
 from replicax.keras.progress import Progress
 from replicax.keras.saving import write_atomically, write_together
 from replicax.keras.steps import accept_state
-from replicax.keras.all_workers import check_same_file, has_workers, is_elastic, written_by_chief
 from replicax.keras.trainer import StepFunctions
 from replicax.keras.workers import loop_of_workers
 from replicax.program.function import ProgramCache
 from replicax.program.keras.backend import check_keras_backend
 from replicax.runtime.once import once
-from replicax.values.tracebacks import entry_point
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import array_of, layout_of
+from replicax.values.tracebacks import entry_point
 from replicax.variables import lies_in_several_processes
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def install_trainer_hooks() -> None:
     trainer.__deepcopy__ = _deepcopy
     trainer.__reduce__ = _for_another_process(trainer)
     for name in [name for name in vars(keras.callbacks.CallbackList) if name.startswith("on_")]:
-        noted = health.phase(health.CALLBACK)(getattr(keras.callbacks.CallbackList, name))
+        noted = activity.phase(activity.CALLBACK)(getattr(keras.callbacks.CallbackList, name))
         setattr(keras.callbacks.CallbackList, name, noted)  # so that we can say why a worker does not go on
     for name in ("save", "save_weights"):
         setattr(keras.Model, name, _whole_or_not_at_all(getattr(keras.Model, name)))

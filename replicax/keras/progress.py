@@ -1,9 +1,9 @@
 """Where a `fit` is, so that a worker that comes later can go on with the others in the middle of it.
 
-Between two batches of training the others give a newcomer their variables (`strategies/newcomer_state.py`), and here what else
-there is: the epoch, how many batches were taken, the random generators from which the order of the data was drawn, the
-history, and the state of Keras's callbacks. The newcomer draws the same order, passes over the batches that were taken,
-and makes the next step with the others.
+Between two batches of training the others give a newcomer their variables (`strategies/newcomer_state.py`), and here
+what else there is: the epoch, how many batches were taken, the random generators from which the order of the data was
+drawn, the history, and the state of Keras's callbacks. The newcomer draws the same order, passes over the batches that
+were taken, and makes the next step with the others.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ import numpy as np
 from replicax.checkpoint.joining import OF_FIT
 from replicax.cluster.signing import pickled, unpickled
 from replicax.compat.keras import set_initial_epoch, set_steps_seen
+from replicax.contracts.variable_access import array_of, set_array
+from replicax.contracts.worlds import Worlds
 from replicax.errors import ElasticError
-from replicax.keras.callback_states import set_callback_states, states_of_callbacks
 from replicax.keras.host import KerasHost
 from replicax.keras.writing_callbacks import Writers
-from replicax.contracts.worlds import Worlds
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import array_of, set_array
 
 _PLACE = "the place of a fit"
 
@@ -170,7 +169,7 @@ class Progress:
         set_initial_epoch(self._model, self._given.epoch)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Is called when an epoch begins, before all callbacks; a newcomer takes their states."""
+        """Called when an epoch begins, before all callbacks; a newcomer takes their states."""
         self._epoch, self._steps = epoch, 0
         given = self._given
         if given is None:
@@ -236,3 +235,48 @@ class Progress:
                 next(iterator)
         if earlier > 0 and self.epoch_iterator is not None:
             set_steps_seen(self.epoch_iterator, earlier)
+
+
+# The states of callbacks, so that those of a worker that comes later go on like the others'.
+
+
+# By the names of classes. A version of Keras may lack some of the attributes.
+_ATTRIBUTES = {
+    "EarlyStopping": ("best", "best_epoch", "best_weights", "stopped_epoch", "wait"),
+    "ReduceLROnPlateau": ("best", "cooldown_counter", "wait"),
+    "ModelCheckpoint": ("best", "_batches_seen_since_last_saving", "_last_batch_seen"),
+    "BackupAndRestore": ("_batches_seen_since_last_saving", "_last_batch_seen"),
+}
+
+
+def states_of_callbacks(callbacks: Sequence[Any]) -> list[Any]:
+    """Returns the states of callbacks as they can be pickled; None for each that has none that is known."""
+    return [_state(callback) for callback in callbacks]
+
+
+def _state(callback: Any) -> Any:
+    if _has_state(callback):
+        return callback.get_state()
+    names = _known(callback)
+    return {name: getattr(callback, name) for name in names if hasattr(callback, name)} or None
+
+
+def set_callback_states(callbacks: Sequence[Any], states: Sequence[Any]) -> None:
+    """Gives callbacks the states that those of another worker have, in the same order."""
+    for callback, state in zip(callbacks, states, strict=False):
+        if state is None:
+            continue
+        if _has_state(callback):
+            callback.set_state(state)
+            continue
+        for name in _known(callback):
+            if name in state:
+                setattr(callback, name, state[name])
+
+
+def _has_state(callback: Any) -> bool:
+    return callable(getattr(callback, "get_state", None)) and callable(getattr(callback, "set_state", None))
+
+
+def _known(callback: Any) -> list[str]:
+    return [name for base in type(callback).__mro__ for name in _ATTRIBUTES.get(base.__name__, ())]

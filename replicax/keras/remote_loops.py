@@ -13,10 +13,10 @@ import numpy as np
 
 from replicax.compat import keras as keras_door
 from replicax.errors import ArgumentError, ContextError
-from replicax.keras.models import batch_of, note_batch
-from replicax.keras.model_pickling import ModelState, like_a_row
-from replicax.keras.random_state import RandomState
 from replicax.job.processes.call import why_not_sendable
+from replicax.keras.model_pickling import ModelState, like_a_row
+from replicax.keras.models import batch_of, note_batch
+from replicax.keras.random_state import RandomState
 from replicax.typing import PyTree
 
 if TYPE_CHECKING:

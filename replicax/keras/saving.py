@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import replicax.context as context
-from replicax.errors import CheckpointError
 from replicax.contracts.variable_access import VariableLike, array_of, name_of
+from replicax.errors import CheckpointError
 from replicax.variables import collected, lies_in_several_processes
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import jax
 
+from replicax.contracts.variable_access import AssignableLike, array_of
 from replicax.errors import ProgramError
 from replicax.keras.data_steps import functional, takes_data
-from replicax.program.storing import store_values
 from replicax.program.ir.jaxprs import marked_as_gradient
+from replicax.program.storing import store_values
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import AssignableLike, array_of
 
 if TYPE_CHECKING:
     import keras
@@ -109,11 +109,7 @@ class KerasStep:
 
 
 class KerasSteps:
-    """Makes the steps of one model.
-
-    Args:
-        model: The model, with all its variables.
-    """
+    """Makes the steps of one model."""
 
     def __init__(self, model: keras.Model):
         self._model = model
@@ -185,11 +181,7 @@ def _either_way(step: Callable[..., PyTree], with_state: FunctionalStep, predict
 
 @contextlib.contextmanager
 def gradients_marked(optimizer: keras.optimizers.Optimizer | None) -> Iterator[None]:
-    """Marks what a training step that is traced in the `with` block gives to its optimizer as gradients.
-
-    Args:
-        optimizer: The optimizer; None if there is none.
-    """
+    """Marks what a training step that is traced in the `with` block gives to its optimizer as gradients."""
     if optimizer is None:
         yield
         return

@@ -270,7 +270,7 @@ class _Profile:
         self._step = contextlib.ExitStack()
 
     def before(self, first: int, last: int) -> None:
-        """Is called before the steps `first` to `last` run, as one execution."""
+        """Called before the steps `first` to `last` run, as one execution."""
         if not self._is_running and first <= self._last and self._first <= last:
             self._start()
         if self._is_running:
@@ -286,7 +286,7 @@ class _Profile:
             self._is_running = True
 
     def after(self, step: int, outputs: Any) -> None:
-        """Is called when the steps up to `step` have been started and will give `outputs`."""
+        """Called when the steps up to `step` have been started and will give `outputs`."""
         if not self._is_running:
             return
         jax.block_until_ready(outputs)

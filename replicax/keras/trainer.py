@@ -20,23 +20,24 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-import replicax.group.health as health
 import replicax.contracts.worlds as worlds
+import replicax.runtime.activity as activity
+from replicax.contracts.variable_access import VariableLike, name_of
 from replicax.errors import ArgumentError
+from replicax.group.renewal import renewed
+from replicax.keras.all_workers import has_workers
 from replicax.keras.eager_elastic_steps import eager_in_world
 from replicax.keras.feeding import Feed
 from replicax.keras.host import KerasHost
 from replicax.keras.progress import Progress
 from replicax.keras.steps import KerasStep, KerasSteps, State
-from replicax.keras.all_workers import has_workers
-from replicax.program.hints.advice import advise_of_uncompressed
 from replicax.program.function import ProgramCache
 from replicax.program.global_view import GlobalView
-from replicax.program.storing import store_values
+from replicax.program.hints.advice import advise_of_uncompressed
 from replicax.program.keras.state import owner_of
-from replicax.group.renewal import renewed
+from replicax.program.storing import store_values
+from replicax.runtime.calls import Calls
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import VariableLike, name_of
 from replicax.variables import check_owner
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ class _LoopStep:
         progress = self._progress()
         if progress is not None and progress.passes(iterator):
             return progress.logs, tuple([] for _ in self._runnable.step.groups)
-        with health.phase(health.FIRST_BATCH if self._is_new else health.INPUT):
+        with activity.phase(activity.FIRST_BATCH if self._is_new else activity.INPUT):
             data = next(iterator)
         self._is_new = False
         running = worlds.running()
@@ -234,7 +235,7 @@ class _EagerStep:
     def __init__(self, step: KerasStep, strategy: KerasHost):
         self._step, self._strategy = step, strategy
         self._sharding_of = _shardings(step, strategy)
-        self._calls = health.Calls(step.__name__, strategy.placement.spans_processes)
+        self._calls = Calls(step.__name__, strategy.placement.spans_processes)
 
     def __call__(self, data: PyTree) -> PyTree:
         with self._calls.one() as call:

@@ -20,14 +20,14 @@ import jax
 import numpy as np
 
 from replicax.compat.keras import stop_writing
+from replicax.contracts.host import Host
 from replicax.data.input_steps import digest
 from replicax.errors import ArgumentError, BatchError
-from replicax.contracts.host import Host
+from replicax.keras.all_workers import is_elastic, told_by_all
 from replicax.keras.callback_decisions import decides_alike
 from replicax.keras.elastic_loops import elastic_callbacks
 from replicax.keras.host import KerasHost
 from replicax.keras.random_state import set_told_generators, told_generators
-from replicax.keras.all_workers import is_elastic, told_by_all
 from replicax.keras.writing_callbacks import SAVERS, WRITERS, is_a
 
 
@@ -38,11 +38,6 @@ def loop_of_workers(given: inspect.BoundArguments, strategy: KerasHost, loop: st
     Every worker reads the same global batches, so shuffling and random augmentation must be the same everywhere: the
     global generators of NumPy and Python go on from the chief's state, and have advanced alike afterwards. Where
     workers come and go they are seeded alike for the loop: the chief may have come after it began.
-
-    Args:
-        given: The arguments of the loop.
-        strategy: The strategy of the model.
-        loop: The loop, such as `"fit"`.
     """
     trains = loop == "fit"
     if is_elastic(strategy):

@@ -31,10 +31,6 @@ def is_a(callback: object, names: Sequence[str]) -> bool:
 class Writers:
     """The callbacks of a loop that write.
 
-    Args:
-        callbacks: The callbacks of the loop.
-        strategy: The strategy, whose workers may come and go.
-
     Attributes:
         goes_on: Set where another worker has begun to write before: files are continued.
         is_muted: Set while callbacks are called for steps that others have made before.

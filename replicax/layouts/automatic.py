@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from replicax.contracts.variable_access import VariableLike, name_of, shape_of
 from replicax.layouts.decisions import Axes, Decision, over_data, whole
 from replicax.layouts.roles import Role, role_of
 from replicax.runtime.mesh import longest_divisible
-from replicax.contracts.variable_access import VariableLike, name_of, shape_of
 
 
 class AutomaticRules:

@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 
 from jax.sharding import PartitionSpec
 
-from replicax.runtime.mesh import longest_divisible
 from replicax.contracts.variable_access import VariableLike
+from replicax.runtime.mesh import longest_divisible
 
 #: For each dimension of a variable the name of the mesh axis that cuts it, or None.
 Axes = tuple[str | None, ...]
@@ -70,12 +70,6 @@ def whole(shape: Sequence[int], rule: str, shortfall: str = "") -> Decision:
 
 def over_data(shape: Sequence[int], axis: str, parts: int, min_size: int) -> Decision:
     """Returns the layout of a fully sharded variable: cut along its longest dimension that a mesh axis divides.
-
-    Args:
-        shape: The variable's shape.
-        axis: The name of the mesh axis over which batches are split.
-        parts: Its size.
-        min_size: Variables with fewer elements stay whole.
 
     Example:
         >>> over_data((700, 512), "batch", 8, 4096).axes

@@ -29,12 +29,7 @@ def class_names(layer: object) -> frozenset[str]:
 
 
 def kernel_dims(layer: object, ndim: int) -> KernelDims | None:
-    """Returns what the dimensions of the kernel of a layer mean, by the layer's type; None for types without one.
-
-    Args:
-        layer: A Keras layer.
-        ndim: The number of dimensions of its kernel.
-    """
+    """Returns what the dimensions of the kernel of a layer mean, by the layer's type; None for types without one."""
     names = class_names(layer)
     if "EinsumDense" in names:
         return _of_equation(str(getattr(layer, "equation", "")), ndim)

@@ -7,23 +7,18 @@ import math
 import weakref
 from collections.abc import Iterable, Sequence
 
+from replicax.contracts.variable_access import VariableLike, dtype_of, is_trained, name_of, shape_of
 from replicax.errors import LayoutError
 from replicax.layouts.decisions import Decision, Rules, whole
 from replicax.layouts.slots import by_name, maker_is_optimizer, slot_of
 from replicax.program.keras.makers import makers_of
-from replicax.contracts.variable_access import VariableLike, dtype_of, is_trained, name_of, shape_of
 
 _NEAR, _MOST_PATHS = 3, 20  # paths that a message lists
 _LARGE, _LARGE_PART = 2**20, 0.01  # elements, and a part of all elements: from here on a copy on each device is told
 
 
 class Layouts:
-    """Decides about each variable when it is asked for first, which is while the variable is made.
-
-    Args:
-        rules: Decide about variables that are no optimizer's.
-        min_size: Variables with fewer elements are never large.
-    """
+    """Decides about each variable when it is asked for first, which is while the variable is made."""
 
     def __init__(self, rules: Rules, min_size: int):
         self._rules, self._min_size = rules, min_size

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+from replicax.contracts.variable_access import TreeLeaf, VariableLike, name_of, shape_of
 from replicax.errors import LayoutError
 from replicax.layouts.decisions import Axes, Decision, whole
-from replicax.contracts.variable_access import TreeLeaf, VariableLike, name_of, shape_of
 
 if TYPE_CHECKING:
     import keras
@@ -19,10 +19,6 @@ LayoutLike: TypeAlias = "Sequence[str | None] | keras.distribution.TensorLayout"
 
 class PatternRules:
     """Cuts a variable as the first pattern says that is found in its path; a variable that none matches stays whole.
-
-    Args:
-        layouts: The layouts by their patterns.
-        sizes: The sizes of the mesh's axes by their names.
 
     Raises:
         LayoutError: A pattern is no regular expression, or its layout names an axis twice or one that the mesh lacks.

@@ -16,9 +16,9 @@ import math
 import re
 from typing import NamedTuple
 
+from replicax.contracts.variable_access import VariableLike, shape_of
 from replicax.layouts.kernels import KernelDims, class_names, is_convolution, kernel_dims
 from replicax.program.keras.makers import makers_of
-from replicax.contracts.variable_access import VariableLike, shape_of
 
 
 class Cut(NamedTuple):

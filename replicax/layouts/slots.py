@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import replicax.compat.keras as keras_door
+from replicax.contracts.variable_access import VariableLike, is_variable, name_of, shape_of
 from replicax.layouts.kernels import class_names
 from replicax.program.keras.makers import makers_of
-from replicax.contracts.variable_access import VariableLike, is_variable, name_of, shape_of
 
 if TYPE_CHECKING:
     import keras

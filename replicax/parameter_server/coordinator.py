@@ -9,8 +9,9 @@ from typing import Protocol
 import jax
 
 from replicax.checks import checked_int, explain_misfit
+from replicax.contracts.called_as import called_as
+from replicax.contracts.variable_access import VariableLike
 from replicax.errors import ArgumentError
-from replicax.tensorflow.names import called_as
 from replicax.parameter_server.actors.actor_errors import closed
 from replicax.parameter_server.scheduling.actor_group import RayActorGroup
 from replicax.parameter_server.scheduling.closures import StepPrograms
@@ -28,7 +29,6 @@ from replicax.parameter_server.scheduling.worker_objects import WorkerObjects
 from replicax.parameter_server.variables.remote import home_of
 from replicax.ray_cluster.head import HeadWatch
 from replicax.typing import PyTree, PyTreeFunction
-from replicax.contracts.variable_access import VariableLike
 
 _MAX_QUEUED = 10_000
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from replicax.tensorflow.names import not_found
+from replicax.contracts.advice import not_found
 from replicax.parameter_server.compiling.recording import current_worker_index as get_current_worker_index
 from replicax.parameter_server.coordinator import ClusterCoordinator
 from replicax.parameter_server.scheduling.remote_values import (
@@ -26,4 +26,4 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        raise not_found(__name__, name)
+        raise not_found("replicax.coordinator", name)

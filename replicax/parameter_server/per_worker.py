@@ -9,10 +9,10 @@ import jax
 import numpy as np
 
 from replicax.compat.keras import change_class
+from replicax.contracts.variable_access import VariableLike, name_of
 from replicax.errors import ContextError
 from replicax.parameter_server.compiling.recording import recorder
 from replicax.parameter_server.scheduling.remote_values import PerWorkerValues
-from replicax.contracts.variable_access import VariableLike, name_of
 from replicax.variables import Variable
 
 

@@ -18,10 +18,12 @@ import replicax.context as context
 from replicax.checks import call, checked_int, checked_seconds
 from replicax.cluster import ClusterResolver
 from replicax.collectives import CommunicationOptions
+from replicax.contracts.called_as import called_as
+from replicax.contracts.host import NoPlacement
+from replicax.contracts.reduce_op import ReduceOp
+from replicax.contracts.variable_access import VariableLike, dtype_of, name_of, set_array, shape_of
 from replicax.data import InputContext, InputOptions, ValueContext
 from replicax.errors import ArgumentError, ContextError
-from replicax.contracts.host import NoPlacement
-from replicax.tensorflow.names import called_as
 from replicax.parameter_server.actors.created_rows import CreatedRows
 from replicax.parameter_server.actors.current import worker_index
 from replicax.parameter_server.actors.messages import ShardId
@@ -37,15 +39,13 @@ from replicax.parameter_server.variables.remote import Home, RemoteVariable, hom
 from replicax.parameter_server.variables.sharded import ShardedVariable
 from replicax.program.call_checks import called
 from replicax.ray_cluster import connect, serve_if_task
-from replicax.contracts.reduce_op import ReduceOp
 from replicax.strategies.base import Strategy
-from replicax.strategies.reductions import values_of
-from replicax.strategies.no_strategy import DefaultStrategy, default_replica_context, default_strategy
 from replicax.strategies.explaining import Explained
+from replicax.strategies.no_strategy import DefaultStrategy, default_replica_context, default_strategy
+from replicax.strategies.reductions import values_of
 from replicax.strategies.replica_context import ReplicaContext
 from replicax.tables.marks import grows, index_of, is_table, take_marks
 from replicax.typing import PyTree, PyTreeFunction
-from replicax.contracts.variable_access import VariableLike, dtype_of, name_of, set_array, shape_of
 
 if TYPE_CHECKING:
     import keras
@@ -282,11 +282,7 @@ class ParameterServerStrategy(Strategy, contextlib.AbstractContextManager["Param
 
 
 class WorkersStrategy(DefaultStrategy):
-    """The strategy in a worker's dataset function.
-
-    Args:
-        workers: How many workers there are.
-    """
+    """The strategy in a worker's dataset function."""
 
     def __init__(self, workers: int):
         self._workers = workers
@@ -339,11 +335,7 @@ def _close(reference: weakref.ref[ParameterServerStrategy]) -> None:
 
 
 class _ServerPlacement(NoPlacement):
-    """The placement of a strategy whose variables are on servers.
-
-    Args:
-        strategy: The strategy.
-    """
+    """The placement of a strategy whose variables are on servers."""
 
     def __init__(self, strategy: ParameterServerStrategy):
         self._strategy = weakref.ref(strategy)

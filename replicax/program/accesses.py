@@ -11,9 +11,9 @@ from __future__ import annotations
 import collections
 import weakref
 
+from replicax.contracts.variable_access import VariableLike, array_of, name_of
 from replicax.errors import ProgramError
 from replicax.program.flax_changes import ModuleChanges
-from replicax.contracts.variable_access import VariableLike, array_of, name_of
 
 _LOST = "_replicax_lost"  # an attribute of variables: it asks for the value that they had when the pass ended
 

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from replicax.errors import LayoutError
 from replicax.contracts.host import Host
+from replicax.contracts.variable_access import VariableLike, array_of, layout_of, name_of
+from replicax.errors import LayoutError
 from replicax.program.buffers import own
 from replicax.program.global_view import GlobalView
 from replicax.program.storing import store_values
 from replicax.runtime.transfer import beside_device, put
-from replicax.contracts.variable_access import VariableLike, array_of, layout_of, name_of
 from replicax.variables import lives_elsewhere
 
 
@@ -93,11 +93,7 @@ class BoundVariables:
         return {key: jnp.copy(array) if key in updated else array for key, array in arrays.items()}
 
     def inputs(self, fetched: Mapping[int, jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Returns the values of the updated variables, which the program may overwrite, and of the constant ones.
-
-        Args:
-            fetched: What `fetched` has returned.
-        """
+        """Returns the values of the updated variables, which the program may overwrite, and of the constant ones."""
         if self._is_partial:
             return [], self._loaded(self._placements)
         self._place()

@@ -11,8 +11,8 @@ import functools
 import sys
 from collections.abc import Iterable
 
-from replicax.runtime.transfer import copy_of
 from replicax.contracts.variable_access import VariableLike, array_of, set_array
+from replicax.runtime.transfer import copy_of
 
 
 def own(variables: Iterable[VariableLike]) -> None:

@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from replicax.values.containers import is_value
 from replicax.program.captures import SETTINGS, Found, found_outside, is_of_settings
 from replicax.program.flax.modules import is_of_flax
 from replicax.typing import Leaf
 from replicax.values import PerReplica
+from replicax.values.containers import is_value
 
 _WAY, _GONE = object(), object()
 #: How many things are watched that the code may come by, though it does not name them; numbers in lists and dicts.
@@ -56,11 +56,6 @@ class Watched:
     function's code asks for by name. So are numbers that it may come by otherwise. When such a one changes, only
     tracing tells whether the program depends on it. If not, that is found out again at its second change, the fourth,
     the eighth, and so on.
-
-    Args:
-        fn: The function.
-        objects: The arguments that are no arrays.
-        constants: The arrays that the program has captured.
 
     Attributes:
         traced: How the code calls what a trace has left outside of the function.

@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from replicax.values.containers import is_value
 from replicax.typing import Leaf
+from replicax.values.containers import is_value
 
 _MAX_VISITED = 1_000
 _MAX_SEARCHES = 4  # A step's own code is known after two or three; more are one of a library that is not listed here.
@@ -153,12 +153,7 @@ class _Reads:
 
 @functools.lru_cache(4_000)
 def _read_by(code: types.CodeType, me: str = "") -> tuple[frozenset[str], frozenset[tuple[str, str]], frozenset[str]]:
-    """Returns the globals that code asks for, the attributes with the names of what has them, and its strings.
-
-    Args:
-        code: The code.
-        me: How the method around it calls its object.
-    """
+    """Returns the globals that code asks for, the attributes with the names of what has them, and its strings."""
     where = code.co_qualname.rpartition(".")[0]
     if where and not where.endswith("<locals>"):
         me = next(iter(code.co_varnames), "")

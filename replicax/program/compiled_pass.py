@@ -17,28 +17,28 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-import replicax.group.health as health
 from replicax.compat.jax_tracing import is_kept_by_jax, is_tracing
-from replicax.errors import ProgramError
 from replicax.contracts.host import CompiledStep, Host, host_of
 from replicax.contracts.placement import WorldsLike
+from replicax.contracts.variable_access import array_of, is_trained, shape_of
+from replicax.errors import ProgramError
 from replicax.program.bound_variables import BoundVariables
 from replicax.program.captured_arrays import captured_error
-from replicax.program.flax_changes import ModuleChange, apply_changes
 from replicax.program.flax.modules import around_modules
+from replicax.program.flax_changes import ModuleChange, apply_changes
 from replicax.program.global_view import GlobalView
-from replicax.program.storing import explain_devices, explain_loss, run_and_keep, shown_names, staged, store_values
 from replicax.program.host_calls import HostCalls
 from replicax.program.keras.state import owner_of
 from replicax.program.pytrees import Structure
-from replicax.program.results import mark, marked_with
 from replicax.program.replicas.global_sums import RowSums
 from replicax.program.replicas.sharded_variables import split_over_replicas
+from replicax.program.results import mark, marked_with
+from replicax.program.storing import explain_devices, explain_loss, run_and_keep, shown_names, staged, store_values
 from replicax.program.tracing import Pass
 from replicax.runtime import REPLICA_AXIS, turns
+from replicax.runtime.calls import Call, Calls
 from replicax.runtime.transfer import host_copy, with_kind_of
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import array_of, is_trained, shape_of
 
 Arrays: TypeAlias = Sequence[jax.Array]
 #: Values of the updated variables, values of the others, donated arguments, other arguments.
@@ -71,12 +71,6 @@ class Returned:
 class CompiledPass:
     """A traced pass as a compiled program.
 
-    Args:
-        name: The function's name.
-        traced: The pass.
-        donate: Which of the arguments the caller gives away.
-        view: See `Program`.
-
     Attributes:
         traced: The pass.
         returned: What is known of the result.
@@ -107,7 +101,7 @@ class CompiledPass:
             self._function.read, self._function.written, self._host, self._replicas, self._view, frame.in_update
         )
         self.compiled = self._jit()
-        self._calls = health.Calls(name, placement.spans_processes)
+        self._calls = Calls(name, placement.spans_processes)
         self._counted_by = self._counters()
         if self._worlds is not None:
             placement.follow([*self.variables.written, *self.variables.constant])
@@ -213,7 +207,7 @@ class CompiledPass:
                 "or pass the values in as arguments."
             )
 
-    def _run(self, arrays: Arrays, fetched: Mapping[int, jax.Array], call: health.Call | None) -> PyTree:
+    def _run(self, arrays: Arrays, fetched: Mapping[int, jax.Array], call: Call | None) -> PyTree:
         with turns.DISPATCH: inputs = self._inputs(arrays, fetched)  # noqa: E701  # fmt: skip
         try:
             if call is not None:

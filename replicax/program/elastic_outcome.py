@@ -11,9 +11,9 @@ import numpy as np
 
 from replicax.compat.jax import is_random_key
 from replicax.contracts.placement import PlacementLike
+from replicax.contracts.variable_access import VariableLike, array_of
 from replicax.program.resized_variables import components_in, refitted
 from replicax.runtime.transfer import host_copy, put, with_kind_of
-from replicax.contracts.variable_access import VariableLike, array_of
 
 
 def told_outcome(new_values: Sequence[jax.Array], leaves: Sequence[jax.Array]) -> list[np.ndarray]:
@@ -26,13 +26,7 @@ def told_outcome(new_values: Sequence[jax.Array], leaves: Sequence[jax.Array]) -
 def heard_outcome(
     told: Sequence[np.ndarray], written: Sequence[VariableLike], placement: PlacementLike
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Returns the new values of variables, where they live now, and the results: what `told_outcome` was given.
-
-    Args:
-        told: The outcome.
-        written: The variables that the program assigns.
-        placement: Says where they live.
-    """
+    """Returns the new values of variables, where they live now, and the results: what `told_outcome` was given."""
     impls = json.loads(told[0].tobytes())
     values = told[1 : 1 + len(written)]
     leaves = [

@@ -13,9 +13,9 @@ from jax.extend import core as jex_core
 
 from replicax.compat.jax_names import CALLS, MADE_IN_PARTS, RANDOM_BITS
 from replicax.compat.jax_tracing import outside_traces, tracing_all
+from replicax.contracts.variable_access import AssignableLike, has_array
 from replicax.program.ir.jaxprs import Atom, aval_of, bind, is_literal, leading_to, opened_program, variables_of
 from replicax.program.keras.backend import keras_is_loaded
-from replicax.contracts.variable_access import AssignableLike, has_array
 
 _KEYS_OF_PARTS = "key<fry>"
 #: Takes values for a stage's operands, and returns its results.
@@ -24,11 +24,6 @@ StageFunction: TypeAlias = Callable[..., Sequence[jax.Array]]
 
 class Stage:
     """A part of a program that JAX compiles as a whole where an initializer is called.
-
-    Args:
-        equations: Its equations.
-        results: What others use of what they compute.
-        used: What is used after it.
 
     Attributes:
         operands: What it takes; the numbers that stand in it, too.
@@ -142,12 +137,7 @@ class FirstValue:
     def results(
         self, constants: Sequence[jax.typing.ArrayLike], functions: Sequence[StageFunction]
     ) -> list[jax.typing.ArrayLike]:
-        """Returns the value, and then what the variables become that computing it changes.
-
-        Args:
-            constants: What the program takes for `constants`.
-            functions: What computes each stage.
-        """
+        """Returns the value, and then what the variables become that computing it changes."""
         known: dict[jex_core.Var, jax.typing.ArrayLike] = dict(zip(self._program.constvars, constants, strict=True))
         for stage, function in zip(self.stages, functions, strict=True):
             given = [_value(atom, known) for atom in stage.operands]
@@ -159,16 +149,12 @@ class FirstValue:
         return [_value(atom, known) for atom in self._program.outvars]
 
     def computed(self) -> list[jax.typing.ArrayLike]:
-        """Returns the same, computed on one device, as where the initializer is called."""
+        """Computes the value on one device, as where the initializer is called."""
         with outside_traces(), tracing_all():
             return self.results(self.constants, self.stages)
 
     def note(self, values: Sequence[jax.typing.ArrayLike]) -> None:
-        """Assigns the variables that computing the value changes.
-
-        Args:
-            values: What they become.
-        """
+        """Assigns the variables that computing the value changes."""
         for variable, value in zip(self._assigned, values, strict=True):
             variable.assign(value)
 

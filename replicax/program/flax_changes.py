@@ -69,12 +69,7 @@ class ModuleChanges:
 
 
 def apply_changes(changes: Iterable[ModuleChange], note: Callable[[object], None] | None = None) -> None:
-    """Makes changes.
-
-    Args:
-        changes: The changes.
-        note: Is told of each module before.
-    """
+    """Makes changes."""
     for change in changes:
         if note is not None:
             note(change.module)
@@ -83,10 +78,6 @@ def apply_changes(changes: Iterable[ModuleChange], note: Callable[[object], None
 
 def made_in(changes: Iterable[ModuleChange], is_known: Callable[[object], bool]) -> Iterator[tuple[str, object]]:
     """Yields the variables and modules that a trace has made and put into modules from outside, with their paths.
-
-    Args:
-        changes: The changes of these modules.
-        is_known: Tells whether something is from outside.
 
     Raises:
         ProgramError: An attribute is an array of the trace.

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import jax
 
-from replicax.values.aggregation import VariableAggregation
 from replicax.compat.jax_tracing import (
     Trace,
     being_differentiated,
@@ -22,16 +21,17 @@ from replicax.compat.jax_tracing import (
     within_trace,
 )
 from replicax.context import Settling, StateFrame
-from replicax.values.equality import Difference
-from replicax.errors import ProgramError
 from replicax.contracts.host import Host
+from replicax.contracts.variable_access import VariableLike, array_of, name_of
+from replicax.errors import ProgramError
 from replicax.program.accesses import Accesses
 from replicax.program.ir.decisions import Decisions
 from replicax.program.kept_layouts import KnownLayouts
 from replicax.program.placeholders import placeholder, placeholder_of_component, stacked_in_program
 from replicax.program.results import Counts
 from replicax.program.row_updates import Settlements
-from replicax.contracts.variable_access import VariableLike, array_of, name_of
+from replicax.values.aggregation import VariableAggregation
+from replicax.values.equality import Difference
 
 if TYPE_CHECKING:
     pass
@@ -46,9 +46,6 @@ class VariablesCreatedError(BaseException):
 
 class _Frame:
     """The part all frames share: values written here, in order, and where they came from.
-
-    Args:
-        accesses: Is told what is done with variables.
 
     Attributes:
         saw_new: Whether a variable was created meanwhile, or used that has no value yet since a layer has created it.
@@ -139,12 +136,12 @@ class _Frame:
         self.settlements.end(cast(StateFrame, self).read, self.holds, refused)
 
     def note_made(self, variable: VariableLike) -> None:
-        """Is told of each variable that is made with a value."""
+        """Notes each variable that is made with a value."""
         self.saw_new = True
         self.accesses.made(variable)
 
     def note_read(self, variable: VariableLike, value: jax.Array) -> None:
-        """Is told of each value that a reader was given, and notes where a derivative passes it by.
+        """Notes each value that a reader was given, and notes where a derivative passes it by.
 
         `jax.grad(loss)([w.value])` with a loss that reads `w` again finds that it does not depend on its argument.
         """
@@ -159,7 +156,7 @@ class _Frame:
             self.passed_by[id(variable)] = variable
 
     def note_changed(self, module: object) -> None:
-        """Is told of each module of flax before an attribute of it changes."""
+        """Notes each module of flax before an attribute of it changes."""
         self.accesses.changes.note(module)
 
     def knows(self, module: object) -> bool:
@@ -167,7 +164,7 @@ class _Frame:
         return self.accesses.changes.knows(module)
 
     def note_captured(self) -> None:
-        """Is told that the function uses a per-replica value that it has captured."""
+        """Notes that the function uses a per-replica value that it has captured."""
         self.accesses.captured = True
 
     def holds(self, variable: VariableLike) -> bool:
@@ -188,7 +185,7 @@ class TracedFrame(_Frame):
 
     Args:
         outside: A JAX trace that encloses that of the function. The placeholders belong to it.
-        accesses: Is told what is done with variables.
+        accesses: Records what is done with variables.
         placeholder_of: Makes the placeholder of a variable.
 
     Attributes:
@@ -263,7 +260,7 @@ class ReplicaFrame(TracedFrame):
     Args:
         outside: JAX's trace of the body of `shard_map`.
         decisions: What the function's Python decides by whether values are equal on all replicas.
-        accesses: Is told what is done with variables.
+        accesses: Records what is done with variables.
 
     Attributes:
         decisions: The decisions.
@@ -281,7 +278,7 @@ class ReplicaFrame(TracedFrame):
         return self.decisions.take(value, refused_if_equal)
 
     def notes_plain_gradient(self) -> bool:
-        """Is told of each `jax.grad`; returns whether each replica differentiates for itself there."""
+        """Notes each `jax.grad`; returns whether each replica differentiates for itself there."""
         self.decisions.plain_gradients += 1
         return self.decisions.differentiates_apart
 

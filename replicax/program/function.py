@@ -15,20 +15,20 @@ import numpy as np
 
 import replicax.context as context
 from replicax.compat.jax import is_weak
-from replicax.errors import ArgumentError, ProgramError
+from replicax.contracts.advice import Advised
+from replicax.contracts.called_as import called_as
+from replicax.contracts.variable_access import VariableLike
 from replicax.contracts.worlds import number, running
-from replicax.tensorflow.names import Advised, called_as
-from replicax.program.hints.advice import advise_of_changed_object
+from replicax.errors import ArgumentError, ProgramError
 from replicax.program.call_checks import check_function
+from replicax.program.capture_changes import Change
 from replicax.program.global_view import GlobalView
+from replicax.program.hints.advice import advise_of_changed_object
 from replicax.program.input_signature import InputSignature
 from replicax.program.lifting import Program
 from replicax.program.pytrees import Structure, flatten_inputs, per_replica_arrays
-from replicax.program.capture_changes import Change
-from replicax.group.renewal import renewed
-from replicax.values.tracebacks import entry_point
 from replicax.typing import Leaf, PyTree, PyTreeFunction
-from replicax.contracts.variable_access import VariableLike
+from replicax.values.tracebacks import entry_point
 
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
@@ -68,10 +68,10 @@ class ProgramCache:
         if worlds is None:
             program, arrays = self.program(args, kwargs)
             return program(arrays)
-        return worlds.attempt(lambda: self._call_in_world(*renewed((args, kwargs))))
+        return worlds.attempt(lambda: self._call_in_world(*worlds.renewed((args, kwargs))))
 
     def _call_in_world(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
-        """Does the same where workers come and go: each world has programs, and shares of a batch, of its own."""
+        """Runs it in an elastic job: each world has programs, and shares of a batch, of its own."""
         if self._world != number():
             self._programs.clear()
             self._world = number()

@@ -22,12 +22,7 @@ from replicax.typing import PyTree, PyTreeFunction
 
 
 class HostCalls:
-    """The calls of a program's functions of the host, which are made by way of this from now on.
-
-    Args:
-        name: The program's name, for messages.
-        program: The program.
-    """
+    """The calls of a program's functions of the host, which are made by way of this from now on."""
 
     def __init__(self, name: str, program: jex_core.ClosedJaxpr):
         self._name = name

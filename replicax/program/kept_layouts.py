@@ -31,12 +31,7 @@ def layout_in(value: Leaf) -> NamedSharding | None:
 
 
 class KnownLayouts:
-    """How arrays of a program are cut, or that they are whole, as far as that is known while it is traced.
-
-    Args:
-        arguments: The program's arguments, as they are traced.
-        layouts: How each is cut.
-    """
+    """How arrays of a program are cut, or that they are whole, as far as that is known while it is traced."""
 
     def __init__(self, arguments: Sequence[jax.Array] = (), layouts: CutLayouts = ()):
         # By id; each entry holds its array, so that ids stay unique.

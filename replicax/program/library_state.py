@@ -14,25 +14,19 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
-from replicax.values.aggregation import VariableAggregation, check_aggregation, combine
 from replicax.compat.jax import varying_axes
 from replicax.compat.jax_primitives import taken_as_equal_over_axis
-from replicax.values.equality import difference
 from replicax.contracts.host import PER_REPLICA, host_of
-from replicax.program.hints.metric_totals import marked_as_share, marked_as_total
 from replicax.contracts.reduce_op import mean_over
-from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.contracts.variable_access import VariableLike, dtype_of, name_of
+from replicax.program.hints.metric_totals import marked_as_share, marked_as_total
+from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.values.aggregation import VariableAggregation, check_aggregation, combine
+from replicax.values.equality import difference
 
 
 def share_of_replica(variable: VariableLike, value: jax.Array, current: context.Context) -> jax.Array:
-    """Returns what a replica reads of a variable: of an accumulator, its share of the total.
-
-    Args:
-        variable: The variable.
-        value: Its value in the current frame.
-        current: The context, inside a replica or not.
-    """
+    """Returns what a replica reads of a variable: of an accumulator, its share of the total."""
     if current.replica is None or (current.manual_replicas or 1) == 1 or not is_accumulator(variable):
         return value
     frame = cast(context.ReplicaStateFrame, current.frame)

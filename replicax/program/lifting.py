@@ -23,26 +23,26 @@ from collections.abc import Callable, Sequence
 import jax
 
 import replicax.context as context
-import replicax.group.health as health
+import replicax.runtime.activity as activity
 from replicax.compat.jax_tracing import Trace, is_tracing
-from replicax.errors import ProgramError
 from replicax.contracts.host import CompiledStep, Host, host_of
-from replicax.program.hints.advice import advise_of_lost_state, advise_of_zeros
+from replicax.contracts.variable_access import VariableLike
+from replicax.errors import ProgramError
+from replicax.program.capture_changes import Change, Watched, arrays_outside
 from replicax.program.compiled_pass import Arrays, CompiledPass, Returned
 from replicax.program.flax.modules import PassedModules, UsedModules
 from replicax.program.flax.variables import changes_taken_back, flax_state, settled_changes
 from replicax.program.frames import ProgramFrame
 from replicax.program.global_view import GlobalView
-from replicax.program.storing import shown_names
+from replicax.program.hints.advice import advise_of_lost_state, advise_of_zeros
 from replicax.program.ir.jaxprs import constants_of
 from replicax.program.kept_layouts import KnownLayouts, layout_in
 from replicax.program.pytrees import Structure, flatten_outputs
 from replicax.program.results import Counts, marked_with
+from replicax.program.storing import shown_names
 from replicax.program.tracing import Pass, trace_function
-from replicax.program.capture_changes import Change, Watched, arrays_outside
 from replicax.runtime.garbage import collected_later
 from replicax.typing import PyTree, PyTreeFunction
-from replicax.contracts.variable_access import VariableLike
 
 
 class Program:
@@ -82,7 +82,7 @@ class Program:
         objects = [leaf for _, leaf in structure.static]
         self._modules = UsedModules(self._get_users(), structure)
         before = set() if is_tracing() else arrays_outside(self._get_users(), objects)
-        with health.phase(health.COMPILE), collected_later():
+        with activity.phase(activity.COMPILE), collected_later():
             passes = self._trace(name, arrays, replicas)
             same = next(((each, change) for each, change in earlier if each._is_made_by(passes)), None)
             *first, last = (

@@ -10,8 +10,15 @@ import jax.numpy as jnp
 from replicax.compat.jax import is_random_key, vary
 from replicax.compat.jax_primitives import stand_in
 from replicax.contracts.host import host_of
+from replicax.contracts.variable_access import (
+    VariableLike,
+    array_of,
+    dtype_of,
+    has_split_rows,
+    is_per_replica_variable,
+    shape_of,
+)
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.contracts.variable_access import VariableLike, array_of, dtype_of, has_split_rows, is_per_replica_variable, shape_of
 
 if TYPE_CHECKING:
     from replicax.variables import Variable

@@ -13,13 +13,13 @@ from collections.abc import Hashable, Sequence
 import jax
 import numpy as np
 
-from replicax.values.containers import flattened, found_in, is_value, opened, settings_among
 from replicax.errors import ArgumentError, ReplicaShapeError
 from replicax.program.call_checks import check_result
 from replicax.program.flax.modules import held, released_leaf
 from replicax.program.hints.foreign import check_no_tensor
 from replicax.typing import Leaf, PyTree
 from replicax.values import PerReplica, UnevenPerReplica, holds_numbers
+from replicax.values.containers import flattened, found_in, is_value, opened, settings_among
 
 _NUMBERS = (int, float, complex, np.generic)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from replicax.values.aggregation import VariableAggregation, VariableSynchronization
 from replicax.contracts.variable_access import VariableLike, is_per_replica_variable, shape_of
+from replicax.values.aggregation import VariableAggregation, VariableSynchronization
 from replicax.variables import Variable
 
 

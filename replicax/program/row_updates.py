@@ -13,8 +13,8 @@ from typing import NamedTuple
 import jax
 
 from replicax.context import Settling
-from replicax.errors import ProgramError
 from replicax.contracts.variable_access import VariableLike
+from replicax.errors import ProgramError
 
 IN_PARTS = (
     "rx.accumulate_gradients computes the gradients of micro-batches, and would update rows after each. Call "
@@ -94,11 +94,6 @@ class Settlements:
         refused: str | None,
     ) -> None:
         """Does what is left, and checks that the gradients were applied.
-
-        Args:
-            read: Reads variables.
-            holds: Returns whether a variable was assigned.
-            refused: Why what is left cannot be done; None if it can.
 
         Raises:
             ProgramError: It is refused, or gradients were not applied.

@@ -16,10 +16,10 @@ from typing import TypeVar
 import jax
 
 from replicax.compat.jax_errors import is_about_devices
-from replicax.errors import LayoutError, ProgramError
 from replicax.contracts.host import CompiledStep
-from replicax.typing import PyTree, PyTreeFunction
 from replicax.contracts.variable_access import VariableLike, array_of, name_of
+from replicax.errors import LayoutError, ProgramError
+from replicax.typing import PyTree, PyTreeFunction
 from replicax.variables import lives_elsewhere
 
 _SHOWN = 3
@@ -28,12 +28,7 @@ _Kept = TypeVar("_Kept")
 
 
 def store_values(variables: Sequence[VariableLike], values: Sequence[jax.Array]) -> None:
-    """Gives each variable its value, all of them at once: no exception can come in between.
-
-    Args:
-        variables: Variables of Keras or `rx.Variable`.
-        values: As many values, as the variables keep them.
-    """
+    """Gives each variable its value, all of them at once: no exception can come in between."""
     assert len(variables) == len(values)
     collections.deque(map(setattr, variables, itertools.repeat("_value"), values), maxlen=0)
 
@@ -99,10 +94,6 @@ def explain_loss(error: BaseException, variables: Sequence[VariableLike], values
 
 def explain_devices(error: BaseException, name: str) -> None:
     """Raises an error that says what to do if a program was to use values on different devices.
-
-    Args:
-        error: Why it has failed.
-        name: What the program is called.
 
     Raises:
         LayoutError: That is why.

@@ -14,8 +14,8 @@ from replicax.compat.jax_tracing import Trace, current_trace, tracing_anew
 from replicax.errors import TracedValueError
 from replicax.program.captured_arrays import captured_error
 from replicax.program.flax.modules import flax_error
-from replicax.program.hints.foreign import explained_error
 from replicax.program.frames import ProgramFrame, VariablesCreatedError
+from replicax.program.hints.foreign import explained_error
 from replicax.program.ir.jaxprs import Values, called
 from replicax.program.keras.state import repeat_while_variables_are_created
 
@@ -149,7 +149,7 @@ def _without_repetitions(passes: Sequence[Pass]) -> list[Pass]:
 
 
 def explained_op_by_op() -> contextlib.AbstractContextManager[None]:
-    """Does the same for a replica function that runs operation by operation: its arrays stand for all replicas' own."""
+    """Traces a replica function that runs operation by operation: its arrays stand for all replicas' own."""
     return _explained(
         "Inside strategy.run an array stands for each replica's own value, also under rx.config.run_eagerly: print "
         "shows all of them, but it is not one number for an `if`, `float()`, an index or NumPy. Choose with "

@@ -9,7 +9,7 @@ from types import ModuleType
 
 from replicax.cluster import ClusterSpec, Task, parse_address
 from replicax.cluster.addresses import join_address
-from replicax.cluster.own_address import is_mine
+from replicax.cluster.own_address import LOOPBACK, is_mine
 from replicax.compat.ray import NodeOptions, end_node_at_once, forget_token, node_options, waiting_for_node
 from replicax.errors import ClusterError
 from replicax.ray_cluster.actor_placement import alive_resources
@@ -30,7 +30,6 @@ from replicax.ray_cluster.tasks import (
 )
 
 _log = logging.getLogger(__name__)
-LOOPBACK = "127.0.0.1"
 _SECONDS_TO_DISCONNECT = 10.0
 # JAX would take most of a GPU's memory for the first of several workers that share it.
 # Gradients go through the object store at every step: its pages are made at the start, and not while they wait.
@@ -94,9 +93,6 @@ def _embed(dashboard: bool, start_timeout: float) -> contextlib.ExitStack:
 
 def attach(address: str) -> contextlib.ExitStack:
     """Connects with an existing Ray cluster.
-
-    Args:
-        address: Where it is, as `ray.init` takes it.
 
     Returns:
         A stack that ends the connection when it is closed.

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
 
+from replicax.checks.environment_names import INSECURE, TOKEN
 from replicax.cluster.environment import Environ, text
-from replicax.cluster.signing import TOKEN
+from replicax.cluster.signing import TOKEN_BYTES, new_token
 from replicax.errors import ClusterError
-from replicax.ray_cluster.task_counts import INSECURE
 
 MODE, RAY_TOKEN, RAY_TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
-_BYTES = 16
 _YES = ("1", "true", "yes", "on")
 _CURE = (
-    f"Make one (python -c 'import secrets; print(secrets.token_hex({_BYTES}))') and set it as {TOKEN} for all tasks "
-    f"and the coordinator. {INSECURE}=1 does without: then whoever reaches the ports can run code on the machines."
+    f"Make one (python -c 'import secrets; print(secrets.token_hex({TOKEN_BYTES}))') and set it as {TOKEN} for all "
+    f"tasks and the coordinator. {INSECURE}=1 does without: then whoever reaches the ports can run code on the "
+    "machines."
 )
-
-
-def new_token() -> str:
-    """Returns a token that nobody can guess."""
-    return secrets.token_hex(_BYTES)
 
 
 def own_token(environ: Environ) -> dict[str, str]:

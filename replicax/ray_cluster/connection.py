@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 
+from replicax.checks.environment_names import PS_SERVERS, PS_WORKERS
 from replicax.cluster import ClusterConfig, ClusterResolver, find_cluster
 from replicax.cluster.environment import text
 from replicax.errors import ClusterError
@@ -17,7 +18,7 @@ from replicax.ray_cluster.deadline import Deadline
 from replicax.ray_cluster.ending_actors import end_process
 from replicax.ray_cluster.head import Head, head_of_connection, limit
 from replicax.ray_cluster.nodes import HEAD_LIMIT
-from replicax.ray_cluster.task_counts import SERVERS, WORKERS, TaskCounts, given_counts, told_counts
+from replicax.ray_cluster.task_counts import TaskCounts, given_counts, told_counts
 from replicax.ray_cluster.tasks import SERVER, WORKER, check_cluster, check_coordinator, own_task
 from replicax.runtime.ending import keep_exit_codes, pass_by_garbage
 
@@ -25,7 +26,7 @@ _WAYS = (
     "Run the script with `replicax run --ps 1 --workers 2`, pass the numbers of workers and servers, set TF_CONFIG or "
     "pass a cluster resolver with jobs 'worker' and 'ps', or give the address of a Ray cluster."
 )
-_NUMBERS = f"Pass `workers` and `servers`, or set {WORKERS} and {SERVERS}."
+_NUMBERS = f"Pass `workers` and `servers`, or set {PS_WORKERS} and {PS_SERVERS}."
 
 
 class RayCluster:
@@ -72,10 +73,6 @@ class RayCluster:
 
         If the node of the task is missing, the actor waits for it.
 
-        Args:
-            job: `"worker"` or `"ps"`.
-            index: Index of the task in its job.
-
         Raises:
             ClusterError: There is no such task.
         """
@@ -87,12 +84,7 @@ class RayCluster:
         return self._placement.options(job, index)
 
     def end_process(self, node_id: str, pid: int) -> None:
-        """Kills the process of one of our actors, even if it is stopped. Nothing happens if it has ended already.
-
-        Args:
-            node_id: The node that it is on, in hex.
-            pid: Its id there.
-        """
+        """Kills the process of one of our actors, even if it is stopped. Nothing happens if it has ended already."""
         end_process(node_id, pid)
 
     def close(self) -> None:

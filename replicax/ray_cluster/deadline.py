@@ -18,9 +18,6 @@ _FIRST_REPORT_AFTER, _SECONDS_BETWEEN_REPORTS = 3.0, 10.0
 class Deadline:
     """The end of a wait.
 
-    Args:
-        seconds: How long to wait from now.
-
     Raises:
         ClusterError: It is no positive number.
     """
@@ -46,13 +43,6 @@ class Deadline:
 
 def wait_for(missing: Callable[[], Sequence[str]], total: int, who: str, address: str, deadline: Deadline) -> None:
     """Returns when nothing is missing any more.
-
-    Args:
-        missing: Returns what is missing.
-        total: How many there are in all.
-        who: What this process is called.
-        address: Where they meet.
-        deadline: Until when.
 
     Raises:
         ClusterTimeoutError: Something is still missing at the deadline.

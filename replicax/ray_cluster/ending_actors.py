@@ -26,12 +26,7 @@ def end_actor(handle: ActorHandle[object]) -> bool:
 
 
 def end_process(node_id: str, pid: int) -> None:
-    """Kills a process on a node. Nothing happens if either is gone or unreachable.
-
-    Args:
-        node_id: The node, in hex.
-        pid: Id of the process there.
-    """
+    """Kills a process on a node. Nothing happens if either is gone or unreachable."""
     import ray
 
     if not ray.util.client.ray.is_connected() and ray.get_runtime_context().get_node_id() == node_id:

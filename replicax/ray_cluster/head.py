@@ -78,7 +78,7 @@ class HeadWatch:
 
     Args:
         head: The head.
-        tell: Is called once, in a thread, with the error if it is lost.
+        tell: Called once, in a thread, with the error if it is lost.
     """
 
     def __init__(self, head: Head, tell: Callable[[ParameterServerLost], None]):

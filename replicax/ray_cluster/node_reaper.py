@@ -23,11 +23,7 @@ _SECONDS_TO_END = 20.0
 
 
 def main(folder: str) -> None:
-    """Waits for the starter's end, and tidies up.
-
-    Args:
-        folder: The node's folder, the value of the variable.
-    """
+    """Waits for the starter's end, and tidies up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     starter, rulers = os.getppid(), raylets(marked(folder))
     # A process that the starter forked may hold the pipe open after its end.

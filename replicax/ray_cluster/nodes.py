@@ -17,12 +17,12 @@ from replicax.cluster import ClusterSpec, Task, parse_address
 from replicax.cluster.addresses import join_address
 from replicax.cluster.own_address import is_mine, own_ip, resolve
 from replicax.compat import ray_node
+from replicax.compat.systems import check_system
 from replicax.errors import ClusterError
 from replicax.ray_cluster.folder import Folder
 from replicax.ray_cluster.memory import object_store_memory
 from replicax.ray_cluster.ray_environment import QUIET, import_ray
 from replicax.ray_cluster.tasks import head_address, head_task, resource_name
-from replicax.compat.systems import check_system
 
 _STARTED = "Ray runtime started."
 _SECONDS_BETWEEN_LOOKS = 0.1
@@ -114,13 +114,6 @@ def refuses(address: str) -> bool:
 
 class Node:
     """A Ray node that runs until it is stopped, or its starter ends in any way.
-
-    Args:
-        name: What to call it in messages.
-        arguments: Those of `ray start`.
-        ip: Its address.
-        token: Ray's variables for the cluster's secret.
-        timeout_s: How long its start may take, in seconds.
 
     Raises:
         ClusterError: Ray is not installed, or cannot start it.

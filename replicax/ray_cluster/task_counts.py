@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from replicax.checks import is_int
+from replicax.checks.environment_names import PS_SERVERS, PS_WORKERS
 from replicax.cluster.environment import Environ, number, text
 from replicax.errors import ClusterError
 
-WORKERS = "REPLICAX_PS_WORKERS"
-SERVERS = "REPLICAX_PS_SERVERS"
-INSECURE = "REPLICAX_INSECURE"
-_CURE = f"{WORKERS} and {SERVERS} belong together; `replicax run --ps 1 --workers 2` sets both."
+_CURE = f"{PS_WORKERS} and {PS_SERVERS} belong together; `replicax run --ps 1 --workers 2` sets both."
 
 
 class TaskCounts(NamedTuple):
@@ -45,9 +43,11 @@ def told_counts(environ: Environ) -> TaskCounts | None:
     Raises:
         ClusterError: One is no positive int, or is missing.
     """
-    if text(environ, WORKERS) is None and text(environ, SERVERS) is None:
+    if text(environ, PS_WORKERS) is None and text(environ, PS_SERVERS) is None:
         return None
-    return TaskCounts(number(environ, WORKERS, least=1, cure=_CURE), number(environ, SERVERS, least=1, cure=_CURE))
+    return TaskCounts(
+        number(environ, PS_WORKERS, least=1, cure=_CURE), number(environ, PS_SERVERS, least=1, cure=_CURE)
+    )
 
 
 def _count(name: str, value: int) -> int:

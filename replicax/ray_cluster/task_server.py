@@ -10,8 +10,9 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 from replicax.cluster import ClusterConfig, ClusterResolver, ClusterSpec, found_cluster
+from replicax.contracts.advice import Advised
+from replicax.contracts.called_as import called_as
 from replicax.errors import ClusterError
-from replicax.tensorflow.names import Advised, called_as
 from replicax.ray_cluster.authentication import shared_token
 from replicax.ray_cluster.deadline import Deadline, wait_for
 from replicax.ray_cluster.nodes import Node, answers, node_ip, task_arguments

@@ -87,12 +87,7 @@ class WorkerCluster:
 
 
 class Reservation:
-    """The places of all workers in a cluster, taken together or not at all (a placement group of Ray).
-
-    Args:
-        group: The placement group.
-        places: The workers.
-    """
+    """The places of all workers in a cluster, taken together or not at all (a placement group of Ray)."""
 
     def __init__(self, group: PlacementGroup, places: tuple[Place, ...]):
         self._group, self._places = group, places

@@ -17,9 +17,11 @@ from collections.abc import Callable, Sequence
 from threading import get_ident
 from time import monotonic
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 import jax
+
+from replicax.runtime.call_order import Order
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -45,7 +47,33 @@ _NOTHING: tuple[str, tuple[int, ...]] = ("", ())
 
 
 def _accept(*_: object) -> None:
-    """Is called where nobody watches."""
+    """Does nothing: no monitor is installed."""
+
+
+class ProgramMonitor(Protocol):
+    """The watch over the other processes of a job: it compares the programs that this process runs with theirs.
+
+    Attributes:
+        order: The calls that this process has made together with the others.
+    """
+
+    order: Order
+
+    def is_new(self, name: str) -> bool:
+        """Returns whether this is the first time that it is asked about a computation of this name."""
+
+    def announce(self, name: str, fingerprint: str) -> int:
+        """Makes a program that this process is about to run first known to the others; returns its index."""
+
+    def compare(self, index: int, wait: bool) -> None:
+        """Compares an announced program with the other processes', and waits until they have come to theirs.
+
+        Raises:
+            ProgramMismatchError: One is about to run another program.
+        """
+
+    def note_outside(self, what: str) -> None:
+        """Notes something that all processes do together outside of programs."""
 
 
 class Activity:
@@ -66,6 +94,7 @@ class Activity:
         wait: What it waits for in phase `WAIT`, and for which processes; for all others if none are named.
         check: Raises the alarm where the process is about to wait for others, if there is one.
         explain: Given an error of a computation of all processes, raises the alarm if that is its cause.
+        monitor: What watches the other processes; None where nothing does.
     """
 
     __slots__ = (
@@ -76,6 +105,7 @@ class Activity:
         "exchanging",
         "explain",
         "fingerprint",
+        "monitor",
         "moved",
         "noted",
         "program",
@@ -96,6 +126,7 @@ class Activity:
         self.wait: tuple[str, tuple[int, ...]] = _NOTHING
         self.check: Callable[[], None] = _accept
         self.explain: Callable[[BaseException], None] = _accept
+        self.monitor: ProgramMonitor | None = None
 
     def computes(self) -> bool:
         """Returns whether the last program is still running: its devices compute, or wait for others' devices."""
@@ -127,9 +158,6 @@ class exchange:
 
     In the thread that trains this is phase `WAIT`. In another thread it counts only while the thread that trains waits
     for input, because then that one waits for the other processes too.
-
-    Args:
-        what: What it waits for.
     """
 
     __slots__ = ("_phase", "_what")

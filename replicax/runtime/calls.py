@@ -7,20 +7,58 @@ and not when the wait has taken too long.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import re
 import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
-from replicax.group.health import monitor
+from replicax.runtime.activity import COMPILE, IDLE, START, STEP, WAIT, ProgramMonitor, now, phase
 from replicax.runtime.call_order import CallDescription
-from replicax.runtime.activity import COMPILE, IDLE, START, STEP, WAIT, now, phase
-from replicax.group.health.programs import AnnouncedProgram, fingerprint
+
+# XLA identifies a Python callback by a number or an address in the process.
+_CALLBACK = re.compile(r"(custom_call @\w*python\w*callback\w*\(.*?)(index = \d+|\"\d{5,}\")")
+_LARGEST_CONSTANT = 32  # elements; a larger constant is not in the text, and its bytes in memory are hashed
+_LEFT_OUT = "__elided__"
+
+
+def fingerprint(lowered: jax.stages.Lowered) -> str:
+    """Returns the hash of a lowered program and the arrays that it closes over."""
+    program: Any = lowered.compiler_ir("stablehlo")
+    module = program.operation
+    text = module.get_asm(large_elements_limit=_LARGEST_CONSTANT)
+    found = hashlib.sha256(_CALLBACK.sub(r"\1", text).encode())
+    if _LEFT_OUT in text:
+        for constant in _constants(module):
+            found.update(constant)
+    return found.hexdigest()[:16]
+
+
+def _constants(operation: Any) -> Iterator[bytes | memoryview]:
+    """Yields the bytes of the larger constants of a program, in its order."""
+    for region in operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                if inner.operation.name == "stablehlo.constant":
+                    yield from _large(inner.operation)
+                else:
+                    yield from _constants(inner.operation)
+
+
+def _large(constant: Any) -> Iterator[bytes | memoryview]:
+    try:
+        value = constant.attributes["value"]
+        if len(value) > _LARGEST_CONSTANT and not value.is_splat:
+            yield np.ascontiguousarray(value).data.cast("B")
+    except (TypeError, ValueError, BufferError):  # MLIR's Python cannot give such numbers to NumPy: complex, bfloat16.
+        yield constant.get_asm().encode()
 
 
 class _ComparedProgram(NamedTuple):
@@ -31,12 +69,7 @@ class _ComparedProgram(NamedTuple):
 
 
 class Calls:
-    """The calls of one compiled function.
-
-    Args:
-        name: Its name.
-        shared: Whether all processes run it together.
-    """
+    """The calls of one compiled function."""
 
     def __init__(self, name: str, shared: bool):
         self._name, self._shared = name, shared
@@ -57,7 +90,7 @@ def note_outside(what: str) -> None:
     Args:
         what: What it is, for people; it may differ between processes, as the names of folders do.
     """
-    running = monitor.running()
+    running = now.monitor
     if running is not None:
         running.note_outside(what)
 
@@ -102,14 +135,14 @@ class Call:
 
     def _begin(self, program: CallDescription) -> None:
         """Notes a computation that is not compiled as a whole; before the first of its name, waits for the others."""
-        running = monitor.running()
+        running = now.monitor
         _note(running, program)
-        if running is None or not running.programs.is_new(self._name):
+        if running is None or not running.is_new(self._name):
             return
-        index = running.programs.announce(AnnouncedProgram(self._name, program.what))
+        index = running.announce(self._name, program.what)
         self._go_on(WAIT)
         try:
-            running.programs.compare(index, running.peers, wait=True)
+            running.compare(index, wait=True)
         except BaseException:
             self.__exit__(None, None, None)  # A block that is not entered is not left either.
             raise
@@ -139,7 +172,7 @@ class Call:
         Raises:
             ProgramMismatchError: Another worker is about to run another program.
         """
-        running = monitor.running()
+        running = now.monitor
         if running is None:
             if self._before is not None:
                 now.noted += 1
@@ -151,25 +184,25 @@ class Call:
         else:
             self._note(running, found)
 
-    def _note(self, running: monitor.Monitor, found: _ComparedProgram) -> None:
+    def _note(self, running: ProgramMonitor, found: _ComparedProgram) -> None:
         if self._before is not None:
             now.fingerprint = found.fingerprint
             _note(running, found.program)
 
-    def _compared(self, running: monitor.Monitor, lower: Callable[[], jax.stages.Lowered] | None) -> _ComparedProgram:
+    def _compared(self, running: ProgramMonitor, lower: Callable[[], jax.stages.Lowered] | None) -> _ComparedProgram:
         with phase(COMPILE):
             lowered = lower() if lower is not None else None
             printed = fingerprint(lowered) if lowered is not None else ""
-            index = running.programs.announce(AnnouncedProgram(self._name, printed))
+            index = running.announce(self._name, printed)
             # The index identifies the program, since a process that does not run it does not know its fingerprint.
             found = _ComparedProgram(printed, CallDescription.of(self._name, f"program {index + 1}"))
             self._note(running, found)
-            running.programs.compare(index, running.peers, wait=False)
+            running.compare(index, wait=False)
             if lowered is not None:
                 # Compiling is slow, so it comes before others wait. The call finds the result in JAX's cache.
                 lowered.compile()
         self._go_on(WAIT)
-        running.programs.compare(index, running.peers, wait=True)
+        running.compare(index, wait=True)
         self._go_on(STEP)
         return found
 
@@ -194,18 +227,18 @@ def place_in_program() -> tuple[int, int]:
     places of their program, and collectives that they begin now would pair up with others. (Where nobody watches there
     is no digest.)
     """
-    running = monitor.running()
+    running = now.monitor
     return (now.noted, 0) if running is None else running.order.last
 
 
 def take_back(place: tuple[int, int]) -> None:
     """Takes back the call after `place`, if it was the last: all processes have refused it, and go on from there."""
-    running = monitor.running()
+    running = now.monitor
     if running is not None and threading.get_ident() == now.thread and running.order.take_back(place[0] + 1):
         now.noted -= 1
 
 
-def _note(running: monitor.Monitor | None, program: CallDescription) -> None:
+def _note(running: ProgramMonitor | None, program: CallDescription) -> None:
     now.noted += 1
     if running is not None:
         running.order.note(program)

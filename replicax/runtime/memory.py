@@ -6,7 +6,8 @@ import ctypes
 import os
 from collections.abc import Mapping
 
-KEEP_MEMORY = "REPLICAX_KEEP_MEMORY"
+from replicax.checks.environment_names import KEEP_MEMORY
+
 _KEPT_BYTES = 2**30
 _USERS_SETTINGS = "MALLOC_"  # as glibc's variables begin: MALLOC_ARENA_MAX, MALLOC_TRIM_THRESHOLD_, ...
 _TUNABLES, _OF_MALLOC = "GLIBC_TUNABLES", "glibc.malloc."

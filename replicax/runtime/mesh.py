@@ -41,11 +41,6 @@ def forget_meshes() -> None:
 def longest_divisible(shape: Sequence[int], parts: int, taken: Iterable[int] = ()) -> int | None:
     """Returns the longest dimension that `parts` divides, the first of several; None if there is none.
 
-    Args:
-        shape: The shape.
-        parts: A number of devices.
-        taken: Dimensions that are cut already.
-
     Example:
         >>> longest_divisible((700, 512), 8)
         1

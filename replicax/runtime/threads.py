@@ -46,7 +46,7 @@ class StoppedAtEnd(threading.Thread):
         super().start()
 
     def run(self) -> None:
-        """Is called in the thread."""
+        """Called in the thread."""
         try:
             super().run()
         finally:

@@ -31,12 +31,7 @@ def spans_processes(sharding: Sharding) -> bool:
 
 
 def put(value: HostOrDeviceArray, sharding: Sharding) -> jax.Array:
-    """Returns `value` with a sharding; it may share buffers with `value`.
-
-    Args:
-        value: An equal array in every process, or a global array.
-        sharding: The new sharding, over devices of any processes.
-    """
+    """Returns `value` with a sharding; it may share buffers with `value`."""
     if _stays_here(value, sharding):
         return jax.device_put(value, sharding)
     if isinstance(value, jax.Array) and value.sharding == sharding:
@@ -52,7 +47,7 @@ def put(value: HostOrDeviceArray, sharding: Sharding) -> jax.Array:
 
 
 def put_all(values: Sequence[HostOrDeviceArray], shardings: Sequence[Sharding]) -> list[jax.Array]:
-    """Does the same for many values. It passes those that need no other process to JAX together: twice as fast."""
+    """Puts many values on devices. Those that need no other process go to JAX together, which is twice as fast."""
     here = [i for i, pair in enumerate(zip(values, shardings, strict=True)) if _stays_here(*pair)]
     placed = dict(zip(here, jax.device_put([values[i] for i in here], [shardings[i] for i in here]), strict=True))
     return [placed[i] if i in placed else put(value, shardings[i]) for i, value in enumerate(values)]
@@ -124,11 +119,7 @@ def from_chief(values: Sequence[HostOrDeviceArray]) -> list[HostOrDeviceArray]:
 
 
 def from_all(values: Sequence[HostOrDeviceArray]) -> list[np.ndarray]:
-    """Returns the `values` of all processes, stacked in their order; all processes must call this together.
-
-    Args:
-        values: Arrays, of one shape and dtype in all processes.
-    """
+    """Returns the `values` of all processes, stacked in their order; all processes must call this together."""
     return _sent(_same, [np.asarray(value) for value in values])
 
 

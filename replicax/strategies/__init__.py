@@ -3,9 +3,15 @@
 Those that shard variables have rules for layouts to load: they are in `fully_sharded.py` and `layout.py` only.
 """
 
-from replicax.strategies.current_strategy import get_replica_context, get_strategy, has_strategy, in_cross_replica_context, set_strategy
 from replicax.strategies.base import Strategy
 from replicax.strategies.central_storage import CentralStorageStrategy
+from replicax.strategies.current_strategy import (
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+    set_strategy,
+)
 from replicax.strategies.elastic import Elastic
 from replicax.strategies.gradient_memory import GradientMemory
 from replicax.strategies.mirrored import MirroredStrategy

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import replicax.group.health as health
+import replicax.runtime.activity as activity
 from replicax.cluster.exchange import exchanged
 from replicax.compat.jax import is_random_key
 from replicax.errors import ValuesMismatchError
@@ -71,18 +71,13 @@ class Agreement:
     ) -> list[jax.typing.ArrayLike]:
         """Returns process 0's `values` in every process; all call this together.
 
-        Args:
-            what: What they are, for messages.
-            names: What each is called.
-            values: Arrays and numbers of this process.
-
         Raises:
             ValuesMismatchError: A worker has values of other names, shapes or dtypes, or in another order.
         """
         own = [described(name, value) for name, value in zip(names, values, strict=True)]
         if sum(value.nbytes if hasattr(value, "nbytes") else _LARGEST_NUMBER for value in values) > _SMALL:
             self.alike(what, own)
-            with health.phase(health.WAIT, what):
+            with activity.phase(activity.WAIT, what):
                 return from_chief(values)
         hosts = [_host_value(value) for value in values]
         sent = self.alike(what, own, b"".join(host.tobytes() for host in hosts))[0]
@@ -97,7 +92,7 @@ class Agreement:
         Raises:
             ValuesMismatchError: Some worker has other descriptions.
         """
-        with health.phase(health.WAIT, what):
+        with activity.phase(activity.WAIT, what):
             digests = _digest(own), _digest(_renumbered(own))
             messages = self._exchange(b"".join((*digests, payload)))
             size = len(digests[0])

@@ -12,12 +12,20 @@ import jax.numpy as jnp
 
 import replicax.context as context
 from replicax.checks import is_int, is_real
+from replicax.contracts.variable_access import (
+    VariableLike,
+    array_of,
+    dtype_of,
+    has_array,
+    is_variable,
+    name_of,
+    shape_of,
+)
 from replicax.errors import ArgumentError, ContextError, VariableError
 from replicax.program.function import function
-from replicax.program.storing import store_values
 from replicax.program.keras.state import owner_of
+from replicax.program.storing import store_values
 from replicax.typing import Leaf, PyTree
-from replicax.contracts.variable_access import VariableLike, array_of, dtype_of, has_array, is_variable, name_of, shape_of
 from replicax.variables import Module, Variable
 
 

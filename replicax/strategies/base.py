@@ -12,7 +12,13 @@ import jax
 import replicax.context as context
 from replicax.checks import explain_misfit
 from replicax.cluster import ClusterResolver
-from replicax.values.containers import opened
+from replicax.contracts.advice import AdvisedContract
+from replicax.contracts.called_as import called_as
+from replicax.contracts.host import HostDefaults
+from replicax.contracts.placement import PlacementLike
+from replicax.contracts.reduce_op import ReduceOp
+from replicax.contracts.shown import html_facts
+from replicax.contracts.variable_access import VariableLike
 from replicax.data import (
     DistributedDataset,
     DistributedDatasetFromFunction,
@@ -21,25 +27,21 @@ from replicax.data import (
     ValueContext,
 )
 from replicax.errors import ArgumentError, ContextError
-from replicax.contracts.host import HostDefaults
 from replicax.keras.strategy_scope import keras_entered
-from replicax.tensorflow.names import AdvisedContract, called_as
-from replicax.contracts.placement import PlacementLike
 from replicax.program.call_checks import checked_call
-from replicax.program.replicas.outer_program import noted
 from replicax.program.hints.foreign import check_outside_of_graphs
+from replicax.program.replicas.outer_program import noted
 from replicax.program.results import COMBINED
-from replicax.contracts.reduce_op import ReduceOp
 from replicax.runtime import turns
-from replicax.values.scattering import check_no_slices
-from replicax.strategies.reductions import Combine, Gathering, Reduction, one_per_replica, reduced_plain, value_of
+from replicax.runtime.devices import device_name
 from replicax.strategies.explaining import Explaining
+from replicax.strategies.reductions import Combine, Gathering, Reduction, one_per_replica, reduced_plain, value_of
 from replicax.strategies.scope import Scope
-from replicax.strategies.tf_spellings import TFSpellings
-from replicax.values.tracebacks import entry_point
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import is_per_replica
-from replicax.contracts.variable_access import VariableLike
+from replicax.values.containers import opened
+from replicax.values.scattering import check_no_slices
+from replicax.values.tracebacks import entry_point
 
 if TYPE_CHECKING:
     import keras
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-class Strategy(TFSpellings, Explaining, HostDefaults, AdvisedContract):
+class Strategy(Explaining, HostDefaults, AdvisedContract):
     """Decides on which devices training runs and how the parts are put together.
 
     Make one, create variables (models, optimizers, metrics) inside `scope()`, split each global batch with
@@ -453,6 +455,35 @@ class Strategy(TFSpellings, Explaining, HostDefaults, AdvisedContract):
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], PyTree]) -> PyTree:
         """Builds a per-replica value from `value_fn(ValueContext)`, called once for each replica."""
 
+    # The spellings of tf.distribute.
+
+    def experimental_local_results(self, value: PyTree) -> tuple[PyTree, ...]:
+        """Alias of `local_results`."""
+        return self.local_results(value)
+
+    def experimental_distribute_dataset(
+        self, dataset: PyTree, options: InputOptions | None = None, *, batch_size: int | None = None
+    ) -> PyTree:
+        """Alias of `distribute_dataset`."""
+        return self.distribute_dataset(dataset, options, batch_size=batch_size)
+
+    def experimental_distribute_datasets_from_function(
+        self, dataset_fn: PyTreeFunction, options: InputOptions | None = None
+    ) -> PyTree:
+        """Alias of `distribute_datasets_from_function`."""
+        return self.distribute_datasets_from_function(dataset_fn, options)
+
+    def experimental_distribute_values_from_function(self, value_fn: PyTreeFunction) -> PyTree:
+        """Alias of `distribute_values_from_function`."""
+        return self.distribute_values_from_function(value_fn)
+
+    def _facts(self) -> dict[str, object]:
+        """Returns the lines of the table in a notebook. Making them asks no other process and computes nothing."""
+        return {"replicas in sync": self.num_replicas_in_sync, "devices": listed(self.devices)}
+
+    def _repr_html_(self) -> str:
+        return html_facts(type(self).__name__, self._facts())
+
     def _check_cross_replica(self, call: str, instead: str | None = None) -> None:
         current = context.current()
         if current.replica is not None:
@@ -466,3 +497,14 @@ class Strategy(TFSpellings, Explaining, HostDefaults, AdvisedContract):
 
     def __copy__(self) -> Strategy:
         raise ContextError(f"{self!r} cannot be copied: variables belong to one strategy object.")
+
+
+_MOST_DEVICES = 16
+
+
+def listed(devices: Sequence[jax.Device]) -> str:
+    """Returns the names of devices; of many, how many there are and the first and the last."""
+    names = [device_name(device) for device in devices]
+    if len(names) <= _MOST_DEVICES:
+        return ", ".join(names)
+    return f"{len(names)}: {', '.join(names[:2])} ... {names[-1]}"

@@ -10,6 +10,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from replicax.checks import explained
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
+from replicax.contracts.variable_access import VariableLike, is_per_replica_variable
 from replicax.program.cut.two_devices import Halves, Places
 from replicax.program.results import marked_like
 from replicax.runtime.devices import device_name, parse_devices
@@ -19,7 +20,6 @@ from replicax.strategies.placement import Placement
 from replicax.strategies.workers import own_devices
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import is_per_replica
-from replicax.contracts.variable_access import VariableLike, is_per_replica_variable
 
 
 @explained
@@ -98,12 +98,7 @@ class CentralStorageStrategy(MeshStrategy):
 
 
 class CentralPlacement(Placement):
-    """Variables live on one device, and what each replica has of its own on the replicas' devices.
-
-    Args:
-        devices: The devices of the replicas.
-        parameter_device: Where variables live.
-    """
+    """Variables live on one device, and what each replica has of its own on the replicas' devices."""
 
     def __init__(self, devices: Sequence[jax.Device], parameter_device: jax.Device):
         self._home = SingleDeviceSharding(parameter_device)

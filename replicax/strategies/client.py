@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar, cast
 import jax
 import numpy as np
 
+from replicax.checks import environment_names
+from replicax.checks.environment_names import CLIENT
 from replicax.cluster import ClusterResolver, ClusterSpec
+from replicax.contracts.called_as import called_as
+from replicax.contracts.reduce_op import ReduceOp
+from replicax.contracts.variable_access import VariableLike
 from replicax.data import DistributedDataset, InputContext, InputOptions, ValueContext
 from replicax.errors import ArgumentError, ContextError
-from replicax.tensorflow.names import called_as
-from replicax.program.keras.backend import keras_is_loaded
-from replicax.contracts.reduce_op import ReduceOp
 from replicax.job.processes.call import Call, pickled, unpickled
+from replicax.program.keras.backend import keras_is_loaded
 from replicax.runtime.devices import default_devices
 from replicax.strategies.base import Strategy
 from replicax.typing import PyTree, PyTreeFunction
-from replicax.contracts.variable_access import VariableLike
 
 if TYPE_CHECKING:
     import keras
@@ -36,7 +38,6 @@ _R = TypeVar("_R")
 #: Where a client's workers are: addresses of servers, a resolver of them, or the address of a Ray cluster.
 RemoteCluster = ClusterSpec | ClusterResolver | Mapping[str, Sequence[str] | Mapping[int, str]] | str
 
-_WORKER_OF = "REPLICAX_CLIENT"  # set in the processes that run for a client
 # Settings that determine numbers, and belong to the script and not to the machine.
 _TRAVELLING = (
     "JAX_DEFAULT_DTYPE_BITS",
@@ -48,13 +49,13 @@ _TRAVELLING = (
     "JAX_NUM_CPU_DEVICES",
     "JAX_THREEFRY_PARTITIONABLE",
     "PYTHONHASHSEED",
-    "REPLICAX_STALL_TIMEOUT",
+    environment_names.STALL_TIMEOUT,
 )
 
 
 def runs_for_a_client() -> bool:
     """Returns whether this process is a worker that runs for a client elsewhere."""
-    return bool(os.environ.get(_WORKER_OF))
+    return bool(os.environ.get(CLIENT))
 
 
 class WithoutReplicas(Strategy):
@@ -152,14 +153,14 @@ class ClientMethods(WithoutReplicas):
         own: tuple[Callable[..., Strategy], tuple[object, ...]],
     ):
         # A strategy that is no client loads neither.
-        from replicax.ray_cluster.workers import connect_workers
         from replicax.job.elsewhere.session import Session
+        from replicax.ray_cluster.workers import connect_workers
 
         self._own, self._was_sent, self._replicas = own, False, 0
         self.cluster_resolver = remote_cluster if isinstance(remote_cluster, ClusterResolver) else None
         address = remote_cluster if isinstance(remote_cluster, str) else None
         environment = {name: os.environ[name] for name in _TRAVELLING if name in os.environ}
-        environment[_WORKER_OF] = str(os.getpid())
+        environment[CLIENT] = str(os.getpid())
         spec = _spec(remote_cluster)
         with _random_kept():
             cluster = connect_workers(spec, address=address, workers=workers, start_timeout=start_timeout)

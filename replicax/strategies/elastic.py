@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 import jax
 
 from replicax.checks import is_int
+from replicax.checks.environment_names import ELASTIC
 from replicax.cluster import ClusterResolver, cluster_of
+from replicax.contracts.variable_access import VariableLike
 from replicax.errors import ArgumentError
 from replicax.group.health import stall_timeout_from
-from replicax.contracts.worlds import ELASTIC
 from replicax.runtime.memory import keep_freed_memory
 from replicax.runtime.mesh import forget_meshes
 from replicax.strategies.placement import Placement
 from replicax.strategies.workers import SpansWorkers
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import VariableLike
 
 if TYPE_CHECKING:  # Loaded where they are needed only.
     from replicax.checkpoint import Checkpoint

@@ -12,13 +12,21 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from replicax.compat.jax_tracing import beside_traces
 from replicax.compat.jax_worlds import is_of_present_client
-from replicax.errors import ElasticError
+from replicax.contracts.variable_access import (
+    VariableLike,
+    array_of,
+    has_array,
+    has_split_rows,
+    is_per_replica_variable,
+    name_of,
+    shape_of,
+)
 from replicax.contracts.worlds import Worlds
-from replicax.program.storing import store_values
+from replicax.errors import ElasticError
 from replicax.program.resized_variables import refitted
+from replicax.program.storing import store_values
 from replicax.runtime.transfer import host_copy, put, with_kind_of
 from replicax.strategies.agreement import described, unnumbered
-from replicax.contracts.variable_access import VariableLike, array_of, has_array, has_split_rows, is_per_replica_variable, name_of, shape_of
 
 
 class Given(NamedTuple):
@@ -41,9 +49,6 @@ class Given(NamedTuple):
 
 class Followers:
     """The variables of a strategy, in the order in which they were made.
-
-    Args:
-        worlds: The worlds of this process.
 
     Attributes:
         worlds: The worlds of this process.
@@ -85,10 +90,6 @@ class Followers:
         """Moves values that were on all devices of the last world to those of the present one.
 
         One that was not is a first value: the workers have yet to agree. It stays with this process.
-
-        Args:
-            was_at: Returns where a variable lived in the last world.
-            home: Returns where it lives now.
         """
         alive = [each for each in self.alive() if not is_of_present_client(array_of(each))]
         placed = [is_at(each, was_at(each)) for each in alive]
@@ -99,11 +100,7 @@ class Followers:
     # Giving and taking.
 
     def given(self, home: Callable[[VariableLike], Sharding]) -> tuple[list[Given], list[np.ndarray]]:
-        """Returns all variables with their values, those included that this worker has been given and not made yet.
-
-        Args:
-            home: Returns where a variable lives.
-        """
+        """Returns all variables with their values, those included that this worker has been given and not made yet."""
         tracked, alive = self._tracked(), self.alive()
         own = [
             Given(
@@ -121,11 +118,6 @@ class Followers:
         self, given: Sequence[Given], values: Sequence[np.ndarray], home: Callable[[VariableLike], Sharding]
     ) -> None:
         """Gives the variables of this worker the values of another one's. Those that it has not made yet wait.
-
-        Args:
-            given: The other one's variables.
-            values: Their values.
-            home: Returns where a variable lives now.
 
         Raises:
             ElasticError: A variable has another shape or dtype here.

@@ -11,16 +11,23 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, Sharding
 
 from replicax.compat.jax import is_random_key
-from replicax.values.containers import opened
-from replicax.errors import ArgumentError
 from replicax.contracts.placement import PlacementLike
+from replicax.contracts.shown import Shown, html_table, in_columns, joined
+from replicax.contracts.variable_access import (
+    TreeLeaf,
+    VariableLike,
+    dtype_of,
+    is_per_replica_variable,
+    is_variable,
+    name_of,
+    shape_of,
+)
+from replicax.errors import ArgumentError
 from replicax.program.function import Function
 from replicax.program.pytrees import is_number_like
 from replicax.runtime.transfer import beside_device
-from replicax.contracts.shown import Shown, html_table, in_columns, joined
-from replicax.strategies.notebook_table import Showing
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import TreeLeaf, VariableLike, dtype_of, is_per_replica_variable, is_variable, name_of, shape_of
+from replicax.values.containers import opened
 
 if TYPE_CHECKING:
     import keras
@@ -59,7 +66,7 @@ def explanation(rows: Sequence[Explained]) -> Shown:
     return Shown(in_columns([row.cells for row in rows]), html)
 
 
-class Explaining(Showing):
+class Explaining:
     """A strategy's table of where its variables live."""
 
     placement: PlacementLike

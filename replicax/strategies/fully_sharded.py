@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec
 from replicax.checks import explained, is_int
 from replicax.cluster import ClusterResolver
 from replicax.collectives import CommunicationOptions, CrossDeviceOps, NcclAllReduce
+from replicax.contracts.variable_access import VariableLike, shape_of
 from replicax.errors import ArgumentError
 from replicax.group.health import DEFAULT_STALL_TIMEOUT_S
 from replicax.layouts import MIN_SIZE, Decision, over_data
@@ -18,7 +19,6 @@ from replicax.strategies.mesh_strategy import checked_random_numbers
 from replicax.strategies.offloading import offloaded
 from replicax.strategies.placement import Placement
 from replicax.strategies.workers import START_TIMEOUT_S, SpansWorkers
-from replicax.contracts.variable_access import VariableLike, shape_of
 
 
 @explained

@@ -14,11 +14,11 @@ from replicax.checks import explained
 from replicax.collectives import Compression, computing_dtype
 from replicax.collectives.compression import MemoryKind
 from replicax.compat.jax_tracing import outside_traces
-from replicax.errors import ArgumentError
 from replicax.contracts.host import Host, host_of
+from replicax.contracts.variable_access import VariableLike, dtype_of, is_variable, name_of, set_array, shape_of
+from replicax.errors import ArgumentError
 from replicax.strategies.replica_devices import placed_copy
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import VariableLike, dtype_of, is_variable, name_of, set_array, shape_of
 from replicax.variables import Variable
 
 Record = dict[str, Variable]

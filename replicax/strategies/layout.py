@@ -12,16 +12,16 @@ from jax.sharding import Mesh, PartitionSpec
 from replicax.checks import is_int
 from replicax.cluster import ClusterResolver
 from replicax.collectives import CommunicationOptions, CrossDeviceOps, NcclAllReduce
+from replicax.contracts.variable_access import VariableLike, was_made
 from replicax.errors import ArgumentError
 from replicax.group.health import DEFAULT_STALL_TIMEOUT_S
 from replicax.layouts import MIN_SIZE, AutomaticRules, LayoutLike, Layouts, PatternRules, Rules
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.strategies.base import listed
 from replicax.strategies.mesh_grid import MODEL, Grid, grid_of_mesh, grid_of_shape
 from replicax.strategies.offloading import offloaded
 from replicax.strategies.placement import Placement
-from replicax.strategies.notebook_table import listed
 from replicax.strategies.workers import START_TIMEOUT_S, SpansWorkers, Workers
-from replicax.contracts.variable_access import VariableLike, was_made
 
 if TYPE_CHECKING:
     import keras

@@ -11,38 +11,46 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax.context as context
-import replicax.group.health as health
 from replicax.collectives import CommunicationOptions, CrossDeviceOps, choose_cross_device_ops, sums_small_values
 from replicax.collectives.compression import is_of_gradients
 from replicax.compat.jax_tracing import constants_are_traced, prepare_tracing_anew
 from replicax.compat.keras import as_tensor_of
-from replicax.values.containers import opened, settings_among
-from replicax.errors import ArgumentError, ContextError, ReplicaShapeError
 from replicax.contracts.host import PER_REPLICA, PER_ROW
+from replicax.contracts.variable_access import TreeLeaf, VariableLike, dtype_of, shape_of
 from replicax.contracts.worlds import Worlds
-from replicax.program.replicas.per_replica_arguments import without_per_replica
-from replicax.program.replicas.outer_program import enclosing_program, settle_strategy
+from replicax.data import (
+    DistributedDataset,
+    DistributedDatasetFromFunction,
+    InputContext,
+    InputOptions,
+    InputWorkers,
+)
+from replicax.data.fed_replicas import Receivers
+from replicax.errors import ArgumentError, ContextError, ReplicaShapeError
+from replicax.group.renewal import renewed
 from replicax.program.function import ProgramCache, WeakProgramCaches
 from replicax.program.kept_layouts import layout_in
 from replicax.program.pytrees import is_number_like
+from replicax.program.replicas.outer_program import enclosing_program, settle_strategy
+from replicax.program.replicas.per_replica_arguments import without_per_replica
 from replicax.program.replicas.replica import ReplicaCall
-from replicax.group.renewal import renewed
+from replicax.runtime.calls import together
 from replicax.runtime.devices import device_name
 from replicax.runtime.mesh import REPLICA_AXIS, mirrored_sharding
 from replicax.runtime.transfer import host_copy, put
-from replicax.strategies.reductions import Combine, Components, compiled, one_per_replica, value_of, values_of
 from replicax.strategies.explaining import leaf_name
 from replicax.strategies.gradient_memory import GradientMemory
-from replicax.strategies.mesh_input import MeshInput
 from replicax.strategies.placement import Placement
+from replicax.strategies.reductions import Combine, Components, compiled, one_per_replica, value_of, values_of
 from replicax.strategies.replica_context import ReplicaContext
 from replicax.strategies.replica_devices import placed_copies
+from replicax.strategies.values_from_function import ValuesFromFunction
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import Mirrored, PerReplica, is_per_replica
-from replicax.contracts.variable_access import TreeLeaf, VariableLike, dtype_of, shape_of
+from replicax.values.containers import opened, settings_among
 
 
-class MeshStrategy(MeshInput):
+class MeshStrategy(ValuesFromFunction):
     """Replicas on local devices, all running the same program in step.
 
     Args:
@@ -215,7 +223,7 @@ class MeshStrategy(MeshInput):
             return self._combined_here(each, combine)
         everywhere = len(array.sharding.device_set) == self.placement.mesh_for(self.placement.replicas).size
         what = f"{combine}, {array.dtype}{array.shape}"
-        with health.together(type(combine).__name__.lower(), what) as call:
+        with together(type(combine).__name__.lower(), what) as call:
             combined = self._combined_here if everywhere else self._combined_elsewhere
             result = combined(each, combine)
             call.sent(result)
@@ -331,6 +339,52 @@ class MeshStrategy(MeshInput):
     def __repr__(self) -> str:
         names = ", ".join(device_name(device) for device in self.devices)
         return f"{type(self).__name__}([{names}])"
+
+    # Data.
+
+    def distribute_dataset(
+        self, dataset: PyTree, options: InputOptions | None = None, *, batch_size: int | None = None
+    ) -> DistributedDataset:
+        """Splits each global batch of `dataset` over the replicas."""
+        return DistributedDataset(
+            dataset,
+            num_replicas=self.num_replicas_in_sync,
+            mesh_for=self.placement.mesh_for,
+            options=options,
+            batch_size=batch_size,
+            workers=self._input_workers(),
+            advice=self.advice,
+            anew=self._receivers,
+        )
+
+    def _dataset_of_report(
+        self, dataset: PyTree, options: InputOptions | None, batch_size: int | None
+    ) -> DistributedDataset:
+        return self.distribute_dataset(dataset, options, batch_size=batch_size)
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], PyTree], options: InputOptions | None = None
+    ) -> DistributedDatasetFromFunction:
+        """Distributes the per-replica batches of the dataset that `dataset_fn` returns."""
+        return DistributedDatasetFromFunction(
+            dataset_fn,
+            num_replicas=self.num_replicas_in_sync,
+            mesh_for=self.placement.mesh_for,
+            options=options,
+            workers=self._input_workers(),
+            anew=self._receivers,
+        )
+
+    def _receivers(self) -> Receivers:
+        """Returns the replicas that datasets feed in the present world."""
+        return Receivers.of(self.num_replicas_in_sync, self.placement.mesh_for, self._input_workers())
+
+    def _input_workers(self) -> InputWorkers | None:
+        """Those who feed the replicas; None if this process feeds all of them."""
+        if not self.placement.spans_processes:
+            return None
+        read, fed = self.placement.processes.readers_and_fed()
+        return InputWorkers(jax.process_index(), self.placement.workers, read, fed=fed)
 
 
 def checked_random_numbers(value: object, default: str = PER_REPLICA) -> str:

@@ -11,10 +11,10 @@ from replicax.cluster import ClusterResolver
 from replicax.cluster.exchange import exchanged
 from replicax.cluster.signing import pickled, unpickled
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
+from replicax.contracts.called_as import called_as
+from replicax.contracts.host import PER_REPLICA, PER_ROW, NoPlacement
 from replicax.errors import ArgumentError
 from replicax.group.health import DEFAULT_STALL_TIMEOUT_S
-from replicax.contracts.host import PER_REPLICA, PER_ROW, NoPlacement
-from replicax.tensorflow.names import called_as
 from replicax.strategies.client import ClientMethods, RemoteCluster, runs_for_a_client
 from replicax.strategies.elastic import Elastic, RunsInWorlds, elastic_from
 from replicax.strategies.mesh_strategy import checked_random_numbers

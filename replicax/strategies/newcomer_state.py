@@ -8,19 +8,14 @@ from typing import Any, cast
 
 import numpy as np
 
+from replicax.contracts.variable_access import VariableLike
 from replicax.keras.random_state import RandomState
 from replicax.strategies.elastic_variables import Followers, Given
 from replicax.strategies.placement import Placement
-from replicax.contracts.variable_access import VariableLike
 
 
 class StrategyState:
-    """The state that a worker gets of a strategy in any case; `membership.State` says what the methods do.
-
-    Args:
-        followers: The variables of the strategy.
-        placement: Returns where they live now.
-    """
+    """The state that a worker gets of a strategy in any case; `membership.State` says what the methods do."""
 
     def __init__(self, followers: Followers, placement: Callable[[], Placement]):
         self._followers, self._placement = followers, placement

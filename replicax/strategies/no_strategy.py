@@ -13,23 +13,23 @@ import jax.numpy as jnp
 import replicax.context as context
 from replicax.checks import call
 from replicax.collectives import CommunicationOptions
-from replicax.values.containers import flattened, settings_among
+from replicax.contracts.called_as import called_as
+from replicax.contracts.host import NoPlacement
+from replicax.contracts.reduce_op import ReduceOp, as_mean, check_numbers
+from replicax.contracts.variable_access import VariableLike
 from replicax.data import InputContext, InputOptions, ValueContext
 from replicax.data.sources import can_open
 from replicax.errors import ArgumentError, ContextError
-from replicax.contracts.host import NoPlacement
-from replicax.tensorflow.names import called_as
 from replicax.program.call_checks import called, check_function
 from replicax.program.pytrees import is_number_like
-from replicax.contracts.reduce_op import ReduceOp, as_mean, check_numbers
 from replicax.runtime.devices import default_devices
-from replicax.values.scattering import is_slices
 from replicax.strategies.base import Strategy
 from replicax.strategies.reductions import values_of
 from replicax.strategies.replica_context import ReplicaContext
 from replicax.strategies.scope import Scope
 from replicax.typing import PyTree, PyTreeFunction
-from replicax.contracts.variable_access import VariableLike
+from replicax.values.containers import flattened, settings_among
+from replicax.values.scattering import is_slices
 
 
 class DefaultStrategy(Strategy):

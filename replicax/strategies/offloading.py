@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 import jax
 
+from replicax.contracts.variable_access import VariableLike, shape_of
 from replicax.errors import ArgumentError, DeviceError
 from replicax.layouts.slots import maker_is_optimizer
 from replicax.runtime.devices import device_name
 from replicax.runtime.transfer import HOST_MEMORY
-from replicax.contracts.variable_access import VariableLike, shape_of
 
 _AVERAGE = "_average"  # Keras's name for the moving average of a parameter, which becomes the parameter after `fit`.
 

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import replicax.group.health as health
+import replicax.runtime.activity as activity
 from replicax.cluster.exchange import exchanged
 from replicax.compat.jax import strongly_typed
+from replicax.contracts.reduce_op import ReduceOp
 from replicax.errors import ReplicaShapeError, ValuesMismatchError
 from replicax.program.pytrees import is_number_like
-from replicax.contracts.reduce_op import ReduceOp
 from replicax.runtime.transfer import from_all
 from replicax.typing import Leaf
 from replicax.values import UnevenPerReplica
@@ -86,7 +86,7 @@ def compared(
     """
     kinds = [[kind_of(leaf) for leaf in own] for own in leaves]
     message = json.dumps([[str(structure) for structure in structures], kinds, list(replicas)])
-    with health.phase(health.WAIT, WHAT):
+    with activity.phase(activity.WAIT, WHAT):
         told = [json.loads(zlib.decompress(each)) for each in exchanged(zlib.compress(message.encode()))]
     first = told[0][0][0]
     for worker, (found, _, _) in enumerate(told):
@@ -158,7 +158,7 @@ class SpreadPerReplica(UnevenPerReplica):
         sizes = [0] * (max(self._workers) + 1)
         for worker, kind in zip(self._workers, self.kinds, strict=True):
             sizes[worker] += kind.nbytes
-        with health.phase(health.WAIT, WHAT):
+        with activity.phase(activity.WAIT, WHAT):
             messages = exchanged(own) if max(sizes) <= _SMALL else _over_devices(own, sizes)
         arrays, starts = [], [0] * len(sizes)
         for worker, kind in zip(self._workers, self.kinds, strict=True):

@@ -11,23 +11,32 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-import replicax.group.health as health
+import replicax.runtime.activity as activity
 from replicax.compat.jax import is_random_key
 from replicax.compat.jax_tracing import beside_traces
-from replicax.errors import WorkersDisagreeError
-from replicax.contracts.worlds import Worlds
 from replicax.contracts.placement import FirstValueLike
+from replicax.contracts.variable_access import (
+    TreeLeaf,
+    VariableLike,
+    array_of,
+    has_split_rows,
+    is_per_replica_variable,
+    name_of,
+    set_array,
+    shape_of,
+)
+from replicax.contracts.worlds import Worlds
+from replicax.errors import WorkersDisagreeError
 from replicax.program.storing import store_values
 from replicax.runtime.mesh import REPLICA_AXIS, longest_divisible
 from replicax.runtime.transfer import HOST_MEMORY, from_chief, put
 from replicax.strategies.agreement import FIRST_VALUES, Agreement, described
 from replicax.strategies.replica_devices import ReplicaDevices, placed_copies, placed_copy
-from replicax.contracts.variable_access import TreeLeaf, VariableLike, array_of, has_split_rows, is_per_replica_variable, name_of, set_array, shape_of
 
 if TYPE_CHECKING:  # Loaded where variables are cut, or workers come and go, only.
     from replicax.program.first_values import FirstValue
-    from replicax.strategies.first_values import FirstValues
     from replicax.strategies.elastic_variables import Followers
+    from replicax.strategies.first_values import FirstValues
 
 _MOST_NAMED = 10  # variables that an error names
 
@@ -209,11 +218,6 @@ class Placement(ReplicaDevices):
 
         All processes call this together, with the same values not global; without such values nobody waits.
 
-        Args:
-            values: Arrays and numbers.
-            names: What each is called.
-            what: What they are, for messages.
-
         Raises:
             ValuesMismatchError: The processes have values of other names, shapes or dtypes, or in another order.
         """
@@ -263,7 +267,7 @@ class Placement(ReplicaDevices):
     def moved(self, values: Sequence[jax.Array], shardings: Sequence[Sharding]) -> list[jax.Array]:
         """Returns what a program on any number of replicas has computed, with these shardings."""
         if self.spans_processes:
-            with health.phase(health.WAIT, "variables of a partial batch"):
+            with activity.phase(activity.WAIT, "variables of a partial batch"):
                 values = from_chief(values)  # type: ignore[assignment]  # In host memory: each process takes its shards.
         return list(map(put, values, shardings))
 

@@ -11,16 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax.context as context
-from replicax.values.equality import difference
+from replicax.contracts.reduce_op import ReduceOp, as_mean, as_sum
+from replicax.contracts.variable_access import is_per_replica_variable, is_variable, name_of
 from replicax.errors import ReduceError
-from replicax.program.replicas.outer_program import returned_by
 from replicax.program.kept_layouts import layout_in
 from replicax.program.pytrees import is_number_like
+from replicax.program.replicas.outer_program import returned_by
 from replicax.program.results import COMBINED
-from replicax.contracts.reduce_op import ReduceOp, as_mean, as_sum
 from replicax.typing import Leaf, PyTree
 from replicax.values import EqualPerReplica, ManualPerReplica, Mirrored, PerReplica, is_per_replica, normalize_axes
-from replicax.contracts.variable_access import is_per_replica_variable, is_variable, name_of
+from replicax.values.equality import difference
 
 
 class Components(Protocol):

@@ -21,19 +21,19 @@ from replicax.collectives import (
 from replicax.collectives.compression import is_of_gradients
 from replicax.compat.jax import vary
 from replicax.compat.jax_primitives import assert_equal_over_axis
-from replicax.values.equality import difference
+from replicax.contracts.called_as import called_as
+from replicax.contracts.reduce_op import ReduceOp, as_mean, check_numbers
+from replicax.contracts.variable_access import VariableLike
 from replicax.errors import ArgumentError, ContextError, ProgramError, ReduceError
-from replicax.tensorflow.names import called_as
 from replicax.program.call_checks import called, checked_call
 from replicax.program.replicas.per_replica_arguments import without_per_replica
-from replicax.contracts.reduce_op import ReduceOp, as_mean, check_numbers
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.values.scattering import check_no_slices, is_slices, reduce_slices
 from replicax.strategies.base import Strategy
 from replicax.strategies.gradient_memory import GradientMemory, Record
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import ManualPerReplica, normalize_axes
-from replicax.contracts.variable_access import VariableLike
+from replicax.values.equality import difference
+from replicax.values.scattering import check_no_slices, is_slices, reduce_slices
 
 
 class _Communicating(Protocol):

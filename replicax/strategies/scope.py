@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 import replicax.context as context
-from replicax.errors import ContextError
 from replicax.contracts.host import Host
+from replicax.errors import ContextError
 
 _S = TypeVar("_S", bound=Host)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from jax.sharding import NamedSharding, Sharding
 
 from replicax.collectives.compression import is_of_gradients
+from replicax.contracts.variable_access import VariableLike
 from replicax.errors import ArgumentError
 from replicax.strategies.mesh_strategy import MeshStrategy
 from replicax.strategies.placement import cut_if_large
-from replicax.contracts.variable_access import VariableLike
 
 _MIN_SHARDED_SIZE = 2**12  # elements; below, a message costs more than the copies of the update
 

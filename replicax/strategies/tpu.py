@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from replicax.cluster import ClusterResolver
 from replicax.collectives import CommunicationOptions
+from replicax.contracts.called_as import called_as
 from replicax.errors import DeviceError
-from replicax.tensorflow.names import called_as
 from replicax.strategies.multi_worker import MultiWorkerMirroredStrategy
 
 

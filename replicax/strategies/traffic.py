@@ -12,13 +12,7 @@ from replicax.contracts.shown import Shown, html_table, in_columns
 
 
 def traffic(compiled: jax.stages.Compiled, what: str, mesh: Mapping[str, int]) -> Shown:
-    """Returns a table of the collectives of a compiled program, those of a kind along the same axes in one line.
-
-    Args:
-        compiled: The program.
-        what: What it is, for the caption.
-        mesh: The sizes of the mesh's axes by their names.
-    """
+    """Returns a table of the collectives of a compiled program, those of a kind along the same axes in one line."""
     found: Counter[tuple[str, str]] = Counter()
     num_bytes: Counter[tuple[str, str]] = Counter()
     for each in collectives(compiled.as_text() or ""):

@@ -10,19 +10,19 @@ import numpy as np
 
 from replicax.checks import call
 from replicax.compat.jax import strongly_typed
-from replicax.values.containers import opened
 from replicax.data import (
     ValueContext,
 )
 from replicax.errors import ArgumentError, ReplicaShapeError
 from replicax.program.call_checks import check_function
-from replicax.program.replicas.outer_program import enclosing_program, settle_strategy
 from replicax.program.pytrees import is_number_like
+from replicax.program.replicas.outer_program import enclosing_program, settle_strategy
 from replicax.strategies.base import Strategy
-from replicax.strategies.placement import Placement
 from replicax.strategies.per_worker_values import SpreadPerReplica, compared, kind_of
+from replicax.strategies.placement import Placement
 from replicax.typing import Leaf, PyTree
 from replicax.values import PerReplica, UnevenPerReplica
+from replicax.values.containers import opened
 
 
 class ValuesFromFunction(Strategy):
@@ -94,7 +94,7 @@ class ValuesFromFunction(Strategy):
         return UnevenPerReplica(self._on_own_devices(components) if arrays else components)
 
     def _spread_over_workers(self, spread: SpreadPerReplica) -> PerReplica | SpreadPerReplica:
-        """Returns the same value, as one array where its components have one shape and dtype."""
+        """Returns the value as one array where its components have one shape and dtype."""
         arrays = all(is_number_like(component) for component in spread.values)
         if not arrays or len(set(spread.kinds)) > 1:
             spread.values = self._on_own_devices(spread.values) if arrays else spread.values

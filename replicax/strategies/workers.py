@@ -11,9 +11,9 @@ import replicax.group.health as health
 from replicax.cluster import ClusterConfig, ClusterResolver, Task, cluster_of, detect_cluster
 from replicax.collectives import CommunicationOptions
 from replicax.compat.jax_processes import connected_as
+from replicax.contracts.worlds import running
 from replicax.errors import ArgumentError, ClusterError
 from replicax.group.health import DEFAULT_STALL_TIMEOUT_S, stall_timeout_from, start
-from replicax.contracts.worlds import running
 from replicax.runtime.devices import chosen_devices
 from replicax.runtime.memory import keep_freed_memory
 from replicax.strategies.mesh_strategy import MeshStrategy

@@ -40,12 +40,7 @@ class Deal(NamedTuple):
         return self.rows if self.replicas == 1 else self.replicas * self.rows_of_replica
 
     def positions_of(self, ids: jax.Array, none: int) -> jax.Array:
-        """Returns the positions of ids; as Keras does, it counts negative ids from the end.
-
-        Args:
-            ids: Integers of any shape.
-            none: What ids out of range get.
-        """
+        """Returns the positions of ids; as Keras does, it counts negative ids from the end."""
         ids = ids.astype(jnp.int32)
         ids = jnp.where(ids < 0, ids + self.rows, ids)
         positions = (ids % self.replicas) * self.rows_of_replica + ids // self.replicas if self.replicas > 1 else ids

@@ -41,9 +41,6 @@ class Feature(NamedTuple):
 class Features:
     """The features of a layer.
 
-    Args:
-        configs: Pytree of `keras_rs.layers.FeatureConfig`.
-
     Attributes:
         configs: As given.
         by_path: The features, by their paths in the structure.

@@ -7,17 +7,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import replicax.context as context
-from replicax.errors import ArgumentError
 from replicax.contracts.host import host_of
-from replicax.tables.combining import combined
+from replicax.errors import ArgumentError
 from replicax.tables.contents import Deal
 from replicax.tables.features import Features, as_ids, is_preprocessed, parts_of
+from replicax.tables.growing import GrowingTable
 from replicax.tables.making import make_table, read_table, write_table
 from replicax.tables.model_optimizers import check_model_optimizer
-from replicax.tables.saving import configuration, features_from
 from replicax.typing import PyTree
 
 if TYPE_CHECKING:
@@ -241,3 +241,80 @@ def distributed_embedding_class() -> type:
 
 def _key(table: str, part: str) -> str:
     return f"{table}.{part}" if part else table
+
+
+# Combining the rows of several ids: sum, mean, and the sum divided by the square root of the number.
+
+
+def combined(rows: jax.Array, weights: jax.Array | None, combiner: str, feature: str) -> jax.Array:
+    """Combines looked-up rows as `keras_rs.layers.EmbedReduce` does.
+
+    Args:
+        rows: Shape `(batch, columns)` for one id in each row of the batch, which is not combined, or `(..., ids,
+            columns)`.
+        weights: One for each id, or for each row of the batch; None stands for ones. An id of weight zero is padding.
+        combiner: `"sum"`: the weighted sum. `"mean"`: divided by the sum of the weights. `"sqrtn"`: divided by the
+            square root of the sum of their squares. Where that is zero, so is the result.
+        feature: What messages call it.
+
+    Returns:
+        Shape `(batch, columns)`, or `(..., columns)`.
+
+    Raises:
+        ArgumentError: The weights have another shape.
+    """
+    if weights is not None and weights.shape != rows.shape[: weights.ndim]:
+        raise ArgumentError(
+            f"The weights of feature {feature!r} have shape {weights.shape}, and its ids {rows.shape[:-1]}: give each "
+            "id one."
+        )
+    if rows.ndim <= 2:
+        return rows if weights is None or combiner != "sum" else rows * _beside(weights, rows)
+    dtype = rows.dtype if weights is None else jnp.result_type(rows, weights)
+    each = jnp.ones(rows.shape[:-1], dtype) if weights is None else weights.astype(dtype)
+    each = _beside(each, rows)
+    summed = (rows * each).sum(axis=-2)
+    if combiner == "sum":
+        return summed
+    divisor = each.sum(axis=-2) if combiner == "mean" else jnp.sqrt(jnp.square(each).sum(axis=-2))
+    is_zero = divisor == 0
+    return jnp.where(is_zero, 0, summed / jnp.where(is_zero, 1, divisor))
+
+
+def _beside(weights: jax.Array, rows: jax.Array) -> jax.Array:
+    return weights.reshape(*weights.shape, *[1] * (rows.ndim - weights.ndim))
+
+
+# The configuration of a layer of tables as plain data, in the form of `keras_rs`: shared tables come once.
+
+
+def configuration(features: Features) -> dict[str, Any]:
+    """Returns the features with the numbers of their tables, and the tables."""
+    import keras
+
+    numbers = {id(each.config): each.table for each in features.by_path.values()}
+
+    def described(config: Any) -> dict[str, Any]:
+        return {**config.get_config(), "table": numbers[id(config)]}
+
+    return {
+        "feature_configs": keras.tree.map_structure(described, features.configs),
+        "tables": [table.get_config() for table in features.tables],
+    }
+
+
+def features_from(features: PyTree, tables: list[dict[str, Any]]) -> PyTree:
+    """Returns the structure of `keras_rs.layers.FeatureConfig` that `configuration` has described."""
+    import keras
+    import keras_rs
+
+    made = [(GrowingTable if "evict" in table else keras_rs.layers.TableConfig).from_config(table) for table in tables]
+
+    def feature(node: Any) -> Any:
+        if not isinstance(node, dict) or not isinstance(node.get("name"), str):
+            return None  # The structure goes on.
+        return keras_rs.layers.FeatureConfig(
+            node["name"], made[node["table"]], tuple(node["input_shape"]), tuple(node["output_shape"])
+        )
+
+    return keras.tree.traverse(feature, features)

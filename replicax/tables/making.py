@@ -8,30 +8,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.errors import ArgumentError
 from replicax.contracts.host import Host
 from replicax.contracts.placement import PlacementLike
+from replicax.contracts.variable_access import array_of, stored_form_of
+from replicax.errors import ArgumentError
 from replicax.tables.contents import Deal, DealtInitializer
 from replicax.tables.growing import FREE_ROW, INDEX_COLUMNS
 from replicax.tables.marks import for_index_of, mark_as_table
 from replicax.tables.specs import TableSpec
 from replicax.tables.table import Table
-from replicax.contracts.variable_access import array_of, stored_form_of
 
 if TYPE_CHECKING:
     import keras
 
 
 def make_table(layer: keras.Layer, spec: TableSpec, deal: Deal, host: Host, hook: keras.Variable) -> Table:
-    """Makes the variables of a table, weights of a layer; each device computes the first value of its own rows.
-
-    Args:
-        layer: The layer.
-        spec: Describes the table.
-        deal: Where its rows are.
-        host: The strategy in whose scope it is made.
-        hook: The layer's trainable scalar.
-    """
+    """Makes the variables of a table, weights of a layer; each device computes the first value of its own rows."""
     home = host.placement.sharding(stacked=True) if deal.replicas > 1 else None
     initializer = _agreed(spec, host)
 
@@ -92,11 +84,6 @@ def _agreed(spec: TableSpec, host: Host) -> keras.initializers.Initializer:
 
 class RowsInOrder:
     """The form of a table in files: its rows in the order of the ids, whatever the number of devices.
-
-    Args:
-        deal: Where the rows are.
-        columns: How long a row is.
-        placement: Where the variable lives.
 
     Attributes:
         shape: `(rows, columns)`.

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 
 import replicax.compat.keras as keras_door
 import replicax.context as context
-from replicax.errors import ArgumentError
 from replicax.contracts.host import host_of
+from replicax.errors import ArgumentError
 from replicax.program.keras.state import owner_of
 
 if TYPE_CHECKING:

@@ -17,18 +17,18 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 import replicax.context as context
-from replicax.errors import ProgramError
 from replicax.contracts.host import Host, host_of
 from replicax.contracts.placement import PlacementLike
-from replicax.program.keras import state
+from replicax.contracts.variable_access import array_of, name_of, set_array
+from replicax.errors import ProgramError
 from replicax.program.ir.jaxprs import marked_as_gradient
+from replicax.program.keras import state
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.tables.contents import Deal
 from replicax.tables.exchange import Exchange, Route, State
 from replicax.tables.row_optimizers import updated_rows
 from replicax.tables.specs import TableSpec
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import array_of, name_of, set_array
 from replicax.variables import check_owner
 
 if TYPE_CHECKING:
@@ -116,12 +116,7 @@ class Table:
         return ids.reshape(-1)[jnp.argmax(counts.reshape(-1))]
 
     def update(self, touched: Sequence[Touched], factor: float) -> None:
-        """Makes a step with the gradients of some look-ups, and assigns what it changes.
-
-        Args:
-            touched: The look-ups.
-            factor: By which the gradients are multiplied.
-        """
+        """Makes a step with the gradients of some look-ups, and assigns what it changes."""
         step = self._read(self.step) + 1
         rate = self.spec.optimizer.learning_rate(step)
         state = {name: self._read(variable) for name, variable in self.variables.items()}
@@ -178,7 +173,7 @@ class Table:
         return self._mapped(on_replica)(state, filled, step, rate)
 
     def _updated_on_servers(self, state: State, touched: Sequence[Touched], step: jax.Array, rate: jax.Array) -> State:
-        """Returns the same as operations on all rows, of which servers carry out those of the touched rows."""
+        """Returns the update as operations on all rows; servers carry out those of the touched rows."""
         table = state[""]
         gradient = jnp.zeros_like(table)
         for each in touched:

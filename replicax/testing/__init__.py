@@ -4,12 +4,13 @@ The pytest plugin that comes with the package offers the same as a fixture, `clu
 `--replicax-logs DIR`, which keeps what all workers print.
 """
 
+from replicax.checks.environment_names import TEST_LOGS as LOGS_VARIABLE
 from replicax.testing.cables import why_no_cables
 from replicax.testing.devices import simulated_devices
 from replicax.testing.distributed import distributed
 from replicax.testing.elastic_job import ElasticJob
 from replicax.testing.parameter_server import local_cluster
-from replicax.testing.workers import LOGS_VARIABLE, Cluster, free_ports, run_workers
+from replicax.testing.workers import Cluster, free_ports, run_workers
 
 __all__ = [
     "LOGS_VARIABLE",

@@ -14,13 +14,7 @@ _CLONE_NEWNET = 0x40000000
 
 
 def main(prefix: str, script: str, *arguments: str) -> None:
-    """Runs a script in the network of this worker.
-
-    Args:
-        prefix: The beginning of the names of the workers' namespaces.
-        script: A Python file.
-        arguments: Its arguments.
-    """
+    """Runs a script in the network of this worker."""
     with open(f"/run/netns/{prefix}-{os.environ['REPLICAX_PROCESS_ID']}", encoding="utf-8") as namespace:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.setns(namespace.fileno(), _CLONE_NEWNET):

@@ -42,9 +42,6 @@ def why_no_cables() -> str | None:
 class Cables:
     """A namespace and a cable for each worker, until the block ends.
 
-    Args:
-        workers: How many.
-
     Raises:
         LaunchError: This machine cannot make them; it says why.
 

@@ -13,8 +13,8 @@ from replicax.errors import DeviceError
 def simulated_devices(count: int) -> list[jax.Device]:
     """Splits this process's CPU into `count` virtual devices and returns them.
 
-    Call it at the top of `conftest.py`, or of a function that runs in its own workers. The number is for the whole
-    process: JAX cannot change it after its start.
+    Call it at the top of `conftest.py`, or of a function that runs in its own workers. The number is for the
+    whole process: JAX cannot change it after its start.
 
     Args:
         count: Number of devices, at least 1.

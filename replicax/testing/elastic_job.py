@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from replicax.checks import checked, checked_seconds
+from replicax.checks import checked, checked_seconds, environment_names
 from replicax.errors import ArgumentError, LaunchError
 from replicax.job.plan import flags_for_workers
 from replicax.testing import behind_cable
@@ -71,7 +71,7 @@ class ElasticJob:
         self._script, self._arguments = Path(script), tuple(map(str, arguments))
         self._range, self._options = f"{min_workers}:{workers}", tuple(options)
         self._environment = {**os.environ, "XLA_FLAGS": flags_for_workers(os.environ.get("XLA_FLAGS", ""))}
-        self._environment |= {"REPLICAX_STALL_TIMEOUT": str(self._stall_timeout), **(environment or {})}
+        self._environment |= {environment_names.STALL_TIMEOUT: str(self._stall_timeout), **(environment or {})}
         self._log_dir = None if log_dir is None else Path(log_dir)
         self._with_cables = cables
         self._cables: Cables | None = None

@@ -18,14 +18,7 @@ _LINES_SHOWN = 80
 
 
 class Launcher:
-    """A process that starts workers, and its output.
-
-    Args:
-        name: The name of the job in messages.
-        command: The program and its arguments.
-        environment: Its environment.
-        output: The file for what it and the workers print.
-    """
+    """A process that starts workers, and its output."""
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], output: Path):
         self._name, self._output = name, output

@@ -14,17 +14,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from replicax.checks import checked, checked_seconds
+from replicax.checks.environment_names import TEST_LOGS
 from replicax.errors import ArgumentError, WorkersFailedError
 from replicax.errors.exit_codes import describe
+from replicax.job.launching.timed import Outcome, run_in_time
 from replicax.job.options import Options
 from replicax.job.plan import flags_for_workers
-from replicax.job.launching.timed import Outcome, run_in_time
 from replicax.testing import program
 from replicax.testing.arguments import encoded
 from replicax.typing import PyTree
 
 # The folder for the logs of all tests; the plugin's option --replicax-logs sets it.
-LOGS_VARIABLE = "REPLICAX_TEST_LOGS"
 _LINES_SHOWN = 80
 _SECONDS_TO_END = 2.0
 _REQUEST = "request.json"
@@ -150,7 +150,7 @@ def _named(function: Callable[..., object]) -> dict[str, str]:
 @contextlib.contextmanager
 def _logs(function: Callable[..., object], log_dir: Path | None, folder: str) -> Iterator[Path]:
     """Yields a folder for the logs: a new one if they are kept, otherwise the temporary one."""
-    kept = os.environ.get(LOGS_VARIABLE)
+    kept = os.environ.get(TEST_LOGS)
     base = log_dir or (Path(kept) if kept else None)
     if base is None:
         yield Path(folder)

@@ -23,13 +23,13 @@ import numpy as np
 import replicax.context as context
 from replicax.checks import is_int
 from replicax.compat.jax import is_random_key, vary
-from replicax.errors import ArgumentError, ContextError, ReduceError, ReplicaShapeError, VariableError
-from replicax.values.hints import NoArray
 from replicax.contracts.reduce_op import ReduceOp, mean_over
+from replicax.contracts.shown import Shown, html_table
+from replicax.errors import ArgumentError, ContextError, ReduceError, ReplicaShapeError, VariableError
 from replicax.runtime.devices import device_name
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.contracts.shown import Shown, html_table
 from replicax.typing import Leaf, PyTree
+from replicax.values.hints import NoArray
 
 # Of a component in a notebook's table: it is fetched from its device.
 _MOST_BYTES_SHOWN = 1 << 20
@@ -322,12 +322,7 @@ class ManualPerReplica(DistributedValues):
 
 
 def components_as_html(replicas: Sequence[int], components: Sequence[Leaf]) -> str:
-    """Returns a table with a line for each component, for a notebook.
-
-    Args:
-        replicas: The number of the replica that has each.
-        components: The components.
-    """
+    """Returns a table with a line for each component, for a notebook."""
     rows = [(i, *_described(component)) for i, component in zip(replicas, components, strict=True)]
     return html_table(("replica", "device", "shape", "dtype", "value"), rows, caption="PerReplica")
 

@@ -9,13 +9,13 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
+from replicax.checks.named import Named, member_of
 from replicax.compat.jax import is_random_key
 from replicax.compat.jax_primitives import assert_equal_over_axis
-from replicax.values.equality import Difference, difference
-from replicax.errors import ReplicaDivergenceError, VariableError
-from replicax.checks.named import Named, member_of
 from replicax.contracts.reduce_op import mean_over
+from replicax.errors import ReplicaDivergenceError, VariableError
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.values.equality import Difference, difference
 
 # The scope of what combines the replicas' values of a variable: a message names the variable instead of a collective.
 _ASSIGNMENT = "replicax_assignment<{}>"
@@ -82,12 +82,6 @@ def check_aggregation(aggregation: VariableAggregation, dtype: jax.typing.DTypeL
 def aggregate(value: jax.Array, aggregation: VariableAggregation, replicas: int, name: str) -> jax.Array:
     """Makes a value that replicas assign to a mirrored variable equal on all of them.
 
-    Args:
-        value: This replica's value, inside `shard_map`.
-        aggregation: The variable's aggregation.
-        replicas: Number of replicas.
-        name: The variable's name, for messages.
-
     Returns:
         The value to store, typed as equal on all replicas (in a loss, see `equality.difference`).
 
@@ -123,11 +117,7 @@ def combine(value: jax.Array, why: Difference, aggregation: VariableAggregation,
 
 
 def assigned_in(scopes: str) -> str | None:
-    """Returns the name of the variable for whose assignment `combine` has traced an operation; None if it was not.
-
-    Args:
-        scopes: The names of the scopes that the operation comes from.
-    """
+    """Returns the name of the variable for whose assignment `combine` has traced an operation; None if it was not."""
     found = re.search(_ASSIGNMENT.format("(.*?)"), scopes)
     return None if found is None else found[1]
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from replicax.checks import is_int
 from replicax.compat.jax import refuse_as_argument
+from replicax.contracts.variable_access import VariableLike
 from replicax.errors import VariableError
 from replicax.typing import Leaf, PyTree
-from replicax.contracts.variable_access import VariableLike
 
 
 class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):

@@ -20,8 +20,8 @@ import jax
 import numpy as np
 
 from replicax.errors import ArgumentError
-from replicax.values.hints import NoArray
 from replicax.typing import Leaf, PyTree, PyTreeFunction
+from replicax.values.hints import NoArray
 
 _MAX_VISITED = 10_000
 _PLAIN = (str, int, float, bool, type(None))
@@ -57,10 +57,6 @@ def settings_among(leaves: Sequence[Leaf], tree: PyTree) -> frozenset[int]:
     """Returns which leaves are numbers of Python in modules of Equinox (`Dropout.p`), as positions.
 
     `eqx.filter_jit` takes them as settings that a program is made for, and so does replicax; they are no arrays.
-
-    Args:
-        leaves: The leaves of `tree`, as `flattened` has them.
-        tree: The tree.
     """
     equinox = sys.modules.get("equinox")
     if equinox is None or not any(map(_is_setting, leaves)):  # Every argument of every call comes by here.

@@ -3,8 +3,8 @@
 Inside `strategy.run` JAX types each value as varying over the replicas or not. The types are right about data, but not
 about control: what a `jax.lax.cond` returns is typed as equal if its branches return equal values, even where the
 replicas take different branches. So a decision that goes by the type is noted by the frame of the replica function.
-When the function has been traced, the program is searched (`program/ir/divergence.py`), and if a decision was wrong, the
-function is traced again with the right one.
+When the function has been traced, the program is searched (`program/ir/divergence.py`), and if a decision was wrong,
+the function is traced again with the right one.
 """
 
 from __future__ import annotations

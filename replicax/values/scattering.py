@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.values.aggregation import VariableAggregation, first_replica
 from replicax.checks import checked_array
 from replicax.compat.jax import strongly_typed, vary
 from replicax.compat.jax_primitives import assert_equal_over_axis
@@ -17,6 +16,7 @@ from replicax.errors import ArgumentError, ReduceError, VariableError
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.typing import Leaf, PyTree
 from replicax.values import component_here
+from replicax.values.aggregation import VariableAggregation, first_replica
 
 
 class IndexedSlices(NamedTuple):
@@ -239,13 +239,6 @@ def scattered(op: str, value: jax.Array, entries: Entries) -> jax.Array:
 
 def aggregate_entries(op: str, entries: Entries, aggregation: VariableAggregation, replicas: int, name: str) -> Entries:
     """Combines the entries that each replica changes in a mirrored variable; without aggregation they stay its own.
-
-    Args:
-        op: As for `scattered`.
-        entries: This replica's, inside `shard_map`.
-        aggregation: The variable's aggregation.
-        replicas: Number of replicas, more than one.
-        name: The variable's name, for messages.
 
     Raises:
         VariableError: The order of the replicas would count.

@@ -21,13 +21,13 @@ from typing import ParamSpec, TypeVar
 import jax
 
 import replicax.context as context
+from replicax.checks.environment_names import TRACEBACK
 from replicax.errors import ReplicaxError
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-VARIABLE = "REPLICAX_TRACEBACK"
-_OWN = str(pathlib.Path(__file__).parent) + os.sep
+_OWN = str(pathlib.Path(__file__).parents[1]) + os.sep
 _NOTE = "(Frames of replicax, JAX and Keras are hidden; REPLICAX_TRACEBACK=full shows them.)"
 _NOTE_OF_JAX = "JAX has removed its internal frames"
 
@@ -51,7 +51,7 @@ def entry_point(fn: Callable[_P, _T]) -> Callable[_P, _T]:
 
 @functools.cache
 def _shows_all() -> bool:
-    if os.environ.get(VARIABLE) != "full":
+    if os.environ.get(TRACEBACK) != "full":
         return False
     jax.config.update("jax_traceback_filtering", "off")
     if "keras" in sys.modules:

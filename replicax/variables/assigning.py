@@ -9,18 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax.context as context
-from replicax.values.aggregation import VariableAggregation, aggregate
 from replicax.compat.jax import is_weak, strongly_typed, vary
 from replicax.compat.jax_tracing import is_tracing
-from replicax.errors import ProgramError, VariableError
+from replicax.contracts.called_as import called_as
 from replicax.contracts.host import host_of
-from replicax.tensorflow.names import called_as
 from replicax.contracts.reduce_op import terms_of
+from replicax.errors import ProgramError, VariableError
 from replicax.runtime import turns
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.values.scattering import Entries, Scattered, aggregate_entries, scattered
 from replicax.typing import Leaf, PyTree
 from replicax.values import component_here
+from replicax.values.aggregation import VariableAggregation, aggregate
+from replicax.values.scattering import Entries, Scattered, aggregate_entries, scattered
 from replicax.variables.reading import ReadableVariable, check_owner, lives_elsewhere
 
 

@@ -7,15 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax.context as context
-from replicax.values.aggregation import VariableAggregation
-from replicax.values.array_like import ArrayLike
 from replicax.compat.jax import is_random_key
-from replicax.errors import StrategyMismatchError, VariableError
 from replicax.contracts.host import Host
-from replicax.runtime import turns
-from replicax.runtime.devices import device_name
 from replicax.contracts.shown import html_facts
 from replicax.contracts.variable_access import VariableLike
+from replicax.errors import StrategyMismatchError, VariableError
+from replicax.runtime import turns
+from replicax.runtime.devices import device_name
+from replicax.values.aggregation import VariableAggregation
+from replicax.values.array_like import ArrayLike
 from replicax.variables.whole_values import as_numpy
 
 _MOST_SHOWN = 24  # entries of a value that are printed all

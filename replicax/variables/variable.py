@@ -13,14 +13,15 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
-from replicax.values.aggregation import VariableAggregation, VariableSynchronization, check_aggregation
 from replicax.compat.jax_tracing import outside_traces
-from replicax.errors import InitialValueError, VariableError
+from replicax.contracts.advice import Advised
+from replicax.contracts.called_as import called_as
 from replicax.contracts.host import Host, host_of
-from replicax.tensorflow.names import Advised, called_as
 from replicax.contracts.placement import FirstValueLike
-from replicax.typing import Leaf
 from replicax.contracts.variable_access import was_made
+from replicax.errors import InitialValueError, VariableError
+from replicax.typing import Leaf
+from replicax.values.aggregation import VariableAggregation, VariableSynchronization, check_aggregation
 from replicax.variables.assigning import AssignableVariable, as_numbers
 
 #: A first value, or what stands for it until it is computed.

@@ -16,11 +16,15 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 import replicax.context as context
-import replicax.group.health as health
-from replicax.cluster.exchange import exchanged
-from replicax.errors import WorkersDisagreeError
-from replicax.runtime.transfer import put
+import replicax.runtime.activity as activity
+from replicax.contracts import upper_rooms
 from replicax.contracts.variable_access import VariableLike, name_of
+from replicax.errors import WorkersDisagreeError
+from replicax.runtime.calls import place_in_program, take_back, together
+from replicax.runtime.transfer import put
+
+#: The function that exchanges the messages of all processes, among `upper_rooms`.
+EXCHANGE = "exchange of messages"
 
 
 def lies_in_several_processes(value: object) -> TypeGuard[jax.Array]:
@@ -56,23 +60,24 @@ def as_numpy(variable: VariableLike, value: jax.Array) -> np.ndarray:
 def collected(value: jax.Array) -> np.ndarray:
     """Returns the whole value of an array in every process; all of them call this together, for the same one."""
     assert isinstance(value.sharding, NamedSharding)
-    with health.together("read a variable", f"{value.dtype}{value.shape}") as call:
+    with together("read a variable", f"{value.dtype}{value.shape}") as call:
         everywhere = put(value, NamedSharding(value.sharding.mesh, PartitionSpec()))
         call.sent(everywhere)
         return np.asarray(everywhere.addressable_data(0))
 
 
 def _agree(what: str, kind: str) -> None:
-    with health.phase(
-        health.WAIT, f"the {what}, of which other workers hold shards: all workers must read it together"
+    with activity.phase(
+        activity.WAIT, f"the {what}, of which other workers hold shards: all workers must read it together"
     ):
-        calls, digest = place = health.place_in_program()
+        calls, digest = place = place_in_program()
         own = f"{what} {kind}\n{calls} steps and other calls before it\n{digest}"
+        exchanged = upper_rooms.load(EXCHANGE)
         told = [message.decode(errors="replace").partition("\n") for message in exchanged(own.encode())]
     # One that reads alone must not be paired with another worker's later read: the collectives of the steps between
     # the two are on their way already.
     if len({_without_numbers(read) for read, _, _ in told}) > 1 or len({after for _, _, after in told}) > 1:
-        health.take_back(place)
+        take_back(place)
         raise WorkersDisagreeError(
             "reads of sharded variables, after the same steps",
             {

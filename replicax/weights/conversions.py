@@ -19,10 +19,10 @@ import numpy as np
 
 import replicax.compat.keras_hub as keras_hub_door
 import replicax.context as context
+from replicax.contracts.variable_access import VariableLike, is_trained
 from replicax.errors import WeightsError
 from replicax.runtime.once import once
 from replicax.typing import PyTreeFunction
-from replicax.contracts.variable_access import VariableLike, is_trained
 from replicax.weights.matching import Entry, complaints
 from replicax.weights.safetensors_format import read_header
 

@@ -117,12 +117,7 @@ class Dataset:
 
 
 def tensor_of(dataset: h5py.Dataset, place: Place | OpenPlace) -> Tensor:
-    """Returns the tensor of a dataset, which is read when the dataset has been closed.
-
-    Args:
-        dataset: An open dataset.
-        place: Its file.
-    """
+    """Returns the tensor of a dataset, which is read when the dataset has been closed."""
     # HDF5 has no bfloat16: Keras stores two bytes, and an attribute that says so.
     is_bfloat16 = dataset.attrs.get("dtype") == "bfloat16" and dataset.dtype.itemsize == 2
     dtype = np.dtype(jnp.bfloat16) if is_bfloat16 and dataset.dtype.kind == "V" else dataset.dtype

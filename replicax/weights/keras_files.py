@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import replicax.compat.keras_files as keras_files
 import replicax.context as context
 from replicax.compat.keras import sublayers
+from replicax.contracts.variable_access import VariableLike
 from replicax.errors import WeightsError
 from replicax.program.keras.state import owner_of
 from replicax.typing import PyTreeFunction
-from replicax.contracts.variable_access import VariableLike
 from replicax.weights.h5 import OpenPlace, Place, entries_of, member_place, tensor_of
 from replicax.weights.matching import Entry
 from replicax.weights.reading import Reading, StoredTensor
@@ -151,12 +151,7 @@ def _stored(store: object) -> dict[str, Entry]:
 
 
 def explained(original: PyTreeFunction, check: Callable[[keras.Model, str], None]) -> PyTreeFunction:
-    """Wraps `Model.load_weights`: a file that is damaged is an error that names it, and says that nothing changed.
-
-    Args:
-        original: The method.
-        check: Is called before it, with the model and the path.
-    """
+    """Wraps `Model.load_weights`: a file that is damaged is an error that names it, and says that nothing changed."""
 
     @functools.wraps(original)
     def load_weights(self: keras.Model, filepath: str, *args: object, **kwargs: object) -> None:

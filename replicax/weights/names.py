@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from replicax.errors import ArgumentError
 from replicax.contracts.variable_access import AssignableLike, is_variable, name_of
+from replicax.errors import ArgumentError
 
 if TYPE_CHECKING:
     import keras

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax.errors import WeightsError
 from replicax.contracts.variable_access import VariableLike, dtype_of, name_of, shape_of
+from replicax.errors import WeightsError
 from replicax.weights.homes import home_of, set_home_value
 from replicax.weights.matching import Entry, complaints
 from replicax.weights.pieces import Piece, Tensor, has_numbers, placed
@@ -80,11 +80,6 @@ class Reading:
     def check(self, variables: Sequence[VariableLike], stored: Mapping[str, Entry], cause: Exception | None) -> None:
         """Checks that each tensor of the file has found a variable, and each variable a tensor of its shape.
 
-        Args:
-            variables: The variables that the file must have values for.
-            stored: What the file has for them, by name.
-            cause: The first error that a layer has raised, if any.
-
         Raises:
             WeightsError: Something is left over. It names all of it, and what is nearest on the other side.
         """
@@ -111,11 +106,6 @@ class StoredTensor(np.lib.mixins.NDArrayOperatorsMixin):
     """A tensor of a file that is read when it is assigned to a variable, in pieces; else as a NumPy array.
 
     Layers get it from Keras's stores of weights in place of an array.
-
-    Args:
-        name: What it is called in the file.
-        tensor: Where it is.
-        reading: The reading of the file.
     """
 
     def __init__(self, name: str, tensor: Tensor, reading: Reading):

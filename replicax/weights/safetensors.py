@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from replicax.checks import explained
-from replicax.errors import WeightsError
 from replicax.contracts.variable_access import AssignableLike, name_of, shape_of
+from replicax.errors import WeightsError
 from replicax.weights.homes import home_of
 from replicax.weights.matching import Entry, complaints
 from replicax.weights.names import Model, Names, Transform, check_names, named_tensor, named_variables

@@ -104,9 +104,6 @@ def read_tensors(path: Path) -> dict[str, FileRegion]:
 def header_of(entries: Iterable[tuple[str, tuple[int, ...], np.dtype]]) -> bytes:
     """Returns the beginning of a file, up to the bytes of the first tensor.
 
-    Args:
-        entries: Name, shape and dtype of each tensor, in their order.
-
     Raises:
         WeightsError: The format has no such dtype.
     """

@@ -15,11 +15,11 @@ import jax
 import numpy as np
 
 from replicax.checks import explained
-from replicax.errors import ArgumentError, WeightsError
 from replicax.contracts.variable_access import AssignableLike, dtype_of, shape_of
-from replicax.weights.whole_value import on_host
+from replicax.errors import ArgumentError, WeightsError
 from replicax.weights.names import Model, check_names, named_tensor, named_variables
 from replicax.weights.safetensors_format import INDEX, header_of
+from replicax.weights.whole_value import on_host
 
 _GB = 2**30
 

@@ -6,9 +6,9 @@ import types
 import pytest
 
 from replicax.checkpoint.elastic_stop import ElasticStop
+from replicax.contracts.worlds import Incarnation
 from replicax.errors import CheckpointError
-from replicax.group.membership.job_store import Board
-from replicax.group.membership.quorum import Life
+from replicax.group.membership.job_store import JobStore
 from replicax.group.membership.preemption import Preemption
 from tests.group.membership.fakes import MemoryStore
 
@@ -19,15 +19,19 @@ class Job:
     """Some workers in threads of this process."""
 
     def __init__(self, count):
-        self.board = Board(MemoryStore())
-        self.lives = tuple(Life(index, 0) for index in range(count))
+        self.job_store = JobStore(MemoryStore())
+        self.incarnations = tuple(Incarnation(index, 0) for index in range(count))
         self.members, self.stops, self.left = [], [], []
-        for life in self.lives:
+        for incarnation in self.incarnations:
             member = types.SimpleNamespace(
-                lives=self.lives, life=life, calls=0, may_leave=True, leave_soon=self.left.append
+                incarnations=self.incarnations,
+                incarnation=incarnation,
+                calls=0,
+                may_leave=True,
+                leave_soon=self.left.append,
             )
             self.members.append(member)
-            self.stops.append(ElasticStop(member, Preemption(self.board, member), timeout_s=2.0))
+            self.stops.append(ElasticStop(member, Preemption(self.job_store, member), timeout_s=2.0))
 
     def step(self, index):
         """Lets a worker make a call, and check; returns whether it stops."""
@@ -80,8 +84,8 @@ def test_all_stop_after_the_same_call_when_the_launcher_ends_them(job):
     for index, steps in enumerate((4, 3, 4)):  # Worker 1 has not passed its fourth check yet.
         for _ in range(steps):
             assert not found.step(index)
-    found.board.tell_ending()
-    wait_until(lambda: len(found.board.passed()) == 3)
+    found.job_store.tell_ending()
+    wait_until(lambda: len(found.job_store.passed()) == 3)
     assert not found.step(1)
     assert [found.step(index) for index in range(3)] == [True] * 3
     assert {member.calls for member in found.members} == {5}
@@ -89,17 +93,17 @@ def test_all_stop_after_the_same_call_when_the_launcher_ends_them(job):
 
 def test_who_is_lost_meanwhile_does_not_count(job):
     found = job(1)
-    found.members[0].lives = (*found.lives, Life(1, 0))
-    found.board.end(Life(1, 0))
-    found.board.tell_ending()
+    found.members[0].incarnations = (*found.incarnations, Incarnation(1, 0))
+    found.job_store.end(Incarnation(1, 0))
+    found.job_store.tell_ending()
     wait_until(lambda: found.stops[0]._agreed.is_set())
     assert found.step(0)
 
 
 def test_who_says_nothing_is_named(job):
     found = job(1)
-    found.members[0].lives = (*found.lives, Life(1, 0))
-    found.board.tell_ending()
+    found.members[0].incarnations = (*found.incarnations, Incarnation(1, 0))
+    found.job_store.tell_ending()
     wait_until(lambda: found.stops[0]._agreed.is_set())
     with pytest.raises(CheckpointError, match="nothing was heard of worker 1"):
         found.step(0)

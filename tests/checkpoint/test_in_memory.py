@@ -10,7 +10,8 @@ import pytest
 
 import replicax as rx
 from replicax.checkpoint import snapshots
-from replicax.checkpoint.snapshots import SNAPSHOTS, MemorySnapshots
+from replicax.checkpoint.snapshots import MemorySnapshots
+from replicax.checks.environment_names import SNAPSHOTS
 
 
 @pytest.fixture(autouse=True)

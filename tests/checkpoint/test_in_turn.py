@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.checkpoint import sequential_restore, restore_variables
-from replicax.errors import CheckpointError
+from replicax.checkpoint import restore_variables, sequential_restore
 from replicax.contracts.variable_access import array_of
+from replicax.errors import CheckpointError
 from tests.weights.test_memory import bytes_on_devices
 
 SHAPE, COUNT = (64, 4096), 6

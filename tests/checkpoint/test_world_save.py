@@ -12,10 +12,10 @@ import pytest
 import replicax as rx
 from replicax.checkpoint import elastic_save
 from replicax.checkpoint.contents import Contents
-from replicax.checkpoint.metadata import read_metadata
 from replicax.checkpoint.elastic_save import WorldSave
-from replicax.errors import CheckpointError
+from replicax.checkpoint.metadata import read_metadata
 from replicax.contracts.worlds import World
+from replicax.errors import CheckpointError
 
 VALUE = np.arange(6, dtype=np.float32)
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 import replicax as rx
 from replicax.checkpoint import read_metadata
 from replicax.checkpoint.metadata import FILE, complete
-from replicax.tensorflow.checkpoints import open_checkpoint
 from replicax.cli.app import app
+from replicax.tensorflow.checkpoints import open_checkpoint
 from tests.migrate.recorded import FIXTURES
 
 

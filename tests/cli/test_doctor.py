@@ -13,8 +13,18 @@ from typer.testing import CliRunner
 
 from replicax.cli.app import app
 from replicax.cluster import detect_cluster, own_address
-from replicax.tools.doctor import DoctorReport, Finding, Severity, all_reduce, found_devices, diagnosis, machine, network, software
 from replicax.job.launching.timed import Outcome
+from replicax.tools.doctor import (
+    DoctorReport,
+    Finding,
+    Severity,
+    all_reduce,
+    diagnosis,
+    found_devices,
+    machine,
+    network,
+    software,
+)
 
 GOOD = {"jax": "0.10.2", "jaxlib": "0.10.2", "keras": "3.15.1", "replicax": "0.1.0"}
 

@@ -72,7 +72,9 @@ def test_an_address_that_only_the_others_know(agree: Agree, monkeypatch: pytest.
             return next(told)
 
     monkeypatch.setattr(reachability, "resolve", resolve)
-    monkeypatch.setattr(reachability, "is_loopback", lambda ip: ip == "127.0.1.1")  # So that 127.0.0.7 may be of the network.
+    monkeypatch.setattr(
+        reachability, "is_loopback", lambda ip: ip == "127.0.1.1"
+    )  # So that 127.0.0.7 may be of the network.
     assert agree(["", "127.0.0.2"]) == ["127.0.0.7", "127.0.0.2"]
 
 

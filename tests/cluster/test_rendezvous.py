@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from replicax.cluster import token_proof, rendezvous
+from replicax.cluster import rendezvous, token_proof
 from replicax.cluster.rendezvous import PATIENCE
 from replicax.cluster.signing import shown
 from replicax.errors import ClusterError, ClusterTimeoutError

@@ -30,7 +30,7 @@ def table(path: Path) -> Series:
     return found
 
 
-def board(folder: Path) -> Series:
+def job_store(folder: Path) -> Series:
     """Returns step and value of the scalars that TensorBoard finds in a folder."""
     return {
         name: [(each.step, each.value) for each in _accumulated(folder).Scalars(name)]

@@ -52,7 +52,7 @@ def csv_file(folder):
 def tensorboard(folder):
     pytest.importorskip("tensorboardX")
     pytest.importorskip("tensorboard")
-    return rx.trackers.TensorBoard(folder), lambda: reading.board(folder)
+    return rx.trackers.TensorBoard(folder), lambda: reading.job_store(folder)
 
 
 def wandb(folder):

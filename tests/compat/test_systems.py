@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
+from replicax.compat.systems import check_system, why_no_jobs
 from replicax.errors import LaunchError
 from replicax.estimator.evaluator_process import Beside
-from replicax.ray_cluster.nodes import Node
 from replicax.job.processes.reaper import Guard
-from replicax.compat.systems import check_system, why_no_jobs
+from replicax.ray_cluster.nodes import Node
 
 
 @pytest.fixture

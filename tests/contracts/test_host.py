@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.errors import ContextError
 from replicax.contracts.host import NO_HOST, host_of
+from replicax.errors import ContextError
 
 
 def test_without_a_strategy_there_is_one_replica_and_nothing_is_placed():

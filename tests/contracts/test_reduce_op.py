@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.errors import ReduceError
 from replicax.contracts.reduce_op import terms_of
+from replicax.errors import ReduceError
 
 
 @pytest.mark.parametrize("spelling", ["sum", "SUM", "Sum", rx.ReduceOp.SUM])

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.dtensor import MATCH, Layout
 from replicax.contracts.shown import Shown, html_facts, html_table
+from replicax.dtensor import MATCH, Layout
 
 
 def test_a_text_is_a_text():

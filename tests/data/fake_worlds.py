@@ -9,8 +9,8 @@ import jax
 import pytest
 
 import replicax.contracts.worlds as worlds
-from replicax.data.fed_replicas import Receivers
 from replicax.contracts.worlds import World
+from replicax.data.fed_replicas import Receivers
 from replicax.runtime import replica_mesh
 
 

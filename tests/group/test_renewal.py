@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import replicax.contracts.worlds as worlds
-from replicax.group import renewal
-from replicax.errors import BatchError, ElasticError
 from replicax.contracts.worlds import World
+from replicax.errors import BatchError, ElasticError
+from replicax.group import renewal
 from replicax.group.renewal import Comparison, note_source, renewed
 from replicax.runtime import replica_mesh, stacked_sharding
 from replicax.values import PerReplica

@@ -21,16 +21,16 @@ STEPS = 400
 def main(folder: Path) -> None:
     strategy = rx.DiLoCoStrategy(4, stall_timeout=60)
     training = Training(strategy)
-    mine, life = strategy.island_index == 1, os.environ.get("REPLICAX_LIFE", "0")
+    mine, incarnation = strategy.island_index == 1, os.environ.get("REPLICAX_LIFE", "0")
     steps = []
     while strategy.steps < STEPS:
         training.train(BATCHES[strategy.steps % len(BATCHES)])
         steps.append(strategy.steps)
         time.sleep(0.02)
-        if mine and life == "0" and strategy.steps == 10:
+        if mine and incarnation == "0" and strategy.steps == 10:
             os.kill(os.getpid(), signal.SIGKILL)
     strategy.synchronize()
-    found = {"steps": steps, "life": life, "values": [np.asarray(value).tolist() for value in training.values()]}
+    found = {"steps": steps, "life": incarnation, "values": [np.asarray(value).tolist() for value in training.values()]}
     (folder / f"{strategy.island_index}.json").write_text(json.dumps(found))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from replicax.group.membership import MemberLostError, Roll
+from replicax.group.membership import MemberLostError, Quorum
 
 _TIMEOUT_S = 60.0
 
@@ -42,7 +42,7 @@ class Members:
             self.up.discard(index)
             self._changed.notify_all()
 
-    def rolled(self, index: int, note: bytes) -> Roll:
+    def rolled(self, index: int, note: bytes) -> Quorum:
         """Waits for all that are up."""
         with self._changed:
             number = max(self._rolls, default=0) + 1
@@ -57,22 +57,22 @@ class Members:
 
             assert self._changed.wait_for(complete, _TIMEOUT_S), f"island {index} waits at roll {number}"
             present = self._rolls[number]
-            return Roll(number, tuple(present), tuple(brought[i] for i in present))
+            return Quorum(number, tuple(present), tuple(brought[i] for i in present))
 
-    def summed(self, index: int, roll: Roll, part: int, values: list[np.ndarray]) -> list[np.ndarray]:
+    def summed(self, index: int, quorum: Quorum, part: int, values: list[np.ndarray]) -> list[np.ndarray]:
         """Returns the sums over those on a roll."""
         with self._changed:
-            brought = self._brought.setdefault((f"sum {part}", roll.number), {})
+            brought = self._brought.setdefault((f"sum {part}", quorum.number), {})
             brought[index] = values
-            if len(brought) == len(roll.present):
+            if len(brought) == len(quorum.present):
                 self.sums += 1
                 brought[-1] = self.lose(self.sums)
             self._changed.notify_all()
-            over = lambda: -1 in brought or not self.up.issuperset(roll.present)  # noqa: E731
+            over = lambda: -1 in brought or not self.up.issuperset(quorum.present)  # noqa: E731
             assert self._changed.wait_for(over, _TIMEOUT_S), f"island {index} waits in a sum"
             if brought.setdefault(-1, True):
                 raise MemberLostError
-            return [np.add.reduce(column) for column in zip(*(brought[i] for i in roll.present), strict=True)]
+            return [np.add.reduce(column) for column in zip(*(brought[i] for i in quorum.present), strict=True)]
 
 
 class Member:
@@ -83,11 +83,11 @@ class Member:
         self.names = tuple(f"island {i}" for i in range(members.size))
         self._part = 0
 
-    def gather(self, what: str, note: bytes) -> Roll:
+    def gather(self, what: str, note: bytes) -> Quorum:
         self._part = 0
         return self._members.rolled(self.index, note)
 
-    def total(self, roll: Roll, values: list[jax.Array]) -> list[jax.Array]:
+    def total(self, quorum: Quorum, values: list[jax.Array]) -> list[jax.Array]:
         self._part += 1
-        sums = self._members.summed(self.index, roll, self._part, [np.asarray(value) for value in values])
+        sums = self._members.summed(self.index, quorum, self._part, [np.asarray(value) for value in values])
         return [jax.device_put(each, value.sharding) for each, value in zip(sums, values, strict=True)]

@@ -1,4 +1,4 @@
-"""Clipping of gradients by their norms; tests/tensorflow/codemod/test_op_numbers.py compares it with TensorFlow's numbers."""
+"""Clipping of gradients by their norms; TensorFlow's numbers are in tests/tensorflow/codemod/test_op_numbers.py."""
 
 import jax
 import jax.numpy as jnp

@@ -200,9 +200,9 @@ def fitted(model):
 
 
 if __name__ == "__main__":
-    from replicax.keras.models import install_trainer_hooks
-    from replicax.keras.model_pickling import ModelParcel, like_a_row
     from replicax.job.processes.call import Call, pickled
+    from replicax.keras.model_pickling import ModelParcel, like_a_row
+    from replicax.keras.models import install_trainer_hooks
 
     def opened_and_fitted(parcels):
         found = {name: fitted(parcel.opened()) for name, parcel in parcels.items()}

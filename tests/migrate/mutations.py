@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
+from replicax.errors import CheckpointError
 from replicax.tensorflow.checkpoints import open_checkpoint
 from replicax.tensorflow.checkpoints.crc32c import crc32c, masked
 from replicax.tensorflow.checkpoints.table import Table
-from replicax.errors import CheckpointError
 from tests.migrate import bundles, recorded
 
 BASES = (

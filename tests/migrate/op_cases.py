@@ -2,8 +2,8 @@
 
 The expressions stand in op_cases.txt, one in a line; `cos sin | f | h` stands for four.
 
-`record_ops.py` evaluates them with TensorFlow; tests/tensorflow/codemod/test_op_numbers.py translates each, evaluates the
-translation with Keras on JAX, and compares.
+`record_ops.py` evaluates them with TensorFlow; tests/tensorflow/codemod/test_op_numbers.py translates each,
+evaluates the translation with Keras on JAX, and compares.
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from replicax.errors import ReplicaxError
 from replicax.tensorflow.codemod.conversion import convert
 from replicax.tensorflow.proof.comparing import first_difference, loss_differences
 from replicax.tensorflow.proof.running import Run, RunFailedError, on_replicax
-from replicax.errors import ReplicaxError
 from tests.migrate.corpus_scripts import Script, beside, scripts
 
 LIMIT_S = 300.0

@@ -156,7 +156,7 @@ class Faults(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         running: Any = worlds.running()
         deadline = time.monotonic() + _SECONDS_TO_WAIT
-        while epoch == WAITS_IN and self._strategy.num_workers + len(running._sentry._waiting) < WORKERS:
+        while epoch == WAITS_IN and self._strategy.num_workers + len(running._interrupter._waiting) < WORKERS:
             assert time.monotonic() < deadline, "a lost worker did not come again"
             time.sleep(0.1)
 

@@ -51,9 +51,9 @@ def train(fault: str, seconds: float, stall_timeout: float, steps: int) -> None:
             if fault == "read":
                 model.get_weights()
             if fault == "checkpoint":
-                import replicax.group.health as health
+                import replicax.runtime.activity as activity
 
-                with health.phase(health.CHECKPOINT):
+                with activity.phase(activity.CHECKPOINT):
                     time.sleep(seconds)
             else:
                 time.sleep(seconds)

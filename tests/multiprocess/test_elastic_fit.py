@@ -21,8 +21,8 @@ def survived(folder: Path, way: str, *faults: str) -> None:
         assert run.wait(400) == 0, run.output
     found = sorted(folder.glob("worker-*.npz"))
     lost = {fault.partition(":")[0] for fault in faults}
-    lives = [f"worker-{index}-{int(str(index) in lost)}.npz" for index in range(job.WORKERS)]
-    assert [each.name for each in found] == lives
+    incarnations = [f"worker-{index}-{int(str(index) in lost)}.npz" for index in range(job.WORKERS)]
+    assert [each.name for each in found] == incarnations
     for each in found:
         with np.load(each) as own:
             assert sorted(own.files) == sorted(expected)

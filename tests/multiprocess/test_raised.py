@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from replicax.errors.exit_codes import ExitCode
-from replicax.job import Options, launch
+from replicax.job.launching import Options, launch
 from tests.multiprocess.stalls import ROOT, Job, job
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from replicax.job import Options, launch
+from replicax.job.launching import Options, launch
 from tests.multiprocess.stalls import ROOT
 
 pytestmark = pytest.mark.nightly

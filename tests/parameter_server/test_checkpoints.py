@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-import replicax.checkpoint.snapshot as snapshot_module
+import replicax.checkpoint.checkpoint as snapshot_module
 from tests.parameter_server.fakes import strategy_of
 
 X = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)

@@ -13,7 +13,19 @@ import pytest
 
 import replicax as rx
 from replicax.values.containers import flattened, holds_values
-from tests.values.test_containers import AttrsBatch, ByAttribute, Default, Frozen, FrozenBatch, Ordered, Plain, SubDict, SubList, SubTuple, content
+from tests.values.test_containers import (
+    AttrsBatch,
+    ByAttribute,
+    Default,
+    Frozen,
+    FrozenBatch,
+    Ordered,
+    Plain,
+    SubDict,
+    SubList,
+    SubTuple,
+    content,
+)
 
 # Objects that are passed.
 

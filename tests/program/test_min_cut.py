@@ -14,8 +14,8 @@ from hypothesis import given, settings, strategies as st
 
 import replicax
 from replicax.errors import ProgramError
-from replicax.program.ir.jaxprs import is_literal
 from replicax.program.cut.min_cut import cheapest_cut
+from replicax.program.ir.jaxprs import is_literal
 
 KIB = 256  # float32 numbers in a KiB: sizes differ by more than what the algorithm rounds to
 

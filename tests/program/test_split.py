@@ -11,8 +11,8 @@ import optax
 import pytest
 from jax.extend import core as jex_core
 
-from replicax.program.ir.jaxprs import inlined, marked_as_gradient
 from replicax.program.cut.split import Assigned, Split
+from replicax.program.ir.jaxprs import inlined, marked_as_gradient
 
 ROWS, IN, OUT = 8, 16, 4
 X = jnp.asarray(np.random.default_rng(0).normal(size=(ROWS, IN)), jnp.float32)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from replicax.program.cut.shared_memory_sums import UnsummedEvaluation
 from replicax.program.cut.transfers import Crossing, summed
 from replicax.program.ir.jaxprs import marked_as_gradient
-from replicax.program.cut.shared_memory_sums import UnsummedEvaluation
 from replicax.runtime import mirrored_sharding, replica_mesh
 from replicax.runtime.mesh import REPLICA_AXIS
 from tests.program.test_halves import Site

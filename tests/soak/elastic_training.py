@@ -102,9 +102,9 @@ class RowLog:
     """
 
     def __init__(self, folder: Path, worker: int):
-        life = int(os.environ.get("REPLICAX_LIFE", "0"))
-        self._run = [worker, life, os.getpid()]
-        self._path = folder / f"rows-{worker}-{life}.jsonl"
+        incarnation = int(os.environ.get("REPLICAX_LIFE", "0"))
+        self._run = [worker, incarnation, os.getpid()]
+        self._path = folder / f"rows-{worker}-{incarnation}.jsonl"
 
     def write(self, step: int, world: int, members: Sequence[int], own: Sequence[int], rows: Sequence[int]) -> None:
         """Tells of a step.

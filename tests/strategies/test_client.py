@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 import replicax as rx
-import replicax.ray_cluster.workers
 import replicax.job.elsewhere.session
+import replicax.ray_cluster.workers
 import replicax.strategies.multi_worker as multi_worker
 from replicax.cluster import Task
 from replicax.errors import ArgumentError, ClusterError, ContextError
-from replicax.ray_cluster.workers import Place
 from replicax.job.processes.call import Call, pickled, unpickled
+from replicax.ray_cluster.workers import Place
 
 SERVERS = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
 X = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import example, given, settings
 
 import replicax as rx
+from replicax.contracts.variable_access import array_of
 from replicax.program.first_values import traced_value
 from replicax.strategies import first_values
-from replicax.contracts.variable_access import array_of
 
 INITIALIZERS = {
     "glorot": lambda seed: keras.initializers.GlorotUniform(seed),

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from replicax.contracts.variable_access import array_of
 from replicax.runtime import transfer
 from replicax.runtime.transfer import HOST_MEMORY, copy_of
 from replicax.strategies import offloading
-from replicax.contracts.variable_access import array_of
 
 ROWS = 12
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from replicax.strategies.replica_processes import ReplicaProcesses
+from replicax.strategies.replica_devices import ReplicaProcesses
 
 
 class Device(NamedTuple):

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from replicax.tables.combining import combined
+from replicax.tables.layer import combined
 
 ROWS = np.arange(24, dtype=np.float32).reshape(2, 4, 3)
 WEIGHTS = np.array([[1, 0.5, 2, 0], [3, 0, 0, 0]], np.float32)

@@ -9,12 +9,12 @@ from typing import Any
 from replicax.testing.members import Membership, Run
 
 
-def start(worker: int, life: int, pid: int) -> dict[str, Any]:
-    return {"event": "start", "worker": worker, "life": life, "pid": pid, "time": 1.0}
+def start(worker: int, incarnation: int, pid: int) -> dict[str, Any]:
+    return {"event": "start", "worker": worker, "life": incarnation, "pid": pid, "time": 1.0}
 
 
-def end(worker: int, life: int, pid: int) -> dict[str, Any]:
-    return {**start(worker, life, pid), "event": "end", "code": 137, "reason": "SIGKILL"}
+def end(worker: int, incarnation: int, pid: int) -> dict[str, Any]:
+    return {**start(worker, incarnation, pid), "event": "end", "code": 137, "reason": "SIGKILL"}
 
 
 def world(number: int, *members: int) -> dict[str, Any]:

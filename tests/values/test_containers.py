@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.values.containers import found_in, holds_values, opened
 from replicax.errors import ArgumentError
+from replicax.values.containers import found_in, holds_values, opened
 
 
 class SubDict(dict):

@@ -8,8 +8,8 @@ from hypothesis import given, settings, strategies as st
 from jax.sharding import PartitionSpec
 
 import replicax as rx
-from replicax.errors import ArgumentError, ReduceError, ReplicaShapeError
 from replicax.contracts.reduce_op import ReduceOp
+from replicax.errors import ArgumentError, ReduceError, ReplicaShapeError
 from replicax.runtime import REPLICA_AXIS, replica_mesh
 from replicax.values import ManualPerReplica, PerReplica, UnevenPerReplica, is_per_replica, normalize_axes
 

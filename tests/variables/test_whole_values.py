@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from replicax.contracts import upper_rooms
 from replicax.errors import WorkersDisagreeError
 from replicax.variables import whole_values
 from replicax.variables.whole_values import as_numpy, lies_in_several_processes
@@ -19,6 +20,11 @@ def sharded():
     return variable
 
 
+def exchange_by(monkeypatch, exchanged):
+    """Lets the processes exchange their messages by a function."""
+    monkeypatch.setattr(upper_rooms, "load", {whole_values.EXCHANGE: exchanged}.__getitem__)
+
+
 def test_what_this_process_has_is_in_one_piece(sharded):
     assert not lies_in_several_processes(sharded.value)
     assert not lies_in_several_processes(None)
@@ -29,22 +35,20 @@ def test_what_this_process_has_is_in_one_piece(sharded):
 
 @pytest.mark.parametrize("other", ["value of 'b' float32[8,3]", "value of 'w' float32[8, 4]", '{"what": "a loop"}'])
 def test_workers_that_read_different_variables_are_told(sharded, monkeypatch, other):
-    monkeypatch.setattr(whole_values, "exchanged", lambda message: [message, other.encode()])
+    exchange_by(monkeypatch, lambda message: [message, other.encode()])
     with pytest.raises(WorkersDisagreeError, match="reads of sharded variables"):
         whole_values.whole(sharded, sharded.value)
 
 
 @pytest.mark.parametrize(("before", "after"), [(b"\n0 steps", b"\n2 steps"), (b"\n0", b"\n7")])
 def test_workers_that_read_after_other_steps_are_told(sharded, monkeypatch, before, after):
-    monkeypatch.setattr(whole_values.health, "place_in_program", lambda: (0, 0))
-    monkeypatch.setattr(whole_values, "exchanged", lambda message: [message, after.join(message.rsplit(before, 1))])
+    monkeypatch.setattr(whole_values, "place_in_program", lambda: (0, 0))
+    exchange_by(monkeypatch, lambda message: [message, after.join(message.rsplit(before, 1))])
     with pytest.raises(WorkersDisagreeError, match="after the same steps"):
         whole_values.whole(sharded, sharded.value)
 
 
 def test_numbers_that_keras_gives_may_differ(sharded, monkeypatch):
     sharded.name = "dense_1/kernel"
-    monkeypatch.setattr(
-        whole_values, "exchanged", lambda message: [message, message.replace(b"dense_1/kernel", b"dense_7/kernel")]
-    )
+    exchange_by(monkeypatch, lambda message: [message, message.replace(b"dense_1/kernel", b"dense_7/kernel")])
     np.testing.assert_array_equal(whole_values.whole(sharded, sharded.value), np.arange(24).reshape(8, 3))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.errors import WeightsError
 from replicax.contracts.variable_access import array_of
+from replicax.errors import WeightsError
 from replicax.weights.pieces import ArrayTensor
 from replicax.weights.reading import Reading, StoredTensor
 

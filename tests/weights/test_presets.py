@@ -12,8 +12,8 @@ import pytest
 import safetensors.numpy
 
 import replicax as rx
-from replicax.errors import WeightsError
 from replicax.contracts.variable_access import array_of
+from replicax.errors import WeightsError
 from replicax.weights import reading
 
 keras_hub = pytest.importorskip("keras_hub")

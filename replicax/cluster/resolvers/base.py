@@ -10,8 +10,9 @@ from replicax.checks import is_int
 from replicax.cluster.config import ClusterConfig
 from replicax.cluster.environment import Environ
 from replicax.cluster.spec import ClusterSpec, Task
+from replicax.contracts.advice import AdvisedContract
+from replicax.contracts.called_as import called_as
 from replicax.errors import ArgumentError, ClusterError
-from replicax.tensorflow.names import AdvisedContract, called_as
 
 
 class Verdict(NamedTuple):

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
 from replicax.checks import explained
+from replicax.checks.named import Named
 from replicax.cluster.addresses import join_address
 from replicax.cluster.environment import Environ, text
 from replicax.cluster.resolvers.base import ClusterResolver
 from replicax.cluster.spec import ClusterSpec
 from replicax.errors import ArgumentError, ClusterError
-from replicax.checks.named import Named
 
 _DEFAULT_LABELS = {"worker": ["job-name=tensorflow"]}
 _GIVEN_UP = "Failed"  # The controller has replaced the pod.

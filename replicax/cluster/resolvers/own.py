@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from replicax.checks import checked
+from replicax.checks import checked, environment_names
+from replicax.checks.environment_names import COORDINATOR
 from replicax.cluster.environment import Environ, required, text
 from replicax.cluster.resolvers.base import Verdict
 from replicax.cluster.resolvers.ranks import RankClusterResolver
-
-_COORDINATOR = "REPLICAX_COORDINATOR"
 
 
 @checked
@@ -24,16 +23,16 @@ class ReplicaxClusterResolver(RankClusterResolver):
     """
 
     name = "REPLICAX_*"
-    rank, count = "REPLICAX_PROCESS_ID", "REPLICAX_NUM_PROCESSES"
-    local_rank, local_count = "REPLICAX_LOCAL_PROCESS_ID", "REPLICAX_LOCAL_NUM_PROCESSES"
+    rank, count = environment_names.PROCESS_ID, environment_names.NUM_PROCESSES
+    local_rank, local_count = environment_names.LOCAL_PROCESS_ID, environment_names.LOCAL_NUM_PROCESSES
 
     @classmethod
     def applies(cls, environ: Environ) -> Verdict:
         """Applies if one of the three is set, since only somebody who wants to use them sets them."""
-        found = [name for name in (_COORDINATOR, cls.count, cls.rank) if text(environ, name)]
+        found = [name for name in (COORDINATOR, cls.count, cls.rank) if text(environ, name)]
         return Verdict(bool(found), f"{', '.join(found) or 'none of the variables'} set")
 
     def _told_coordinator(self) -> tuple[str, str | None]:
         if self.told_processes() == 1:
-            return _COORDINATOR, text(self._environ, _COORDINATOR)
-        return _COORDINATOR, required(self._environ, _COORDINATOR, "Set it to 'host:port' of process 0.")
+            return COORDINATOR, text(self._environ, COORDINATOR)
+        return COORDINATOR, required(self._environ, COORDINATOR, "Set it to 'host:port' of process 0.")

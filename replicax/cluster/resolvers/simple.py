@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from replicax.cluster.environment import Environ
 from replicax.cluster.resolvers.base import ClusterResolver, with_prefix
 from replicax.cluster.spec import ClusterSpec
+from replicax.contracts.called_as import called_as
 from replicax.errors import ArgumentError
-from replicax.tensorflow.names import called_as
 
 
 class SimpleClusterResolver(ClusterResolver):

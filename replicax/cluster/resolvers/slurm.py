@@ -10,8 +10,8 @@ from replicax.cluster.resolvers.base import ClusterResolver, Verdict
 from replicax.cluster.resolvers.hostlist import expand_hostlist, expand_tasks_per_node
 from replicax.cluster.resolvers.open_mpi import ORTE_URI
 from replicax.cluster.spec import ClusterSpec
+from replicax.contracts.called_as import called_as
 from replicax.errors import ClusterError
-from replicax.tensorflow.names import called_as
 
 _RANK, _COUNT = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"
 _HOSTS, _TASKS_PER_NODE = "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"

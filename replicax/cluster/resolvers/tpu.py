@@ -7,8 +7,8 @@ from replicax.cluster.addresses import join_address, parse_address
 from replicax.cluster.environment import Environ, check_complete, number, optional_number, text
 from replicax.cluster.resolvers.base import ClusterResolver, Verdict
 from replicax.cluster.spec import ClusterSpec
+from replicax.contracts.called_as import called_as
 from replicax.errors import ClusterError
-from replicax.tensorflow.names import called_as
 
 _PORT = 8482  # Where JAX puts its coordination service on TPU hosts.
 _HOSTS = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS")  # In JAX's order.

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from replicax.cluster.resolvers.base import ClusterResolver
 from replicax.cluster.spec import ClusterSpec
+from replicax.contracts.called_as import called_as
 from replicax.errors import ArgumentError, ClusterError
-from replicax.tensorflow.names import called_as
 
 
 class UnionResolver(ClusterResolver):

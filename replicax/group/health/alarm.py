@@ -138,13 +138,7 @@ class Alarm:
     # The monitor.
 
     def ring(self, summary: str, code: int, culprits: Sequence[str]) -> None:
-        """Raises the alarm: what the script waits for, fails. It does not wait for the script.
-
-        Args:
-            summary: The report.
-            code: The exit code.
-            culprits: The names of the workers to blame.
-        """
+        """Raises the alarm: what the script waits for, fails. It does not wait for the script."""
         self._raised = (summary, code, tuple(culprits))
         _log.debug("%d connections were shut down.", self._connections.shut_down())
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from replicax.errors.exit_codes import ExitCode
-from replicax.runtime.call_order import Order, RecordedCall
-from replicax.runtime.activity import SLOW_PHASES
 from replicax.group.health.status import Status
+from replicax.runtime.activity import SLOW_PHASES
+from replicax.runtime.call_order import Order, RecordedCall
 
 _REFUSALS_OF_THE_DEAD = 2
 _OF_PROGRAM = re.compile(r"\(program \d+\)$")
@@ -110,11 +110,6 @@ def disagrees(order: Order, me: int, workers: Sequence[WorkerObservation]) -> in
     """Returns the index of a worker that has run other programs than this one; None if none is known.
 
     Of two workers, the one that is ahead compares. When all scripts have ended, their numbers of calls must agree too.
-
-    Args:
-        order: The calls of this worker.
-        me: Its index.
-        workers: What is known of all.
     """
     known = {i: w.status for i, w in enumerate(workers) if w.status is not None}
     all_done = all(status.ended == DONE for status in known.values())

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 
-_NEWS = "REPLICAX_NEWS"  # "process:file descriptor": which process may tell the launcher something, and where
+from replicax.checks.environment_names import NEWS
 
 
 def tell_launcher(told: Mapping[str, object], last: bool = False) -> bool:
@@ -17,9 +17,9 @@ def tell_launcher(told: Mapping[str, object], last: bool = False) -> bool:
         told: A message that `replicax.job.processes.processes` understands.
         last: Whether it is the last message.
     """
-    if os.environ.get(_NEWS) == "":  # The script has failed before, and the launcher knows.
+    if os.environ.get(NEWS) == "":  # The script has failed before, and the launcher knows.
         return True
-    process, _, news = os.environ.get(_NEWS, "").partition(":")
+    process, _, news = os.environ.get(NEWS, "").partition(":")
     if process != str(os.getpid()):
         return False
     message = f"{json.dumps(told)}\n".encode()
@@ -34,19 +34,11 @@ def tell_launcher(told: Mapping[str, object], last: bool = False) -> bool:
 
 
 def tell_of_meeting(processes: int) -> None:
-    """Tells the launcher that this worker now needs the others and, when Python exits normally, that it has left them.
-
-    Args:
-        processes: The number of workers.
-    """
+    """Tells the launcher that this worker needs the others now and, when Python exits normally, that it has left."""
     if tell_launcher({"meets": processes}):
         atexit.register(tell_launcher, {"leaves": True})
 
 
 def tell_of_watching(processes: int) -> None:
-    """Tells the launcher that this worker watches the others from now on: it ends by itself when one is lost.
-
-    Args:
-        processes: The number of workers.
-    """
+    """Tells the launcher that this worker watches the others from now on: it ends by itself when one is lost."""
     tell_launcher({"meets": processes, "watches": True})

@@ -13,21 +13,22 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
+from typing import cast
 
 from replicax.cluster.exchange import accompany
 from replicax.cluster.patience import Patience
 from replicax.compat.jax_interrupts import explain_reads
 from replicax.errors.exit_codes import ExitCode, from_signal
+from replicax.group.health.alarm import PATIENCE, Alarm, Connections
 from replicax.group.health.diagnosis import DONE, Diagnosis, Limits, WorkerObservation, diagnose, disagrees, diverged
 from replicax.group.health.observer import SECONDS_BETWEEN_LOOKS, SECONDS_FOR_A_LOOK, Observer
-from replicax.runtime.call_order import OUTSIDE, CallDescription, Order, order_from, recorded_call_from
 from replicax.group.health.peers import Peer, tell
-from replicax.runtime.activity import LEAVE, now
-from replicax.group.health.programs import ProgramComparison
-from replicax.group.health.alarm import PATIENCE, Alarm, Connections
+from replicax.group.health.programs import AnnouncedProgram, ProgramComparison
 from replicax.group.health.reporting import AlarmReport, alarm_report, gather, table, write
 from replicax.group.health.status import Status, status_of
 from replicax.group.health.traffic import Traffic
+from replicax.runtime.activity import LEAVE, now
+from replicax.runtime.call_order import OUTSIDE, CallDescription, Order, order_from, recorded_call_from
 
 _log = logging.getLogger(__name__)
 _SECONDS_TO_CONFIRM = 0.3  # before it asks again if nobody listened
@@ -36,27 +37,14 @@ _SECONDS_TO_LEAVE = 2.0
 _SECONDS_BETWEEN_REMINDERS = 60.0
 _LOOKS_FOR_AN_ALARM = 30  # at most; the next one should raise the alarm
 
-_running: Monitor | None = None
-
 
 def running() -> Monitor | None:
     """Returns the monitor of this process; None if there is none."""
-    return _running
+    return cast("Monitor | None", now.monitor)
 
 
 class Monitor:
     """Watches the peers.
-
-    Args:
-        index: The index of this worker.
-        name: Its name.
-        address: Its address in the cluster.
-        peers: The others.
-        limits: How long is too long.
-        traffic: Counts the bytes between this process and others.
-        end: Ends the process with an exit code.
-        clock: Returns the time in seconds.
-        patience: How long the script may take when there is an alarm.
 
     Attributes:
         alarm: Raises an alarm in the script.
@@ -104,6 +92,18 @@ class Monitor:
         if threading.get_ident() == now.thread:
             now.noted += 1
             self.order.note(CallDescription(repr(what or now.wait[0] or "an exchange of values"), OUTSIDE))
+
+    def is_new(self, name: str) -> bool:
+        """Returns whether this is the first computation of this name."""
+        return self.programs.is_new(name)
+
+    def announce(self, name: str, fingerprint: str) -> int:
+        """Makes a program known to peers that ask; returns its index."""
+        return self.programs.announce(AnnouncedProgram(name, fingerprint))
+
+    def compare(self, index: int, wait: bool) -> None:
+        """Compares an announced program with the peers'."""
+        self.programs.compare(index, self.peers, wait)
 
     def on_alarm(self, document: Mapping[str, object]) -> None:
         self._told = self._told or document
@@ -335,7 +335,6 @@ def _code_of(error: BaseException) -> int:
 
 def install(monitor: Monitor) -> None:
     """Makes `monitor` the monitor of this process: it starts, learns of uncaught errors, and says goodbye at exit."""
-    global _running
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
@@ -343,8 +342,7 @@ def install(monitor: Monitor) -> None:
         previous(kind, error, traceback)
 
     sys.excepthook = hook
-    _running = monitor
-    now.check, now.explain = monitor.alarm.check, monitor.alarm.explain
+    now.monitor, now.check, now.explain = monitor, monitor.alarm.check, monitor.alarm.explain
     explain_reads(monitor.alarm.explain)
     accompany(monitor.alarm.check, monitor.note_outside)
     monitor.start()

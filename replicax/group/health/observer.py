@@ -13,12 +13,12 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from replicax.group.health.question_threads import QuestionThreads
 from replicax.group.health.diagnosis import Limits, WorkerObservation
 from replicax.group.health.peers import Peer
-from replicax.runtime.activity import now
+from replicax.group.health.question_threads import QuestionThreads
 from replicax.group.health.status import Status, status_from
 from replicax.group.health.traffic import Traffic
+from replicax.runtime.activity import now
 
 _log = logging.getLogger(__name__)
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -32,15 +32,6 @@ _BYTES_OF_PROGRESS = 4096  # between two looks; fewer bytes may come from anythi
 
 class Observer:
     """Asks the peers.
-
-    Args:
-        index: The index of this worker.
-        name: Its name.
-        address: Its address in the cluster.
-        peers: The others.
-        limits: How long is too long.
-        traffic: Counts the bytes between this process and others.
-        clock: Returns the time in seconds.
 
     Attributes:
         note: What a report should say of this process; often empty.
@@ -77,11 +68,7 @@ class Observer:
         return not self.asks_all and len(self._peers) > self._in_a_look
 
     def look(self, everybody: bool = False) -> None:
-        """Asks peers, and notes the answers and the silences.
-
-        Args:
-            everybody: Whether to ask all, and not some of many.
-        """
+        """Asks peers, and notes the answers and the silences."""
         self.notice_own_pause()
         peers = self._peers if everybody or not self.is_sparse else self._next_peers()
         self._asking.begin(peer.index for peer in peers if not peer.history.seen(self._clock()).has_left)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from replicax.group.health.client import Client, in_parallel
 from replicax.group.health.diagnosis import WorkerObservation
-from replicax.runtime.activity import LEAVE
 from replicax.group.health.status import Status
+from replicax.runtime.activity import LEAVE
 
 _SECONDS_TO_ANSWER, _LONGEST_TO_ANSWER = 1.0, 10.0
 _SECONDS_TO_SHOW_LIFE = 0.2
@@ -17,11 +17,6 @@ _SECONDS_TO_SHOW_LIFE = 0.2
 
 class History:
     """The answers of one worker. Any thread may note them; the caller passes the time.
-
-    Args:
-        name: Its name.
-        address: Its address in the cluster.
-        time: Now, in seconds of any clock.
 
     Attributes:
         status: Its last answer; None if it has never answered.

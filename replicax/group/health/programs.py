@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import re
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-import jax
-import numpy as np
+from collections.abc import Mapping, Sequence
 
 from replicax.errors import ProgramMismatchError
 from replicax.group.health.peers import Peer
 
-# XLA identifies a Python callback by a number or an address in the process.
-_CALLBACK = re.compile(r"(custom_call @\w*python\w*callback\w*\(.*?)(index = \d+|\"\d{5,}\")")
-_LARGEST_CONSTANT = 32  # elements; a larger constant is not in the text, and its bytes in memory are hashed
-_LEFT_OUT = "__elided__"
 _SECONDS_BETWEEN_QUESTIONS = 0.02, 0.25
 _MOST_COMPARED = 32  # peers; of more, some are asked
 
@@ -40,38 +30,6 @@ class AnnouncedProgram:
         """Returns whether the two cannot be the same program."""
         known = self.fingerprint and other.fingerprint
         return self.name != other.name or bool(known and self.fingerprint != other.fingerprint)
-
-
-def fingerprint(lowered: jax.stages.Lowered) -> str:
-    """Returns the hash of a lowered program and the arrays that it closes over."""
-    program: Any = lowered.compiler_ir("stablehlo")
-    module = program.operation
-    text = module.get_asm(large_elements_limit=_LARGEST_CONSTANT)
-    found = hashlib.sha256(_CALLBACK.sub(r"\1", text).encode())
-    if _LEFT_OUT in text:
-        for constant in _constants(module):
-            found.update(constant)
-    return found.hexdigest()[:16]
-
-
-def _constants(operation: Any) -> Iterator[bytes | memoryview]:
-    """Yields the bytes of the larger constants of a program, in its order."""
-    for region in operation.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                if inner.operation.name == "stablehlo.constant":
-                    yield from _large(inner.operation)
-                else:
-                    yield from _constants(inner.operation)
-
-
-def _large(constant: Any) -> Iterator[bytes | memoryview]:
-    try:
-        value = constant.attributes["value"]
-        if len(value) > _LARGEST_CONSTANT and not value.is_splat:
-            yield np.ascontiguousarray(value).data.cast("B")
-    except (TypeError, ValueError, BufferError):  # MLIR's Python cannot give such numbers to NumPy: complex, bfloat16.
-        yield constant.get_asm().encode()
 
 
 def announced_program_from(document: object) -> AnnouncedProgram:
@@ -100,12 +58,7 @@ def neighbours(me: int, peers: Sequence[Peer]) -> list[Peer]:
 
 
 class ProgramComparison:
-    """The programs of this process in the order of their first runs, and the comparison with the peers'.
-
-    Args:
-        index: The index of this worker.
-        name: Its name.
-    """
+    """The programs of this process in the order of their first runs, and the comparison with the peers'."""
 
     def __init__(self, index: int, name: str) -> None:
         self._index, self._name = index, name

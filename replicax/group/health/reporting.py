@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from replicax.checks.environment_names import LOG_DIR
 from replicax.errors.exit_codes import describe
 from replicax.group.health.client import in_parallel
 from replicax.group.health.diagnosis import Diagnosis, ProblemKind, WorkerObservation
@@ -19,7 +20,6 @@ from replicax.group.health.peers import Peer
 from replicax.group.health.server import stacks
 from replicax.group.health.status import Status, status_from
 
-LOG_DIR = "REPLICAX_LOG_DIR"
 _SECONDS_TO_WRITE = 2.0
 _LINES_OF_WORKERS, _LINES_OF_STACK = 9, 16
 _LINE = "=" * 100
@@ -71,15 +71,7 @@ def alarm_report(
     answers: dict[int, tuple[Status, str]],
     note: str = "",
 ) -> AlarmReport:
-    """Returns the report of an alarm.
-
-    Args:
-        diagnosis: What is wrong.
-        workers: All workers.
-        me: The index of this one.
-        answers: The answers of the others that can be reached.
-        note: A further line.
-    """
+    """Returns the report of an alarm."""
     answers = {**answers, me: (workers[me].status or Status("idle"), stacks())}
     why = "would compute wrong numbers" if diagnosis.kind is ProblemKind.DIVERGED else "stands still"
     head = [f"replicax: the job {why} and is ended. {diagnosis.reason}", *([note] if note else [])]

@@ -50,11 +50,7 @@ class Answers(Protocol):
 
 
 class HealthServer(http.server.ThreadingHTTPServer):
-    """Listens as soon as it is made, and answers after `answer` has given it the token.
-
-    Args:
-        host: The address to listen at.
-    """
+    """Listens as soon as it is made, and answers after `answer` has given it the token."""
 
     daemon_threads = True
     request_queue_size = 512

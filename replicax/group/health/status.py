@@ -8,8 +8,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from replicax.runtime.call_order import order_from
 from replicax.runtime.activity import WAIT, WAITING_PHASES, Activity, now
+from replicax.runtime.call_order import order_from
 
 
 @dataclasses.dataclass(frozen=True)

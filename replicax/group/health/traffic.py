@@ -20,11 +20,7 @@ _OFFSET_OF_COUNTS = 120
 
 
 class Traffic:
-    """Counts the bytes that the connections of this process send and receive.
-
-    Args:
-        busy_ports: Connections from or to these ports do not count.
-    """
+    """Counts the bytes that the connections of this process send and receive."""
 
     def __init__(self, busy_ports: Collection[int]):
         self._busy_ports = frozenset(busy_ports)

@@ -67,10 +67,6 @@ def unpack(packing: Packing, vectors: Sequence[np.ndarray], like: Sequence[jax.A
 class Attempt:
     """A sum that a thread of its own makes.
 
-    Args:
-        clique: Returns the clique, and makes it if there is none yet.
-        parts: The vectors of this process.
-
     Attributes:
         ended: Set when it has come to its end.
         result: The sums; None if it has failed.

@@ -1,8 +1,8 @@
 """A meeting whose processes may be lost and come again, without a restart of the others.
 
-Nobody leads. Each process looks at the board, takes the decision that follows (`decisions`), and proposes it; the store
-keeps the first proposal. So any of them may be lost at any time, and two halves of a split network cannot both go on:
-there is one store, and a process that cannot reach it stops.
+Nobody leads. Each process looks at the job store, takes the decision that follows (`decisions`), and proposes it; the
+store keeps the first proposal. So any of them may be lost at any time, and two halves of a split network cannot both go
+on: there is one store, and a process that cannot reach it stops.
 """
 
 from __future__ import annotations
@@ -15,16 +15,26 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-import replicax.group.health as health
+import replicax.runtime.activity as activity
 from replicax.cluster.patience import Patience
+from replicax.contracts.worlds import Incarnation
 from replicax.errors import BarrierTimeoutError, ClusterTimeoutError, MeetingError, WorkersDisagreeError
 from replicax.errors.exit_codes import ExitCode
 from replicax.group.health.launcher_messages import tell_launcher
 from replicax.group.membership.attempts import Attempt, CliqueLike, pack, unpack
-from replicax.group.membership.job_store import Board
-from replicax.group.membership.quorum import AGAIN, Admits, Life, Sheet, View, expected, is_abandoned, next_sheet, verdict
-from replicax.group.membership.meeting import MemberLostError, Roll
 from replicax.group.membership.heartbeat import Watch
+from replicax.group.membership.job_store import JobStore
+from replicax.group.membership.meeting import MemberLostError, Quorum
+from replicax.group.membership.quorum import (
+    AGAIN,
+    Admits,
+    QuorumRecord,
+    View,
+    expected,
+    is_abandoned,
+    next_record,
+    verdict,
+)
 
 _SECONDS_AT_ONCE = 0.001
 # After a broken connection a process without a sign of life is lost sooner.
@@ -38,12 +48,12 @@ class BegunError(Exception):
 
 
 class Rules(NamedTuple):
-    """Whom a roll waits for and takes; see `decisions.next_sheet`.
+    """Whom a quorum waits for and takes; see `decisions.next_record`.
 
     Attributes:
-        size: For how many processes the first roll waits.
+        size: For how many processes the first quorum waits.
         fewest: With how many it is content when its time is up; None for all of them.
-        renews: Whether each roll has connections of its own.
+        renews: Whether each quorum has connections of its own.
         admits: Whom it takes besides those that hold the state; None for all who have come.
     """
 
@@ -53,32 +63,22 @@ class Rules(NamedTuple):
     admits: Admits | None = None
 
 
-#: Makes the clique of a roll, given this process's place on it.
-MakeClique = Callable[[Sheet, int], CliqueLike]
+#: Makes the clique of a quorum, given this process's place on it.
+MakeClique = Callable[[QuorumRecord, int], CliqueLike]
 
 
 class ElasticMeeting:
     """The meeting as one process sees it; `Meeting` says what its methods do.
 
-    Args:
-        board: What the processes write for each other.
-        life: This run of this process.
-        names: What the processes are called, by index.
-        make_clique: Makes the clique of a roll.
-        patience: How long to wait.
-        watch: Notices who gives no sign of life.
-        clock: Returns the time in seconds.
-        rules: Whom a roll waits for and takes.
-
     Attributes:
-        life: This run of this process.
+        incarnation: This run of this process.
         patience: How long it waits.
     """
 
     def __init__(
         self,
-        board: Board,
-        life: Life,
+        job_store: JobStore,
+        incarnation: Incarnation,
         names: Sequence[str],
         make_clique: MakeClique,
         patience: Patience,
@@ -87,17 +87,17 @@ class ElasticMeeting:
         rules: Rules | None = None,
     ):
         self._rules = rules or Rules(len(names))
-        self.index, self.size, self.names = life.index, self._rules.size, tuple(names)
-        self.life, self.patience, self._clock = life, patience, clock
-        self._board, self._make_clique = board, make_clique
+        self.index, self.size, self.names = incarnation.index, self._rules.size, tuple(names)
+        self.incarnation, self.patience, self._clock = incarnation, patience, clock
+        self._job_store, self._make_clique = job_store, make_clique
         self._watch = watch or Watch(clock)
-        self._last: Sheet | None = None
-        self._clique: list[CliqueLike] = []  # that of the roll `_last`, as soon as it is made
+        self._last: QuorumRecord | None = None
+        self._clique: list[CliqueLike] = []  # that of the quorum `_last`, as soon as it is made
         self._broken = False
         self._sums = self._failures = 0
-        board.enter(life)
+        job_store.enter(incarnation)
 
-    def gather(self, what: str, note: bytes, begins: bool = False) -> Roll:
+    def gather(self, what: str, note: bytes, begins: bool = False) -> Quorum:
         """Waits until all who are up have come; see `Meeting`.
 
         Args:
@@ -107,132 +107,128 @@ class ElasticMeeting:
 
         Raises:
             BegunError: The job has begun without this process, and `begins`.
-            ClusterTimeoutError: Not all processes have come to the first roll in time.
-            BarrierTimeoutError: All who were on the last roll are silent.
+            ClusterTimeoutError: Not all processes have come to the first quorum in time.
+            BarrierTimeoutError: All who were on the last quorum are silent.
             MeetingError: All of them are gone.
         """
-        with health.phase(health.WAIT, what):
+        with activity.phase(activity.WAIT, what):
             before = self._last
-            sheet = self._next(what, note, begins)
-        self._tell_of_silent(before, sheet)
-        if before is None or before.clique != sheet.clique:
+            record = self._next(what, note, begins)
+        self._tell_of_silent(before, record)
+        if before is None or before.clique != record.clique:
             self._clique = []
-        self._last, self._broken, self._sums = sheet, False, 0
-        return Roll(sheet.number, tuple(life.index for life in sheet.lives), sheet.notes)
+        self._last, self._broken, self._sums = record, False, 0
+        return Quorum(record.number, tuple(incarnation.index for incarnation in record.incarnations), record.notes)
 
-    def total(self, roll: Roll, values: Sequence[jax.Array]) -> list[jax.Array]:
-        """Returns sums over those on the roll; see `Meeting`.
+    def total(self, quorum: Quorum, values: Sequence[jax.Array]) -> list[jax.Array]:
+        """Returns sums over those on the quorum; see `Meeting`.
 
         Raises:
             MemberLostError: Somebody was lost meanwhile.
             WorkersDisagreeError: The processes have brought different arrays.
             MeetingError: The sum fails again and again although nobody is lost.
         """
-        if len(self._on(roll).lives) == 1 or not values:
+        if len(self._on(quorum).incarnations) == 1 or not values:
             return list(values)
         packing, parts = pack(values)
-        return unpack(packing, self.total_of_vectors(roll, parts, packing.signature), values)
+        return unpack(packing, self.total_of_vectors(quorum, parts, packing.signature), values)
 
-    def total_of_vectors(self, roll: Roll, parts: Sequence[np.ndarray], signature: str) -> list[np.ndarray]:
-        """Returns sums of vectors on the host over those on the roll, several of them, as `total` does.
-
-        Args:
-            roll: As for `total`.
-            parts: The vectors.
-            signature: A text that must be the same in all processes.
-        """
-        sheet = self._on(roll)
-        name, self._sums = f"{sheet.number}/{self._sums}", self._sums + 1
-        with health.phase(health.WAIT, "the other islands' sums"):
-            self._come(sheet, name, signature)
-            attempt = self._attempted(sheet, name, [*parts])
+    def total_of_vectors(self, quorum: Quorum, parts: Sequence[np.ndarray], signature: str) -> list[np.ndarray]:
+        """Returns sums of vectors on the host over those on the quorum, several of them, as `total` does."""
+        record = self._on(quorum)
+        name, self._sums = f"{record.number}/{self._sums}", self._sums + 1
+        with activity.phase(activity.WAIT, "the other islands' sums"):
+            self._come(record, name, signature)
+            attempt = self._attempted(record, name, [*parts])
         assert attempt.result is not None  # A sum counts only if all have its result.
         self._failures = 0
         return attempt.result
 
-    def _on(self, roll: Roll) -> Sheet:
-        if self._last is None or self._last.number != roll.number:
-            raise MeetingError(f"Roll {roll.number} is not the last one that gather has returned.")
+    def _on(self, quorum: Quorum) -> QuorumRecord:
+        if self._last is None or self._last.number != quorum.number:
+            raise MeetingError(f"Roll {quorum.number} is not the last one that gather has returned.")
         return self._last
 
     @property
-    def sheet(self) -> Sheet | None:
-        """The last roll of this process, with all that is known of it; None before the first."""
+    def record(self) -> QuorumRecord | None:
+        """The last quorum of this process, with all that is known of it; None before the first."""
         return self._last
 
     @property
     def clique(self) -> CliqueLike | None:
-        """The clique of the last roll, if it has been made."""
+        """The clique of the last quorum, if it has been made."""
         return self._clique[0] if self._clique else None
 
     def has_begun(self) -> bool:
         """Returns whether others have met already, without this process."""
-        return self._board.latest() is not None
+        return self._job_store.latest() is not None
 
     def leave(self) -> None:
         """Tells the others that this process needs them no more."""
-        self._board.end(self.life)
+        self._job_store.end(self.incarnation)
 
-    def _tell_of_silent(self, before: Sheet | None, sheet: Sheet) -> None:
+    def _tell_of_silent(self, before: QuorumRecord | None, record: QuorumRecord) -> None:
         """Lets the launcher end those who were left out because they show no sign of life."""
-        known = before.lives if before else ()
-        left_out = set(known) - set(sheet.lives)
+        known = before.incarnations if before else ()
+        left_out = set(known) - set(record.incarnations)
         # Newcomers do not know who was there.
-        if not left_out or self.life != next((life for life in sheet.lives if life in known), None):
+        if not left_out or self.incarnation != next(
+            (incarnation for incarnation in record.incarnations if incarnation in known), None
+        ):
             return
-        view = View(self._board.newest(), self._board.gone())
-        for life in left_out:
-            if not view.is_over(life):
-                tell_launcher({"silent": f"worker {life.index}", "life": life.number})
+        view = View(self._job_store.newest(), self._job_store.gone())
+        for incarnation in left_out:
+            if not view.is_over(incarnation):
+                tell_launcher({"silent": f"worker {incarnation.index}", "life": incarnation.number})
 
-    # The next roll.
+    # The next quorum.
 
-    def _next(self, what: str, note: bytes, begins: bool) -> Sheet:
-        last = self._board.latest() or self._last
+    def _next(self, what: str, note: bytes, begins: bool) -> QuorumRecord:
+        last = self._job_store.latest() or self._last
         if self._last is not None and last is not None and last.number < self._last.number:
             last = self._last
-        if last is not None and last != self._last and self.life in last.lives:
-            return last  # It was on the board when this process wrote its note, and it waited until then.
+        if last is not None and last != self._last and self.incarnation in last.incarnations:
+            return last  # It was on the job store when this process wrote its note, and it waited until then.
         self._check_not_left_out(last, begins)
         self._watch.begin()
-        self._board.wait_with(self.life, last.number if last else 0, note)
+        self._job_store.wait_with(self.incarnation, last.number if last else 0, note)
         began = self._clock()
         while True:
             self._propose(last, what, self._clock() - began)
-            found = self._board.roll(last.number + 1 if last else 1, self.patience.again)
+            found = self._job_store.quorum(last.number + 1 if last else 1, self.patience.again)
             if found is None:
                 continue
             last = found
-            if self.life in last.lives:
+            if self.incarnation in last.incarnations:
                 return last
             self._check_not_left_out(last, begins)
             began = self._clock()
 
-    def _check_not_left_out(self, last: Sheet | None, begins: bool) -> None:
+    def _check_not_left_out(self, last: QuorumRecord | None, begins: bool) -> None:
         """Checks that the others have not gone on without this process, if they would not take it in again."""
         own = self._last
         if begins and last is not None and own is None:
             raise BegunError
         if self._rules.admits is None or own is None or last is None or last.number == own.number:
             return
-        if self.life in own.holders_after(self._broken):
+        if self.incarnation in own.holders_after(self._broken):
             raise MeetingError(
                 f"{self.names[self.index]} gave no sign of life for too long, and the others have gone on without it. "
                 "It ends, so that another one takes its place.",
                 exit_code=ExitCode.STALLED,  # It is the lost one. The launcher may not know yet that they go on.
             )
 
-    def _propose(self, last: Sheet | None, what: str, waited_s: float) -> None:
-        notes = self._board.notes()
-        watched = {*notes, *((*last.lives, *last.holders) if last else ())}
+    def _propose(self, last: QuorumRecord | None, what: str, waited_s: float) -> None:
+        notes = self._job_store.notes()
+        watched = {*notes, *((*last.incarnations, *last.holders) if last else ())}
         view = self._view(watched, View({}, notes=notes).ready(last), notes, last.number if last else 0)
         broken = self._is_broken(last, view)
         size = self._awaited(last, waited_s, len(view.ready(last)))
-        sheet = None
+        record = None
         if broken is not None:
-            sheet = next_sheet(last, broken, size, view, self._rules.renews, self._rules.admits)
-        if sheet is not None:
-            self._board.propose(sheet)
+            record = next_record(last, broken, size, view, self._rules.renews, self._rules.admits)
+        if record is not None:
+            self._job_store.propose(record)
         elif is_abandoned(last, broken, view):
             raise MeetingError(
                 f"{self.names[self.index]} came for {what}, but all who held the state of the training have ended. "
@@ -244,106 +240,111 @@ class ElasticMeeting:
         elif (
             last is not None
             and waited_s > self.patience.stall
-            and not any(map(view.is_up, (*last.lives, *last.holders)))
+            and not any(map(view.is_up, (*last.incarnations, *last.holders)))
         ):
-            lost = [life.index for life in last.lives]
+            lost = [incarnation.index for incarnation in last.incarnations]
             raise BarrierTimeoutError(what, round(1000 * waited_s), self.index, lost)
 
-    def _awaited(self, last: Sheet | None, waited_s: float, ready: int) -> int:
-        """Returns for how many processes the first roll waits: at the end of its time for none, if there are enough."""
+    def _awaited(self, last: QuorumRecord | None, waited_s: float, ready: int) -> int:
+        """Returns for how many processes the first quorum waits: none if its time is over and enough are there."""
         fewest = self._rules.fewest
         is_content = last is None and fewest is not None and waited_s > self.patience.start and ready >= fewest
         return 0 if is_content else self.size
 
-    def _is_broken(self, last: Sheet | None, view: View) -> bool | None:
-        """Returns whether a sum of the last roll has failed; None if this process does not know: it proposes nothing.
+    def _is_broken(self, last: QuorumRecord | None, view: View) -> bool | None:
+        """Returns whether a sum of the last quorum has failed; None if this process does not know: it proposes nothing.
 
-        Those on the roll know it. If all of them are over, one who held the state before decides that it has.
+        Those on the quorum know it. If all of them are over, one who held the state before decides that it has.
         """
-        if last is None or self.life in last.lives:
+        if last is None or self.incarnation in last.incarnations:
             return self._broken
-        if self.life not in last.holders or not all(map(view.is_over, last.lives)):
+        if self.incarnation not in last.holders or not all(map(view.is_over, last.incarnations)):
             return None
-        self._board.break_off(last.number)
+        self._job_store.break_off(last.number)
         return True
 
     def _view(
-        self, watched: Iterable[Life], waiting: Iterable[Life], notes: Mapping[Life, tuple[int, bytes]], number: int = 0
+        self,
+        watched: Iterable[Incarnation],
+        waiting: Iterable[Incarnation],
+        notes: Mapping[Incarnation, tuple[int, bytes]],
+        number: int = 0,
     ) -> View:
         """Returns what this process knows of the others.
 
         Args:
-            watched: Those whom it watches.
-            waiting: Those of them who wait for others. They do nothing, and that is right; but their pulse must go on.
-            notes: The notes on the board.
-            number: The number of the roll whose members may have been suspected by others on it.
+            watched: Those whom it watches. waiting: Those of them who wait for others. They do nothing, and that is
+            right; but their heartbeat must go on. notes: The notes on the job store. number: The number of the quorum
+            whose members may have been suspected by others on it.
         """
         dead_s = min(self.patience.silence, _SECONDS_IF_BROKEN if self._broken else math.inf)
-        beats = self._board.beats()
-        others = set(watched) - {self.life}
+        beats = self._job_store.beats()
+        others = set(watched) - {self.incarnation}
         silent = self._watch.silent(others - set(waiting), beats, self.patience.stall, dead_s)
         silent |= self._watch.silent(others & set(waiting), beats, math.inf, dead_s)
-        silent |= self._board.suspects(number) - {self.life} if number else set()
-        return View(self._board.newest(), self._board.gone(), silent, notes)
+        silent |= self._job_store.suspects(number) - {self.incarnation} if number else set()
+        return View(self._job_store.newest(), self._job_store.gone(), silent, notes)
 
     # A sum.
 
-    def _come(self, sheet: Sheet, name: str, signature: str) -> None:
-        """Waits until all on the roll have come to a sum, so that connections are only made where all are there."""
+    def _come(self, record: QuorumRecord, name: str, signature: str) -> None:
+        """Waits until all on the quorum have come to a sum, so that connections are only made where all are there."""
         self._watch.begin()
-        self._board.come(name, self.index, signature)
+        self._job_store.come(name, self.index, signature)
         while True:
-            found = self._board.signatures(name)
-            if len(found) == len(sheet.lives):
+            found = self._job_store.signatures(name)
+            if len(found) == len(record.incarnations):
                 break
-            self._check_outcome(sheet, name, came={life for life in sheet.lives if life.index in found})
-            absent = next(life.index for life in sheet.lives if life.index not in found)
-            self._board.wait_for(name, absent, self.patience.again)
+            self._check_outcome(
+                record, name, came={incarnation for incarnation in record.incarnations if incarnation.index in found}
+            )
+            absent = next(incarnation.index for incarnation in record.incarnations if incarnation.index not in found)
+            self._job_store.wait_for(name, absent, self.patience.again)
         if len(set(found.values())) > 1:
             own = {self.names[index]: [text] for index, text in sorted(found.items())}
             raise WorkersDisagreeError("arrays to be summed", own)
 
-    def _attempted(self, sheet: Sheet, name: str, parts: list[np.ndarray]) -> Attempt:
+    def _attempted(self, record: QuorumRecord, name: str, parts: list[np.ndarray]) -> Attempt:
         """Returns the attempt when all have its result."""
-        attempt = Attempt(self._made_clique(sheet), parts)
+        attempt = Attempt(self._made_clique(record), parts)
         deadline = self._clock() + self.patience.stall + sum(part.nbytes for part in parts) / _SLOWEST_BYTES_PER_S
         self._watch.begin()
         try:
             while not attempt.ended.wait(self.patience.again):
-                self._check_outcome(sheet, name, late=self._clock() > deadline)
-            self._board.tell_end(name, self.index, attempt.error)
+                self._check_outcome(record, name, late=self._clock() > deadline)
+            self._job_store.tell_end(name, self.index, attempt.error)
             if attempt.fault is not None:
                 raise attempt.fault
-            while not self._check_outcome(sheet, name, attempt.error, wait_s=self.patience.again):
+            while not self._check_outcome(record, name, attempt.error, wait_s=self.patience.again):
                 pass
         except BaseException:
             attempt.give_up()
             raise
         return attempt
 
-    def _made_clique(self, sheet: Sheet) -> Callable[[], CliqueLike]:
-        made = self._clique  # A thread that is given up must not put its clique into another roll's place.
+    def _made_clique(self, record: QuorumRecord) -> Callable[[], CliqueLike]:
+        made = self._clique  # A thread that is given up must not put its clique into another quorum's place.
 
         def clique() -> CliqueLike:
             if not made:
-                made.append(self._make_clique(sheet, sheet.lives.index(self.life)))
+                made.append(self._make_clique(record, record.incarnations.index(self.incarnation)))
             return made[0]
 
         return clique
 
     def _check_outcome(
         self,
-        sheet: Sheet,
+        record: QuorumRecord,
         name: str,
         error: str = "",
         late: bool = False,
         wait_s: float = _SECONDS_AT_ONCE,
-        came: Collection[Life] | None = None,
+        came: Collection[Incarnation] | None = None,
     ) -> bool:
         """Returns whether a sum counts, and waits a little; judges it if that is possible.
 
         Args:
-            sheet: The roll.
+            record: The quorum.
             name: The sum.
             error: Why this process's attempt has failed; empty if it has not.
             late: Whether its time is up.
@@ -353,22 +354,22 @@ class ElasticMeeting:
         Raises:
             MemberLostError: It must be repeated.
         """
-        ended = self._board.ended(name)
-        outcome = AGAIN if late else verdict(sheet, ended, View({}))
+        ended = self._job_store.ended(name)
+        outcome = AGAIN if late else verdict(record, ended, View({}))
         if outcome is None:
-            outcome = self._board.outcome(name, wait_s)
+            outcome = self._job_store.outcome(name, wait_s)
         view = None
         if outcome is None:
-            view = self._view(sheet.lives, sheet.lives if came is None else came, {})
-            outcome = verdict(sheet, ended, view)
+            view = self._view(record.incarnations, record.incarnations if came is None else came, {})
+            outcome = verdict(record, ended, view)
         if outcome is None:
             return False
-        if self._board.judge(name, outcome) != AGAIN:
+        if self._job_store.judge(name, outcome) != AGAIN:
             return True
         self._broken, self._clique = True, []
         self._give_up_if_hopeless(error)
-        view = view or self._view(sheet.lives, sheet.lives, {})
-        raise MemberLostError([life.index for life in sheet.lives if not view.is_up(life)])
+        view = view or self._view(record.incarnations, record.incarnations, {})
+        raise MemberLostError([incarnation.index for incarnation in record.incarnations if not view.is_up(incarnation)])
 
     def _give_up_if_hopeless(self, error: str) -> None:
         self._failures += 1

@@ -11,7 +11,8 @@ member has completed it, its outcome is taken over from there.
 A newcomer is in a world of its own until it is taken in: at a boundary between calls, where a member knows what its
 script does next, and gives all its state.
 
-The methods here are called by the thread that trains. `sentry.Sentry` watches meanwhile in a thread of its own.
+The methods here are called by the thread that trains. `interrupter.CollectiveInterrupter` watches meanwhile in a thread
+of its own.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ from typing import TypeVar, cast
 import numpy as np
 
 import replicax.cluster.exchange as exchange
-import replicax.group.health as health
+import replicax.runtime.activity as activity
 from replicax.compat.jax_worlds import WorldClique, install_alone, is_lost_connection
+from replicax.contracts.worlds import ALONE, Incarnation, State, World
 from replicax.errors import MeetingError, NotJoinedError
-from replicax.group.membership.interrupted_wait import BrokenOffError
-from replicax.group.membership.quorum import Life
+from replicax.errors.exit_codes import ExitCode
 from replicax.group.membership.elastic_meeting import BegunError, ElasticMeeting
-from replicax.group.membership.state_transfer import Pending, given, take, take_pending
-from replicax.group.membership.newcomer_warnings import Knocking
-from replicax.group.membership.meeting import MemberLostError, Roll
+from replicax.group.membership.interrupted_wait import WaitInterruptedError
+from replicax.group.membership.interrupter import CollectiveInterrupter
+from replicax.group.membership.launcher_news import tell_of_leaving, tell_of_world
+from replicax.group.membership.meeting import MemberLostError, Quorum
+from replicax.group.membership.newcomer_warnings import NewcomerWarnings
 from replicax.group.membership.outcomes import Outcomes
-from replicax.group.membership.packing import packed, unpacked
 from replicax.group.membership.places import ELSEWHERE, NOT_JOINED, Given, Place
 from replicax.group.membership.preemption import Preemption
-from replicax.group.membership.interrupter import Sentry
-from replicax.group.membership.launcher_news import tell_of_leaving, tell_of_world
-from replicax.contracts.worlds import ALONE, State, World
+from replicax.group.membership.state_transfer import Pending, given, packed, take, take_pending, unpacked
+from replicax.group.renewal import renewed
+from replicax.typing import PyTree
 
 _T = TypeVar("_T")
 
 _SECONDS_BETWEEN_LOOKS = 0.1
-_ENDED_EARLY = 75  # exit code: it was told to
 
 
 class WorldChangedError(Exception):
@@ -53,11 +54,6 @@ class WorldChangedError(Exception):
 class ElasticWorlds:
     """The worlds of this process, one after the other.
 
-    Args:
-        meeting: Where the members agree.
-        sentry: Watches the others.
-        fewest: With how few members the training goes on.
-
     Attributes:
         world: The present one.
         always: What is given to newcomers in any case: the strategy's variables.
@@ -66,18 +62,18 @@ class ElasticWorlds:
         preemption: Decides what SIGTERM means.
     """
 
-    def __init__(self, meeting: ElasticMeeting, sentry: Sentry, fewest: int):
+    def __init__(self, meeting: ElasticMeeting, interrupter: CollectiveInterrupter, fewest: int):
         self.world = World(ALONE, 0, (meeting.index,), (meeting.names[meeting.index],))
         self.always: list[State] = []
         self.state: State | None = None
         self.changes: list[Callable[[], None]] = []
         self.preemption: Preemption | None = None
-        self._meeting, self._sentry, self._fewest = meeting, sentry, fewest
+        self._meeting, self._interrupter, self._fewest = meeting, interrupter, fewest
         self._outcomes = Outcomes()
         self._place = Place(is_new=True)
         self._is_busy = False
         self._leaving, self._has_left = "", False
-        self._knocking = Knocking()
+        self._newcomer_warnings = NewcomerWarnings()
         self._pending: list[Pending] = []
 
     # The beginning and the end.
@@ -92,7 +88,7 @@ class ElasticWorlds:
             except BegunError:
                 self._place = Place(is_new=True)
         install_alone()
-        exchange.begin_anew(self._sentry.wanted)
+        exchange.begin_anew(self._interrupter.wanted)
 
     @property
     def is_taken_in(self) -> bool:
@@ -121,9 +117,9 @@ class ElasticWorlds:
         """Waits until all members' scripts have ended, since one that lags may need an outcome of this one's."""
         if not self.is_taken_in or self._has_left:
             return
-        self._sentry.tell_done()
-        while self._sentry.others_run():
-            if self._sentry.wanted.wait(_SECONDS_BETWEEN_LOOKS):
+        self._interrupter.tell_done()
+        while self._interrupter.others_run():
+            if self._interrupter.wanted.wait(_SECONDS_BETWEEN_LOOKS):
                 self._place = self._here(is_done=True)
                 self._meet()
                 return  # Those who lag have the outcome now. They go on without this process.
@@ -134,20 +130,24 @@ class ElasticWorlds:
         return self._outcomes.last
 
     @property
-    def lives(self) -> tuple[Life, ...]:
-        """The present members, each with the run of it that takes part; this process's own is `life`."""
-        sheet = self._meeting.sheet
-        return () if sheet is None else sheet.lives
+    def incarnations(self) -> tuple[Incarnation, ...]:
+        """The present members, each with the run of it that takes part; this process's own is `incarnation`."""
+        record = self._meeting.record
+        return () if record is None else record.incarnations
 
     @property
-    def life(self) -> Life:
+    def incarnation(self) -> Incarnation:
         """This run of this process."""
-        return self._meeting.life
+        return self._meeting.incarnation
 
     @property
     def may_leave(self) -> bool:
         """Returns whether enough others go on if this process leaves."""
         return self.is_taken_in and len(self.world.members) > self._fewest
+
+    def renewed(self, tree: PyTree) -> PyTree:
+        """Returns `tree` for the present world: batches of an earlier one have the same global rows, split anew."""
+        return renewed(tree)
 
     def leave_soon(self, reason: str) -> None:
         """Lets this process leave between two calls, and end: the others go on without it. For signal handlers."""
@@ -156,7 +156,7 @@ class ElasticWorlds:
     def leave(self) -> None:
         """Leaves: the others go on without this process."""
         self._meeting.leave()
-        self._sentry.stop()
+        self._interrupter.stop()
 
     # Calls.
 
@@ -172,16 +172,16 @@ class ElasticWorlds:
         """
         if self._is_busy:
             return call()
-        if self._sentry.somebody_knocks():
-            self._knocking.refused(self.state is not None)
+        if self._interrupter.somebody_knocks():
+            self._newcomer_warnings.refused(self.state is not None)
         self._is_busy = True
         try:
             while True:
                 try:
                     self._leave_if_told()
-                    if self._sentry.wanted.is_set():
+                    if self._interrupter.wanted.is_set():
                         self._change(executes=False)
-                    with self._sentry.working():
+                    with self._interrupter.working():
                         return call()
                 except WorldChangedError:
                     continue
@@ -235,29 +235,25 @@ class ElasticWorlds:
             RuntimeError: A member was lost meanwhile.
         """
         try:
-            self._sentry.breaker.wait(values)
-        except BrokenOffError:
+            self._interrupter.breaker.wait(values)
+        except WaitInterruptedError:
             cast(WorldClique, self._meeting.clique).leave_behind()
             raise
 
     def boundary(self, *places: object) -> None:
-        """Takes newcomers in, if any wait, between two calls: this process can give its state here.
-
-        Args:
-            places: See `State.is_boundary`.
-        """
+        """Takes newcomers in, if any wait, between two calls: this process can give its state here."""
         if self._is_busy or not self.is_taken_in:
             return
-        knocks = self._sentry.somebody_knocks()
+        knocks = self._interrupter.somebody_knocks()
         if not knocks:
-            self._knocking.answered()
-        if not knocks and not self._sentry.wanted.is_set():
+            self._newcomer_warnings.answered()
+        if not knocks and not self._interrupter.wanted.is_set():
             return
         if self.state is None or not self.state.is_boundary(places):
             if knocks:
-                self._knocking.refused(self.state is not None)
+                self._newcomer_warnings.refused(self.state is not None)
             return
-        self._sentry.call("a worker joins")
+        self._interrupter.call("a worker joins")
         self._place = self._here(gives=True)
         self._meet()
 
@@ -265,20 +261,20 @@ class ElasticWorlds:
         """Ends this process if it was told to, and enough others go on without it."""
         if not self._leaving or not self.may_leave:
             return
-        life = self._meeting.life
-        tell_of_leaving(life, self._leaving)
-        self._sentry.call(f"{self._meeting.names[life.index]} leaves: {self._leaving}")
+        incarnation = self._meeting.incarnation
+        tell_of_leaving(incarnation, self._leaving)
+        self._interrupter.call(f"{self._meeting.names[incarnation.index]} leaves: {self._leaving}")
         self.leave()
         self._has_left = True
-        raise SystemExit(_ENDED_EARLY)
+        raise SystemExit(ExitCode.RESUME)
 
     def _is_loss(self, error: Exception) -> bool:
-        return self._sentry.wanted.is_set() or is_lost_connection(error) or isinstance(error, exchange.ClosedError)
+        return self._interrupter.wanted.is_set() or is_lost_connection(error) or isinstance(error, exchange.ClosedError)
 
     # A new world.
 
     def _change(self, executes: bool) -> list[np.ndarray] | None:
-        self._sentry.call("a worker is lost")
+        self._interrupter.call("a worker is lost")
         self._place = self._here(executes=executes)
         return self._meet()
 
@@ -294,59 +290,61 @@ class ElasticWorlds:
         Returns:
             The outcome of the call in whose middle this process was; None if nobody has completed it.
         """
-        self._sentry.pause()
+        self._interrupter.pause()
         is_new = self._place.is_new
         while True:
-            roll = self._meeting.gather("a new world", self._place.written(), begins)
-            self._check_number(roll)
-            places = [Place.of(note) for note in roll.notes]
+            quorum = self._meeting.gather("a new world", self._place.written(), begins)
+            self._check_number(quorum)
+            places = [Place.of(note) for note in quorum.notes]
             try:
-                found = self._agreed(roll, places)
+                found = self._agreed(quorum, places)
                 break
             except MemberLostError:
                 continue
         if is_new:
             self._outcomes.begin_at(found.calls)
-        self._install(roll, places)
+        self._install(quorum, places)
         if found.state is not None:
             self._pending = take(self._states(), *found.state)
         return found.outcome
 
-    def _check_number(self, roll: Roll) -> None:
-        if len(roll.present) < self._fewest:
+    def _check_number(self, quorum: Quorum) -> None:
+        if len(quorum.present) < self._fewest:
+            left = ", ".join(self._names(quorum))
             raise MeetingError(
-                f"Only {len(roll.present)} workers are left ({', '.join(self._names(roll))}), and the training goes on "
-                f"with at least {self._fewest}. Start the job again; it goes on from its newest checkpoint."
+                f"Only {len(quorum.present)} workers are left ({left}), and the training goes on with at least "
+                f"{self._fewest}. Start the job again; it goes on from its newest checkpoint."
             )
 
-    @health.phase(health.CHECKPOINT)  # Between the sums: one that reads or lays out much is not stuck.
-    def _agreed(self, roll: Roll, places: Sequence[Place]) -> Given:
+    @activity.phase(activity.CHECKPOINT)  # Between the sums: one that reads or lays out much is not stuck.
+    def _agreed(self, quorum: Quorum, places: Sequence[Place]) -> Given:
         """Connects the members, and hands on what some of them lack: the outcome of a call, or all the state."""
-        own = roll.present.index(self._meeting.index)
-        if len(roll.present) == 1:
+        own = quorum.present.index(self._meeting.index)
+        if len(quorum.present) == 1:
             return Given()
-        self._meeting.total_of_vectors(roll, [np.zeros(1, np.uint32)], "connected")
+        self._meeting.total_of_vectors(quorum, [np.zeros(1, np.uint32)], "connected")
         latest = max(place.calls for place in places)
         outcome = None
         for number in sorted({place.calls + 1 for place in places if place.executes and place.calls < latest}):
-            giver = self._owner(number, places, roll)
-            found, _ = unpacked(self._sent(roll, packed(self._outcomes.of(number)) if giver == own else None))
+            giver = self._owner(number, places, quorum)
+            found, _ = unpacked(self._sent(quorum, packed(self._outcomes.of(number)) if giver == own else None))
             if self._place.executes and self._outcomes.last == number - 1:
                 outcome = found
         if not any(place.is_new for place in places):
             return Given(outcome)
         giver = next(i for i, place in enumerate(places) if place.gives)
-        state = unpacked(self._sent(roll, packed(*given(self._states())) if giver == own else None))
+        state = unpacked(self._sent(quorum, packed(*given(self._states())) if giver == own else None))
         return Given(outcome, state if self._place.is_new else None, places[giver].calls)
 
-    def _owner(self, number: int, places: Sequence[Place], roll: Roll) -> int:
-        """Returns the place on the roll of a member that has the outcome of a call."""
+    def _owner(self, number: int, places: Sequence[Place], quorum: Quorum) -> int:
+        """Returns the place on the quorum of a member that has the outcome of a call."""
         for i, place in enumerate(places):
             if place.kept <= number <= place.calls:
                 return i
         raise MeetingError(
             f"A worker was interrupted in call {number}, which others have completed, and none of "
-            f"{', '.join(self._names(roll))} has its outcome any more. Start the job again; it goes on from its newest "
+            f"{', '.join(self._names(quorum))} has its outcome any more. Start the job again; it goes on from its "
+            "newest "
             "checkpoint."
         )
 
@@ -354,34 +352,34 @@ class ElasticWorlds:
         assert self.state is not None  # Only those give or take it who have said what.
         return [*self.always, self.state]
 
-    def _sent(self, roll: Roll, vector: np.ndarray | None) -> np.ndarray:
+    def _sent(self, quorum: Quorum, vector: np.ndarray | None) -> np.ndarray:
         """Returns in every member the bytes that one of them sends."""
         length = np.array([0 if vector is None else vector.size], np.uint32)
-        (size,) = self._meeting.total_of_vectors(roll, [length], "length")
+        (size,) = self._meeting.total_of_vectors(quorum, [length], "length")
         own = np.zeros(int(size[0]), np.uint8) if vector is None else vector
-        (found,) = self._meeting.total_of_vectors(roll, [own], f"{own.size} bytes")
+        (found,) = self._meeting.total_of_vectors(quorum, [own], f"{own.size} bytes")
         return found
 
-    def _install(self, roll: Roll, places: Sequence[Place]) -> None:
-        if len(roll.present) == 1:
+    def _install(self, quorum: Quorum, places: Sequence[Place]) -> None:
+        if len(quorum.present) == 1:
             install_alone()
         else:
             cast(WorldClique, self._meeting.clique).install()
-        tell_of_world(roll.number, self.lives, roll.present.index(self._meeting.index))
-        newcomers = tuple(index for index, place in zip(roll.present, places, strict=True) if place.is_new)
-        index = roll.present.index(self._meeting.index)
-        self.world = World(roll.number, index, roll.present, self._names(roll), newcomers)
+        tell_of_world(quorum.number, self.incarnations, quorum.present.index(self._meeting.index))
+        newcomers = tuple(index for index, place in zip(quorum.present, places, strict=True) if place.is_new)
+        index = quorum.present.index(self._meeting.index)
+        self.world = World(quorum.number, index, quorum.present, self._names(quorum), newcomers)
         if _are_level(places):  # Arrays of earlier worlds keep their devices, and these their threads.
             self._outcomes.forget()
         self._place = self._here()
-        self._sentry.resume()
-        exchange.begin_anew(self._sentry.wanted)
+        self._interrupter.resume()
+        exchange.begin_anew(self._interrupter.wanted)
         for change in self.changes:
             change()
         gc.collect()  # Programs and devices of the last world refer to each other, and its threads live with them.
 
-    def _names(self, roll: Roll) -> tuple[str, ...]:
-        return tuple(self._meeting.names[index] for index in roll.present)
+    def _names(self, quorum: Quorum) -> tuple[str, ...]:
+        return tuple(self._meeting.names[index] for index in quorum.present)
 
 
 def _are_level(places: Sequence[Place]) -> bool:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 import jax
 
+from replicax.contracts.worlds import Incarnation
 from replicax.errors import MeetingError
+from replicax.group.membership.job_store import JobStore
 from replicax.runtime.activity import SLOW_PHASES, Activity, now
-from replicax.group.membership.job_store import Board
-from replicax.group.membership.quorum import Life
 from replicax.runtime.threads import StoppedAtEnd
 
 _log = logging.getLogger(__name__)
@@ -20,38 +20,36 @@ _SECONDS_BETWEEN_BEATS = 0.5
 
 
 class Watch:
-    """Notices which lives show no change any more. Ages are counted from the beginning of a wait.
-
-    Args:
-        clock: Returns the time in seconds.
-    """
+    """Notices which incarnations show no change any more. Ages are counted from the beginning of a wait."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
-        self._seen: dict[Life, tuple[list[bytes], list[float]]] = {}
+        self._seen: dict[Incarnation, tuple[list[bytes], list[float]]] = {}
 
     def begin(self) -> None:
         """Begins to watch."""
         self._seen.clear()
 
-    def silent(self, lives: Iterable[Life], beats: Mapping[Life, bytes], limit_s: float, dead_s: float) -> set[Life]:
+    def silent(
+        self, incarnations: Iterable[Incarnation], beats: Mapping[Incarnation, bytes], limit_s: float, dead_s: float
+    ) -> set[Incarnation]:
         """Returns those who have not changed for too long.
 
         Args:
-            lives: Those who are watched.
+            incarnations: Those who are watched.
             beats: Their last signs of life: a count, and what they do.
             limit_s: After how long without a change of either they count as silent.
             dead_s: The same for the count alone, which a thread of its own raises.
         """
         time_now = self._clock()
         found = set()
-        for life in lives:
-            parts = beats.get(life, b":").split(b":", 1)
-            before, since = self._seen.get(life, ([b"?", b"?"], [time_now, time_now]))
+        for incarnation in incarnations:
+            parts = beats.get(incarnation, b":").split(b":", 1)
+            before, since = self._seen.get(incarnation, ([b"?", b"?"], [time_now, time_now]))
             since = [old if part == was else time_now for part, was, old in zip(parts, before, since, strict=True)]
-            self._seen[life] = (parts, since)
+            self._seen[incarnation] = (parts, since)
             if time_now - since[0] > min(dead_s, limit_s) or time_now - since[1] > limit_s:
-                found.add(life)
+                found.add(incarnation)
         return found
 
 
@@ -61,16 +59,11 @@ def doing(count: int, activity: Activity = now) -> str:
     return f"{phase} {count}" if phase in SLOW_PHASES else f"{phase} {since} {activity.calls}"
 
 
-class Pulse:
-    """Gives a sign of life twice a second, from a thread of its own.
+class Heartbeat:
+    """Gives a sign of life twice a second, from a thread of its own."""
 
-    Args:
-        board: Where it is given.
-        life: Whose it is.
-    """
-
-    def __init__(self, board: Board, life: Life):
-        self._board, self._life = board, life
+    def __init__(self, job_store: JobStore, incarnation: Incarnation):
+        self._job_store, self._incarnation = job_store, incarnation
         self._stopped = threading.Event()
         self._thread = StoppedAtEnd("replicax-meeting-pulse", self._run, stop=self._stopped.set)
         self._thread.start()
@@ -83,13 +76,13 @@ class Pulse:
         count = 0
         while True:
             try:
-                self._board.beat(self._life, count, doing(count))
+                self._job_store.beat(self._incarnation, count, doing(count))
             except MeetingError:
                 # It goes on: one that gives no sign of life is never taken in, and it may be that this thread alone
-                # could not reach the board. If the board is gone or cut off, the lookout ends the process.
+                # could not reach the store. If that is gone or cut off, the store watcher ends the process.
                 pass
             except jax.errors.JaxRuntimeError:
-                _log.exception("No sign of life could be given to the board of the meeting; it is tried again.")
+                _log.exception("No sign of life could be given to the job store; it is tried again.")
             count += 1
             if self._stopped.wait(_SECONDS_BETWEEN_BEATS):
                 return

@@ -16,11 +16,11 @@ from types import FrameType
 import jax
 
 
-class BrokenOffError(RuntimeError):
+class WaitInterruptedError(RuntimeError):
     """The wait for a program was broken off."""
 
 
-class Breaker:
+class WaitInterrupter:
     """Breaks off waits. It is made by the main thread; elsewhere, or without real-time signals, it does nothing."""
 
     def __init__(self) -> None:
@@ -56,4 +56,4 @@ class Breaker:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._waits:
             self._waits = False
-            raise BrokenOffError("The wait for a program was broken off: a worker was lost.")
+            raise WaitInterruptedError("The wait for a program was broken off: a worker was lost.")

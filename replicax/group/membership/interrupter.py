@@ -1,4 +1,4 @@
-"""The sentry: a thread that notices losses and newcomers while the thread that trains computes, and interrupts it."""
+"""A thread that notices losses and newcomers while the thread that trains computes, and interrupts its collectives."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from typing import Protocol
 import jax
 
 from replicax.cluster.patience import Patience
+from replicax.contracts.worlds import Incarnation
 from replicax.errors import MeetingError
 from replicax.group.health.launcher_messages import tell_launcher
-from replicax.runtime.activity import WAITING_PHASES, now
-from replicax.group.membership.job_store import Board
-from replicax.group.membership.interrupted_wait import Breaker
-from replicax.group.membership.quorum import Life, Sheet, View
 from replicax.group.membership.heartbeat import Watch
+from replicax.group.membership.interrupted_wait import WaitInterrupter
+from replicax.group.membership.job_store import JobStore
+from replicax.group.membership.quorum import QuorumRecord, View
+from replicax.runtime.activity import WAITING_PHASES, now
 from replicax.runtime.threads import StoppedAtEnd
 
 _log = logging.getLogger(__name__)
@@ -28,26 +29,26 @@ _SECONDS_IN_A_CALL = 1800.0  # after which nobody is to blame, and the members m
 
 
 class Meets(Protocol):
-    """A meeting, as the sentry asks it."""
+    """A meeting, as the interrupter asks it."""
 
     @property
-    def sheet(self) -> Sheet | None:
-        """The last roll."""
+    def record(self) -> QuorumRecord | None:
+        """The last quorum."""
 
     @property
     def clique(self) -> object:
         """Its clique."""
 
 
-class Sentry:
+class CollectiveInterrupter:
     """Watches the other members.
 
     Args:
-        board: What the members write for each other; a connection of its own.
-        life: This run of this process.
+        job store: What the members write for each other; a connection of its own.
+        incarnation: This run of this process.
         meeting: The meeting.
         patience: How long it waits.
-        lost: Ends this process, since the board has been out of reach for too long: the others go on without it.
+        lost: Ends this process, since the job store has been out of reach for too long: the others go on without it.
 
     Attributes:
         breaker: Breaks off a wait that cannot be interrupted.
@@ -55,16 +56,21 @@ class Sentry:
     """
 
     def __init__(
-        self, board: Board, life: Life, meeting: Meets, patience: Patience, lost: Callable[[MeetingError], object]
+        self,
+        job_store: JobStore,
+        incarnation: Incarnation,
+        meeting: Meets,
+        patience: Patience,
+        lost: Callable[[MeetingError], object],
     ):
         self.wanted = threading.Event()
-        self.breaker = Breaker()
-        self._board, self._life, self._meeting, self._patience = board, life, meeting, patience
+        self.breaker = WaitInterrupter()
+        self._job_store, self._incarnation, self._meeting, self._patience = job_store, incarnation, meeting, patience
         self._watch, self._lost = Watch(), lost
         self._awake, self._stopped = threading.Event(), threading.Event()
         self._works_since: float | None = None
-        self._waiting: frozenset[Life] = frozenset()
-        self._told: set[Life] = set()
+        self._waiting: frozenset[Incarnation] = frozenset()
+        self._told: set[Incarnation] = set()
         self._thread = StoppedAtEnd("replicax-sentry", self._run, stop=self._ask_to_stop)
         self._thread.start()
 
@@ -85,33 +91,37 @@ class Sentry:
         self._works_since = None
 
     def resume(self) -> None:
-        """Watches the members of the last roll from now on."""
+        """Watches the members of the last quorum from now on."""
         self.wanted.clear()
         self._awake.set()
 
     def call(self, why: str) -> None:
         """Asks all members to meet."""
-        sheet = self._meeting.sheet
-        if sheet is not None:
-            self._board.call(sheet.number, why)
+        record = self._meeting.record
+        if record is not None:
+            self._job_store.call(record.number, why)
 
     def somebody_knocks(self) -> bool:
         """Returns whether a newcomer waits."""
-        sheet = self._meeting.sheet  # It may be newer than the last look, and name those who waited then.
-        return sheet is not None and not self._waiting.issubset(sheet.lives)
+        record = self._meeting.record  # It may be newer than the last look, and name those who waited then.
+        return record is not None and not self._waiting.issubset(record.incarnations)
 
     def tell_done(self) -> None:
         """Tells the others that this process's script has ended."""
-        if self._meeting.sheet is not None:
-            self._board.tell_done(self._meeting.sheet.number, self._life.index)
+        if self._meeting.record is not None:
+            self._job_store.tell_done(self._meeting.record.number, self._incarnation.index)
 
     def others_run(self) -> bool:
         """Returns whether the script of another member is still running."""
-        sheet = self._meeting.sheet
-        if sheet is None:
+        record = self._meeting.record
+        if record is None:
             return False
-        done, gone = self._board.done(sheet.number), self._board.gone()
-        return any(life.index not in done and life not in gone for life in sheet.lives if life != self._life)
+        done, gone = self._job_store.done(record.number), self._job_store.gone()
+        return any(
+            incarnation.index not in done and incarnation not in gone
+            for incarnation in record.incarnations
+            if incarnation != self._incarnation
+        )
 
     def stop(self) -> None:
         """Ends the thread."""
@@ -132,43 +142,47 @@ class Sentry:
                     self._lost(error)
                 return
             except jax.errors.JaxRuntimeError:
-                _log.exception("The sentry could not read the board of the meeting; it goes on.")
+                _log.exception("The interrupter could not read the job store; it goes on.")
                 time.sleep(self._patience.again)
 
     def _look(self) -> None:
-        sheet = self._meeting.sheet
-        if sheet is None:
+        record = self._meeting.record
+        if record is None:
             self._stopped.wait(self._patience.again)
             return
-        called = self._board.called(sheet.number, self._patience.again)
-        view = self._view(sheet)
-        lost = [life for life in sheet.lives if not view.is_up(life)]
-        # A newcomer waits if it has come, is up, and no roll has named it.
-        self._waiting = frozenset(life for life in view.ready(sheet) if life not in sheet.lives)
-        if next(filter(view.is_up, sheet.lives), None) == self._life:  # One of them is enough.
-            self._tell_of_silent_newcomers({life for life in view.silent if not view.is_over(life)} - {*sheet.lives})
+        called = self._job_store.called(record.number, self._patience.again)
+        view = self._view(record)
+        lost = [incarnation for incarnation in record.incarnations if not view.is_up(incarnation)]
+        # A newcomer waits if it has come, is up, and no quorum has named it.
+        self._waiting = frozenset(
+            incarnation for incarnation in view.ready(record) if incarnation not in record.incarnations
+        )
+        if next(filter(view.is_up, record.incarnations), None) == self._incarnation:  # One of them is enough.
+            self._tell_of_silent_newcomers(
+                {incarnation for incarnation in view.silent if not view.is_over(incarnation)} - {*record.incarnations}
+            )
         late = self._seconds_in_call() > max(_SECONDS_IN_A_CALL, self._patience.stall)
-        self._board.suspect(sheet.number, (life for life in lost if life in view.silent))
+        self._job_store.suspect(record.number, (incarnation for incarnation in lost if incarnation in view.silent))
         if (lost or late) and called is None:
-            self._board.call(sheet.number, f"{lost} are lost" if lost else "a call takes too long")
+            self._job_store.call(record.number, f"{lost} are lost" if lost else "a call takes too long")
         if not self._awake.is_set():  # The members meet, and learn from here who gives no sign of life.
             self._stopped.wait(self._patience.again)
             return
-        if not (lost or late or called is not None) or sheet is not self._meeting.sheet:
+        if not (lost or late or called is not None) or record is not self._meeting.record:
             return
         self.wanted.set()
-        self._interrupt(sheet)
+        self._interrupt(record)
 
-    def _tell_of_silent_newcomers(self, lives: set[Life]) -> None:
+    def _tell_of_silent_newcomers(self, incarnations: set[Incarnation]) -> None:
         """Lets the launcher end those that are stopped or cut off before they take part; nobody waits for them."""
-        for life in lives - self._told:
-            tell_launcher({"silent": f"worker {life.index}", "life": life.number})
-        self._told |= lives
+        for incarnation in incarnations - self._told:
+            tell_launcher({"silent": f"worker {incarnation.index}", "life": incarnation.number})
+        self._told |= incarnations
 
-    def _interrupt(self, sheet: Sheet) -> None:
+    def _interrupt(self, record: QuorumRecord) -> None:
         """Interrupts collectives of the thread that trains until the members meet: it may begin another one."""
         began = time.monotonic()
-        while self._awake.is_set() and not self._stopped.is_set() and self._meeting.sheet is sheet:
+        while self._awake.is_set() and not self._stopped.is_set() and self._meeting.record is record:
             interrupt: Callable[[], bool] | None = getattr(self._meeting.clique, "interrupt", None)
             if interrupt is not None and self._works_since is not None:
                 interrupt()
@@ -176,22 +190,26 @@ class Sentry:
                 self.breaker.break_off()
             self._stopped.wait(_SECONDS_BETWEEN_INTERRUPTS)
 
-    def _view(self, sheet: Sheet) -> View:
-        beats, notes, newest = self._board.beats(), self._board.notes(), self._board.newest()
-        others = {*sheet.lives, *newest.values()} - {self._life}
+    def _view(self, record: QuorumRecord) -> View:
+        beats, notes, newest = self._job_store.beats(), self._job_store.notes(), self._job_store.newest()
+        others = {*record.incarnations, *newest.values()} - {self._incarnation}
         silent = self._watch.silent(others, beats, float("inf"), self._patience.silence)
         if self._seconds_in_call() > self._patience.stall:
-            silent |= self._late(sheet, beats)
-        return View(newest, self._board.gone(), silent, notes)
+            silent |= self._late(record, beats)
+        return View(newest, self._job_store.gone(), silent, notes)
 
-    def _late(self, sheet: Sheet, beats: dict[Life, bytes]) -> set[Life]:
+    def _late(self, record: QuorumRecord, beats: dict[Incarnation, bytes]) -> set[Incarnation]:
         """Returns the members for which this one waits in vain: alive, they do nothing, and do not come to it.
 
         One that compiles or saves does something, and so does one that comes from call to call.
         """
         if now.at[0] not in WAITING_PHASES:
             return set()
-        away = {life for life in sheet.lives if life != self._life and not _is_in_call(beats.get(life, b""))}
+        away = {
+            incarnation
+            for incarnation in record.incarnations
+            if incarnation != self._incarnation and not _is_in_call(beats.get(incarnation, b""))
+        }
         return self._watch.silent(away, beats, self._patience.stall, self._patience.silence)
 
     def _seconds_in_call(self) -> float:

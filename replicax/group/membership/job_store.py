@@ -1,22 +1,22 @@
-"""The board of a meeting: what its processes write into a store that all of them reach, and read there.
+"""The job store of a meeting: what its processes write into a store that all of them reach, and read there.
 
 | key | written | what it says |
 | --- | --- | --- |
-| `life/<index>` | over and over | the number of the newest life of an island |
-| `beat/<index>` | over and over | the life, a count, and what it is doing: a sign of life |
-| `gone/<index>/<life>` | once | a life is over |
-| `note/<index>` | over and over | the life waits for a roll after one that it has seen, with its note |
+| `incarnation/<index>` | over and over | the number of the newest incarnation of an island |
+| `beat/<index>` | over and over | the incarnation, a count, and what it is doing: a sign of life |
+| `gone/<index>/<incarnation>` | once | an incarnation is over |
+| `note/<index>` | over and over | the incarnation waits for a quorum after one that it has seen, with its note |
 | `ending` | once | the whole job is to end |
-| `passed/<index>` | once | after how many calls a life has last gone on, when all are to end |
-| `at` | over and over | the number of a late roll, from which a newcomer reads on |
-| `roll/<number>` | once | the lives that a roll names, with their notes; empty when it is forgotten |
-| `service/<number>` | once | where the clique of a roll meets |
-| `here/<roll>/<sum>/<index>` | once | a member has come to a sum, with shapes and dtypes |
-| `ended/<roll>/<sum>/<index>` | once | a member has the result (empty), or the error |
-| `outcome/<roll>/<sum>` | once | whether the sum counts |
-| `call/<roll>` | once | a member of a roll asks for the next one; why |
-| `silent/<roll>/<index>` | once | a member of a roll has heard nothing of a member for too long |
-| `done/<roll>/<index>` | once | a member's script has ended |
+| `passed/<index>` | once | after how many calls an incarnation has last gone on, when all are to end |
+| `at` | over and over | the number of a late quorum, from which a newcomer reads on |
+| `quorum/<number>` | once | the incarnations that a quorum names, with their notes; empty when it is forgotten |
+| `service/<number>` | once | where the clique of a quorum meets |
+| `here/<quorum>/<sum>/<index>` | once | a member has come to a sum, with shapes and dtypes |
+| `ended/<quorum>/<sum>/<index>` | once | a member has the result (empty), or the error |
+| `outcome/<quorum>/<sum>` | once | whether the sum counts |
+| `call/<quorum>` | once | a member of a quorum asks for the next one; why |
+| `silent/<quorum>/<index>` | once | a member of a quorum has heard nothing of a member for too long |
+| `done/<quorum>/<index>` | once | a member's script has ended |
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from replicax.cluster.signing import SignedStore, checked
+from replicax.contracts.worlds import Incarnation
 from replicax.errors import MeetingError
-from replicax.group.membership.quorum import AGAIN, Life, Sheet
+from replicax.group.membership.quorum import AGAIN, QuorumRecord
 
 _AT_ONCE_S = 0.001
-_FORGOTTEN = b""  # a roll that was
-_KEPT = 50  # rolls
+_FORGOTTEN = b""  # a quorum that was
+_KEPT = 50  # quorums
 # Of older ones it is kept that there was one, for so many: a process that was cut off meanwhile could make one anew.
 _KNOWN = 100_000
 
@@ -63,48 +64,45 @@ class _Signed(SignedStore[Store]):
         return {key: checked(key, value, MeetingError) for key, value in self._store.listing(prefix).items()}
 
 
-class Board:
+class JobStore:
     """Reads and writes the keys of a meeting.
 
     Each method that reads raises `MeetingError` if it finds what no process of this job has written.
-
-    Args:
-        store: Where they are.
     """
 
     def __init__(self, store: Store):
         self.store = _Signed(store, MeetingError)
 
-    def enter(self, life: Life) -> None:
-        """Tells that a life has begun."""
-        self.store.put(f"life/{life.index}", str(life.number).encode())
+    def enter(self, incarnation: Incarnation) -> None:
+        """Tells that an incarnation has begun."""
+        self.store.put(f"life/{incarnation.index}", str(incarnation.number).encode())
 
-    def beat(self, life: Life, count: int, doing: str) -> None:
+    def beat(self, incarnation: Incarnation, count: int, doing: str) -> None:
         """Gives a sign of life."""
-        self.store.put(f"beat/{life.index}", f"{life.number}:{count}:{doing}".encode())
+        self.store.put(f"beat/{incarnation.index}", f"{incarnation.number}:{count}:{doing}".encode())
 
-    def end(self, life: Life) -> None:
-        """Tells that a life is over."""
-        self.store.put(f"gone/{life.index}/{life.number}", b"")
+    def end(self, incarnation: Incarnation) -> None:
+        """Tells that an incarnation is over."""
+        self.store.put(f"gone/{incarnation.index}/{incarnation.number}", b"")
 
     def call(self, number: int, why: str) -> None:
-        """Asks all members of a roll for the next one; the first reason stays."""
+        """Asks all members of a quorum for the next one; the first reason stays."""
         self.store.put_if_absent(f"call/{number}", why.encode(errors="replace"))
 
     def called(self, number: int, timeout_s: float) -> str | None:
-        """Waits until a member of a roll asks for the next one, and returns why; None if nobody does in time."""
+        """Waits until a member of a quorum asks for the next one, and returns why; None if nobody does in time."""
         why = self.store.get(f"call/{number}", timeout_s)
         return None if why is None else why.decode()
 
-    def suspect(self, number: int, lives: Iterable[Life]) -> None:
-        """Tells the members of a roll that nothing was heard of some of them for too long."""
-        for life in lives:
-            self.store.put(f"silent/{number}/{life.index}", str(life.number).encode())
+    def suspect(self, number: int, incarnations: Iterable[Incarnation]) -> None:
+        """Tells the members of a quorum that nothing was heard of some of them for too long."""
+        for incarnation in incarnations:
+            self.store.put(f"silent/{number}/{incarnation.index}", str(incarnation.number).encode())
 
-    def suspects(self, number: int) -> frozenset[Life]:
-        """Returns the members of a roll of whom another one has heard nothing for too long."""
+    def suspects(self, number: int) -> frozenset[Incarnation]:
+        """Returns the members of a quorum of whom another one has heard nothing for too long."""
         found = _by_index(self.store, f"silent/{number}")
-        return frozenset(Life(index, int(value)) for index, value in found.items())
+        return frozenset(Incarnation(index, int(value)) for index, value in found.items())
 
     def tell_ending(self) -> None:
         """Tells everybody that the whole job is to end."""
@@ -114,67 +112,67 @@ class Board:
         """Waits until the whole job is to end; returns False if it is not in time."""
         return self.store.get("ending", timeout_s) is not None
 
-    def tell_passed(self, life: Life, calls: int) -> None:
-        """Tells after how many calls a life, of which all are to end, has last gone on."""
-        self.store.put(f"passed/{life.index}", f"{life.number}:{calls}".encode())
+    def tell_passed(self, incarnation: Incarnation, calls: int) -> None:
+        """Tells after how many calls an incarnation, of which all are to end, has last gone on."""
+        self.store.put(f"passed/{incarnation.index}", f"{incarnation.number}:{calls}".encode())
 
-    def passed(self) -> dict[Life, int]:
-        """Returns what lives have told of that."""
-        return {life: int(value) for life, value in _by_life(self.store, "passed").items()}
+    def passed(self) -> dict[Incarnation, int]:
+        """Returns what incarnations have told of that."""
+        return {incarnation: int(value) for incarnation, value in _by_life(self.store, "passed").items()}
 
     def tell_done(self, number: int, index: int) -> None:
-        """Tells the members of a roll that a member's script has ended."""
+        """Tells the members of a quorum that a member's script has ended."""
         self.store.put(f"done/{number}/{index}", b"")
 
     def done(self, number: int) -> frozenset[int]:
-        """Returns the members of a roll whose scripts have ended."""
+        """Returns the members of a quorum whose scripts have ended."""
         return frozenset(_by_index(self.store, f"done/{number}"))
 
-    def wait_with(self, life: Life, after: int, note: bytes) -> None:
-        """Tells that a life waits for a roll after roll `after`, the last one that it has seen."""
-        self.store.put(f"note/{life.index}", f"{life.number}:{after}:".encode() + note)
+    def wait_with(self, incarnation: Incarnation, after: int, note: bytes) -> None:
+        """Tells that an incarnation waits for a quorum after quorum `after`, the last one that it has seen."""
+        self.store.put(f"note/{incarnation.index}", f"{incarnation.number}:{after}:".encode() + note)
 
-    def newest(self) -> dict[int, Life]:
-        """Returns the newest life of each island that has come."""
-        return {index: Life(index, int(value)) for index, value in _by_index(self.store, "life").items()}
+    def newest(self) -> dict[int, Incarnation]:
+        """Returns the newest incarnation of each island that has come."""
+        return {index: Incarnation(index, int(value)) for index, value in _by_index(self.store, "life").items()}
 
-    def beats(self) -> dict[Life, bytes]:
-        """Returns the last sign of each life."""
+    def beats(self) -> dict[Incarnation, bytes]:
+        """Returns the last sign of each incarnation."""
         return _by_life(self.store, "beat")
 
-    def notes(self) -> dict[Life, tuple[int, bytes]]:
-        """Returns for each life that waits or has waited the last roll that it had seen then, and its note."""
+    def notes(self) -> dict[Incarnation, tuple[int, bytes]]:
+        """Returns for each incarnation that waits or has waited the last quorum that it had seen then, and its note."""
         found = {}
-        for life, value in _by_life(self.store, "note").items():
+        for incarnation, value in _by_life(self.store, "note").items():
             seen, _, note = value.partition(b":")
-            found[life] = int(seen), note
+            found[incarnation] = int(seen), note
         return found
 
-    def gone(self) -> frozenset[Life]:
-        """Returns the lives that are over."""
+    def gone(self) -> frozenset[Incarnation]:
+        """Returns the incarnations that are over."""
         keys = (key.split("/")[-2:] for key in self.store.listing("gone"))
-        return frozenset(Life(int(index), int(number)) for index, number in keys)
+        return frozenset(Incarnation(int(index), int(number)) for index, number in keys)
 
-    def roll(self, number: int, timeout_s: float) -> Sheet | None:
-        """Waits for a roll; returns None if it is not there in time, and a later one if it is forgotten."""
+    def quorum(self, number: int, timeout_s: float) -> QuorumRecord | None:
+        """Waits for a quorum; returns None if it is not there in time, and a later one if it is forgotten."""
         found = self.store.get(f"roll/{number}", timeout_s)
         while found == _FORGOTTEN:
             number += 1
             found = self.store.get(f"roll/{number}", _AT_ONCE_S)
         return None if found is None else sheet_from(found)
 
-    def latest(self) -> Sheet | None:
-        """Returns the newest roll; None if there is none yet."""
+    def latest(self) -> QuorumRecord | None:
+        """Returns the newest quorum; None if there is none yet."""
         number, newest = int(self.store.get("at", _AT_ONCE_S) or 1), None
-        while (found := self.roll(number, _AT_ONCE_S)) is not None:  # Its proposer may have been lost before it told.
+        while (found := self.quorum(number, _AT_ONCE_S)) is not None:  # Its proposer may have been lost before it told.
             number, newest = found.number + 1, found
         return newest
 
-    def propose(self, sheet: Sheet) -> None:
-        """Proposes a roll; the first proposal holds. Old ones are forgotten."""
-        if self.store.put_if_absent(f"roll/{sheet.number}", written(sheet)):
-            self.store.put("at", str(sheet.number).encode())
-            old = sheet.number - _KEPT
+    def propose(self, record: QuorumRecord) -> None:
+        """Proposes a quorum; the first proposal holds. Old ones are forgotten."""
+        if self.store.put_if_absent(f"roll/{record.number}", written(record)):
+            self.store.put("at", str(record.number).encode())
+            old = record.number - _KEPT
             for what in ("here", "ended", "outcome", "call", "silent", "done") if old > 0 else ():
                 self.store.delete(f"{what}/{old}")
             if old > 0:
@@ -209,7 +207,7 @@ class Board:
         return self.outcome(sum_name, _AT_ONCE_S) or AGAIN  # It is forgotten: the others have gone on.
 
     def break_off(self, number: int) -> None:
-        """Lets the sums of a roll fail whose lives are all over: at least the next one that they would have made."""
+        """Lets the sums of a quorum fail whose incarnations are all over, at least the next one."""
         index = 0
         while self.judge(f"{number}/{index}", AGAIN) != AGAIN:
             index += 1
@@ -223,30 +221,33 @@ def _by_index(store: Store, prefix: str) -> dict[int, bytes]:
     return {int(key.rpartition("/")[2]): value for key, value in store.listing(prefix).items()}
 
 
-def _by_life(store: Store, prefix: str) -> dict[Life, bytes]:
+def _by_life(store: Store, prefix: str) -> dict[Incarnation, bytes]:
     found = {}
     for index, value in _by_index(store, prefix).items():
         number, _, rest = value.partition(b":")
-        found[Life(index, int(number))] = rest
+        found[Incarnation(index, int(number))] = rest
     return found
 
 
-def written(sheet: Sheet) -> bytes:
-    """Returns a roll as it is stored."""
-    lives, holders = ([[life.index, life.number] for life in each] for each in (sheet.lives, sheet.holders))
-    absent = [[life.index, life.number, on] for life, on in sheet.absent]
-    notes = [base64.b64encode(note).decode() for note in sheet.notes]
-    return json.dumps([sheet.number, sheet.clique, lives, notes, holders, absent]).encode()
+def written(record: QuorumRecord) -> bytes:
+    """Returns a quorum as it is stored."""
+    incarnations, holders = (
+        [[incarnation.index, incarnation.number] for incarnation in each]
+        for each in (record.incarnations, record.holders)
+    )
+    absent = [[incarnation.index, incarnation.number, on] for incarnation, on in record.absent]
+    notes = [base64.b64encode(note).decode() for note in record.notes]
+    return json.dumps([record.number, record.clique, incarnations, notes, holders, absent]).encode()
 
 
-def sheet_from(found: bytes) -> Sheet:
-    """Returns the roll that `written` has written."""
-    number, clique, lives, notes, holders, absent = json.loads(found)
-    return Sheet(
+def sheet_from(found: bytes) -> QuorumRecord:
+    """Returns the quorum that `written` has written."""
+    number, clique, incarnations, notes, holders, absent = json.loads(found)
+    return QuorumRecord(
         number,
         clique,
-        tuple(Life(*life) for life in lives),
+        tuple(Incarnation(*incarnation) for incarnation in incarnations),
         tuple(base64.b64decode(note) for note in notes),
-        tuple(Life(*life) for life in holders),
-        tuple((Life(index, life), on) for index, life, on in absent),
+        tuple(Incarnation(*incarnation) for incarnation in holders),
+        tuple((Incarnation(index, incarnation), on) for index, incarnation, on in absent),
     )

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from replicax.checks.environment_names import ELASTIC as ELASTIC, LOG_DIR
+from replicax.contracts.worlds import Incarnation
 from replicax.errors import ClusterError
 from replicax.group.health.launcher_messages import tell_launcher
-from replicax.group.membership.quorum import Life
-from replicax.group.membership.membership_log import LOG_DIR, MembershipLog
-from replicax.contracts.worlds import ELASTIC as ELASTIC
+from replicax.group.membership.membership_log import MembershipLog
 
 
 class ElasticRange(NamedTuple):
@@ -61,36 +61,31 @@ def elastic_range(environ: Mapping[str, str] = os.environ) -> ElasticRange | Non
         raise ClusterError(ELASTIC, text, "is no range of numbers of workers", f"It {error}.") from None
 
 
-def tell_of_world(number: int, lives: Sequence[Life], index: int, why: str = "") -> None:
+def tell_of_world(number: int, incarnations: Sequence[Incarnation], index: int, why: str = "") -> None:
     """Tells the launcher of a new world; without one, its first member writes it to the membership log.
 
     Args:
         number: The number of the world.
-        lives: Its members.
+        incarnations: Its members.
         index: The place of this process among them.
         why: Why it is a new one, as far as this process knows; a launcher knows more.
     """
     atexit.unregister(_tell_of_end)
     atexit.register(_tell_of_end)
-    told = {"world": number, "lives": [[life.index, life.number] for life in lives]}
+    told = {"world": number, "lives": [[incarnation.index, incarnation.number] for incarnation in incarnations]}
     if tell_launcher(told) or index:
         return
     folder = os.environ.get(LOG_DIR)
     if folder:
-        MembershipLog(Path(folder)).world(number, lives, why, time.time())
+        MembershipLog(Path(folder)).world(number, incarnations, why, time.time())
 
 
 def _tell_of_end() -> None:
     tell_launcher({"leaves": True})
 
 
-def tell_of_leaving(life: Life, reason: str) -> None:
-    """Tells the launcher that this process leaves the others, who go on.
-
-    Args:
-        life: This process.
-        reason: Why, such as `"preempted: SIGTERM"`.
-    """
+def tell_of_leaving(incarnation: Incarnation, reason: str) -> None:
+    """Tells the launcher that this process leaves the others, who go on."""
     folder = os.environ.get(LOG_DIR)
     if not tell_launcher({"leaving": reason}) and folder:
-        MembershipLog(Path(folder)).end(life, os.getpid(), None, reason, time.time())
+        MembershipLog(Path(folder)).end(incarnation, os.getpid(), None, reason, time.time())

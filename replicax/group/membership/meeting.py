@@ -1,17 +1,17 @@
-"""The interface of a meeting: a roll of the islands that take part, and sums over them.
+"""The interface of a meeting: a quorum of the islands that take part, and sums over them.
 
 `islands` says what is exchanged; a `Meeting` says between which islands. An exchange has two stages:
 
-1. `gather` waits until everybody who is up has come, and returns the same `Roll` to all of them. Each brings a small
-   note (such as its weight, or that it is new); the roll has the notes of all.
-2. `total` sums arrays over those on the roll. Whoever is new brings zeros and takes what comes out.
+1. `gather` waits until everybody who is up has come, and returns the same `Quorum` to all of them. Each brings a small
+   note (such as its weight, or that it is new); the quorum has the notes of all.
+2. `total` sums arrays over those on the quorum. Whoever is new brings zeros and takes what comes out.
 
 If one of them is lost in the midst of `total`, the others raise `MemberLostError` there, all of them, and none has
-changed anything: they gather again, and the lost one is not on the new roll.
+changed anything: they gather again, and the lost one is not on the new quorum.
 
-An island that was stopped for too long is left out as if it had died. When it wakes it comes to a later roll with the
+An island that was stopped for too long is left out as if it had died. When it wakes it comes to a later quorum with the
 note of before, while the others have moved on. So a note should say what its values belong to (the number of the
-round): an island that finds notes of a later round on the roll takes their state, as a new one does.
+round): an island that finds notes of a later round on the quorum takes their state, as a new one does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 import jax
 
 
-class Roll(NamedTuple):
+class Quorum(NamedTuple):
     """The islands that take part in one exchange; it is the same for all of them.
 
     Attributes:
@@ -37,7 +37,7 @@ class Roll(NamedTuple):
 
 
 class MemberLostError(Exception):
-    """Somebody on the roll did not come to the end of a sum. Nothing was changed: gather again.
+    """Somebody on the quorum did not come to the end of a sum. Nothing was changed: gather again.
 
     Attributes:
         lost: The indices of those who are known to be lost; empty if it is not known who.
@@ -63,7 +63,7 @@ class Meeting(Protocol):
     def names(self) -> tuple[str, ...]:
         """The islands' names in messages, by index."""
 
-    def gather(self, what: str, note: bytes) -> Roll:
+    def gather(self, what: str, note: bytes) -> Quorum:
         """Waits until all who are up have come to the next exchange.
 
         Args:
@@ -74,11 +74,11 @@ class Meeting(Protocol):
             BarrierTimeoutError: Somebody who is up has not come in time.
         """
 
-    def total(self, roll: Roll, values: Sequence[jax.Array]) -> list[jax.Array]:
-        """Returns the sums of `values` over those on the roll, bit for bit the same for all of them.
+    def total(self, quorum: Quorum, values: Sequence[jax.Array]) -> list[jax.Array]:
+        """Returns the sums of `values` over those on the quorum, bit for bit the same for all of them.
 
         Args:
-            roll: What `gather` has returned last.
+            quorum: What `gather` has returned last.
             values: Arrays of numbers, each on one device of this process; of the same shapes and dtypes in all islands.
 
         Raises:

@@ -3,10 +3,10 @@
 | event | keys beside `event` and `time` (seconds since 1970) |
 | --- | --- |
 | `job` | `fewest`, `most`, `workers`: the range, and how many were started; `attempt` |
-| `start` | `worker`, `life`, `pid`: a process has been started; `host`, if another launcher did it |
-| `world` | `number`, `members` (indices of workers), `lives`, `why`: these go on together from here |
-| `leave` | `worker`, `life`, `reason`: it will leave after its call |
-| `end` | `worker`, `life`, `pid`, `code` (null if it is unknown), `reason` |
+| `start` | `worker`, `incarnation`, `pid`: a process has been started; `host`, if another launcher did it |
+| `world` | `number`, `members` (indices of workers), `incarnations`, `why`: these go on together from here |
+| `leave` | `worker`, `incarnation`, `reason`: it will leave after its call |
+| `end` | `worker`, `incarnation`, `pid`, `code` (null if it is unknown), `reason` |
 | `finish` | `code`, `why`: the attempt is over |
 """
 
@@ -19,19 +19,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from replicax.group.membership.quorum import Life
+from replicax.contracts.worlds import Incarnation
 
-#: The environment variable with the folder for logs and reports.
-LOG_DIR = "REPLICAX_LOG_DIR"
 NAME = "members.jsonl"
 
 
 class MembershipLog:
-    """Appends to the membership log in a folder. A full disk must not stop a job: what cannot be written is lost.
-
-    Args:
-        folder: An existing folder.
-    """
+    """Appends to the membership log in a folder. A full disk must not stop a job: what cannot be written is lost."""
 
     def __init__(self, folder: Path):
         self.path = folder / NAME
@@ -41,22 +35,32 @@ class MembershipLog:
         """Notes that an attempt begins."""
         self._write("job", None, fewest=fewest, most=most, workers=workers, attempt=attempt)
 
-    def start(self, life: Life, pid: int, host: str = "") -> None:
+    def start(self, incarnation: Incarnation, pid: int, host: str = "") -> None:
         """Notes that a process has been started."""
-        self._write("start", None, worker=life.index, life=life.number, pid=pid, **({"host": host} if host else {}))
+        self._write(
+            "start",
+            None,
+            worker=incarnation.index,
+            life=incarnation.number,
+            pid=pid,
+            **({"host": host} if host else {}),
+        )
 
-    def world(self, number: int, lives: Sequence[Life], why: str, at: float | None = None) -> None:
+    def world(self, number: int, incarnations: Sequence[Incarnation], why: str, at: float | None = None) -> None:
         """Notes that a new set of members goes on together."""
-        members, numbers = [life.index for life in lives], [life.number for life in lives]
+        members, numbers = (
+            [incarnation.index for incarnation in incarnations],
+            [incarnation.number for incarnation in incarnations],
+        )
         self._write("world", at, number=number, members=members, lives=numbers, why=why)
 
-    def leave(self, life: Life, reason: str) -> None:
+    def leave(self, incarnation: Incarnation, reason: str) -> None:
         """Notes that a member is going to leave the others."""
-        self._write("leave", None, worker=life.index, life=life.number, reason=reason)
+        self._write("leave", None, worker=incarnation.index, life=incarnation.number, reason=reason)
 
-    def end(self, life: Life, pid: int, code: int | None, reason: str, at: float | None = None) -> None:
+    def end(self, incarnation: Incarnation, pid: int, code: int | None, reason: str, at: float | None = None) -> None:
         """Notes that a process has ended."""
-        self._write("end", at, worker=life.index, life=life.number, pid=pid, code=code, reason=reason)
+        self._write("end", at, worker=incarnation.index, life=incarnation.number, pid=pid, code=code, reason=reason)
 
     def finish(self, code: int, why: str) -> None:
         """Notes that an attempt is over."""

@@ -20,12 +20,8 @@ _NO_PLACE = (
 )
 
 
-class Knocking:
-    """Warns, once each, of newcomers who wait in vain.
-
-    Args:
-        clock: Returns the time in seconds.
-    """
+class NewcomerWarnings:
+    """Warns, once each, of newcomers who wait in vain."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
@@ -33,11 +29,7 @@ class Knocking:
         self._warned: set[str] = set()
 
     def refused(self, is_named: bool) -> None:
-        """Notes that somebody knocks and is not let in here.
-
-        Args:
-            is_named: Whether the script has said what newcomers get.
-        """
+        """Notes that somebody knocks and is not let in here."""
         now = self._clock()
         self._since = now if self._since is None else self._since
         if not is_named:

@@ -9,38 +9,38 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import jax
+
+from replicax.checks.environment_names import LIFE as LIFE, MEETING as MEETING
 from replicax.cluster import ClusterConfig, parse_address
 from replicax.cluster.own_address import own_ip, own_ip_of
 from replicax.cluster.patience import Patience
 from replicax.cluster.signing import check_token, given_token
 from replicax.compat.jax_cliques import Clique, StoreClient
 from replicax.compat.jax_worlds import WorldClique, prepare_gpus
+from replicax.contracts.worlds import Incarnation, install
 from replicax.errors import ClusterTimeoutError, MeetingError
 from replicax.group.membership.attempts import CliqueLike
-from replicax.group.membership.job_store import Board
-from replicax.group.membership.quorum import Life, Sheet
 from replicax.group.membership.elastic_meeting import ElasticMeeting, Rules
 from replicax.group.membership.elastic_worlds import ElasticWorlds
-from replicax.group.membership.store_process import Host
-from replicax.group.membership.store_watcher import Lookout
-from replicax.group.membership.meeting import Meeting
+from replicax.group.membership.heartbeat import Heartbeat
+from replicax.group.membership.interrupter import CollectiveInterrupter
+from replicax.group.membership.job_store import JobStore
+from replicax.group.membership.meeting import Meeting, Quorum
 from replicax.group.membership.places import Place
 from replicax.group.membership.preemption import Preemption, watch_sigterm
-from replicax.group.membership.interrupter import Sentry
-from replicax.group.membership.single_process import SoloMeeting
-from replicax.group.membership.heartbeat import Pulse
-from replicax.contracts.worlds import install
+from replicax.group.membership.quorum import QuorumRecord
+from replicax.group.membership.store_process import Host
+from replicax.group.membership.store_watcher import StoreWatcher
 from replicax.runtime.ending import pass_by_garbage
 
-#: Where the board is (`"host:port"`), if whoever started the processes keeps it, and which run of its task this is.
-MEETING, LIFE = "REPLICAX_MEETING", "REPLICAX_LIFE"
 #: `silence` counts where no launcher tells who has ended: who gives no sign of life for so long is left out. While a
 #: process waits for a sum, it looks ten times a second whether somebody is lost.
 PATIENCE = Patience(start=300.0, silence=15.0, end=10.0, again=0.1, stall=300.0)
-# A call of another member is heard at once; all else may take a second. Each look costs all workers, and the board.
+# A call of another member is heard at once; all else may take a second. Each look costs all workers, and the job store.
 _SECONDS_BETWEEN_WATCHES = 1.0
 _SECONDS_BETWEEN_TRIES = 0.1
 _SECONDS_FOR_SERVICE = 60.0
@@ -55,7 +55,7 @@ def open_meeting(
     loss of another process cannot harm it. The sums go through a second client of XLA for CPUs with Gloo's collectives,
     made anew whenever other processes take part.
 
-    The board of the meeting is kept by a process that the launcher (`replicax run --islands`) or process 0 starts.
+    The job store of the meeting is kept by a process that the launcher (`replicax run --islands`) or process 0 starts.
     If the machine of that process is lost, all others end.
 
     Args:
@@ -69,10 +69,10 @@ def open_meeting(
         MeetingError: The meeting cannot be opened.
     """
     if config.num_processes == 1:
-        return SoloMeeting(str(config.task or "worker:0"))
+        return SingleProcessMeeting(str(config.task or "worker:0"))
     stall_s = stall_timeout or PATIENCE.stall
-    meeting, pulse, lookout, _ = _opened(config, config.num_processes, timeout_s, stall_s, environ, Clique)
-    atexit.register(_close, meeting, pulse, lookout)
+    meeting, heartbeat, store_watcher, _ = _opened(config, config.num_processes, timeout_s, stall_s, environ, Clique)
+    atexit.register(_close, meeting, heartbeat, store_watcher)
     return meeting
 
 
@@ -81,15 +81,15 @@ class Opened(NamedTuple):
 
     Attributes:
         meeting: The meeting.
-        pulse: Gives signs of life.
-        lookout: Notices that the board is gone.
-        connect: Returns another connection with the board.
+        heartbeat: Gives signs of life.
+        store watcher: Notices that the job store is gone.
+        connect: Returns another connection with the job store.
     """
 
     meeting: ElasticMeeting
-    pulse: Pulse
-    lookout: Lookout
-    connect: Callable[[], Board]
+    heartbeat: Heartbeat
+    store_watcher: StoreWatcher
+    connect: Callable[[], JobStore]
 
 
 def _opened(
@@ -113,19 +113,21 @@ def _opened(
     if MEETING not in environ and config.process_id == 0 and not _is_listening(address):
         atexit.register(Host(address, given_token()).let_go)
     _await_listener(address, names[config.process_id], timeout_s)
-    lookout = Lookout(address, names[config.process_id], stall_s)  # Before all else that waits for the board.
+    store_watcher = StoreWatcher(
+        address, names[config.process_id], stall_s
+    )  # Before all else that waits for the job store.
 
-    def connect() -> Board:
-        return Board(StoreClient(address, timeout_s, stall_s))  # After so long the others have left it out.
+    def connect() -> JobStore:
+        return JobStore(StoreClient(address, timeout_s, stall_s))  # After so long the others have left it out.
 
-    board = connect()
-    life = Life(config.process_id, _number_of_life(board, config.process_id, environ))
-    pulse = Pulse(connect(), life)
-    make_clique = functools.partial(_clique, clique_type, board, own_ip_of(config, timeout_s) if ip is None else ip)
+    job_store = connect()
+    incarnation = Incarnation(config.process_id, _number_of_life(job_store, config.process_id, environ))
+    heartbeat = Heartbeat(connect(), incarnation)
+    make_clique = functools.partial(_clique, clique_type, job_store, own_ip_of(config, timeout_s) if ip is None else ip)
     silence = stall_s if MEETING in environ else min(stall_s, PATIENCE.silence)
     patience = PATIENCE._replace(start=timeout_s, stall=stall_s, silence=silence)
-    meeting = ElasticMeeting(board, life, names, make_clique, patience, rules=rules)
-    return Opened(meeting, pulse, lookout, connect)
+    meeting = ElasticMeeting(job_store, incarnation, names, make_clique, patience, rules=rules)
+    return Opened(meeting, heartbeat, store_watcher, connect)
 
 
 def open_worlds(
@@ -157,15 +159,17 @@ def open_worlds(
     stall_s = stall_timeout or PATIENCE.stall
     rules = Rules(config.num_processes, fewest, renews=True, admits=_is_given_state)
     size = max(most, config.num_processes)
-    # Where the launcher keeps the board, the address of the coordinator may be that of the board.
+    # Where the launcher keeps the job store, the address of the coordinator may be that of the job store.
     ip = own_ip(str(config.task), "", [environ[MEETING]], timeout_s) if environ.get(MEETING) else None
     opened = _opened(config, size, timeout_s, stall_s, environ, WorldClique, rules, ip)
     is_newcomer = opened.meeting.has_begun()
     patience = opened.meeting.patience._replace(again=_SECONDS_BETWEEN_WATCHES)
-    sentry = Sentry(opened.connect(), opened.meeting.life, opened.meeting, patience, opened.lookout.tell)
-    worlds = ElasticWorlds(opened.meeting, sentry, fewest)
+    interrupter = CollectiveInterrupter(
+        opened.connect(), opened.meeting.incarnation, opened.meeting, patience, opened.store_watcher.tell
+    )
+    worlds = ElasticWorlds(opened.meeting, interrupter, fewest)
     install(worlds)
-    atexit.register(_close_worlds, worlds, opened.pulse, opened.lookout)
+    atexit.register(_close_worlds, worlds, opened.heartbeat, opened.store_watcher)
     preemption = Preemption(opened.connect(), worlds)
     atexit.register(preemption.stop)
     watch_sigterm(preemption)
@@ -174,42 +178,46 @@ def open_worlds(
     return worlds
 
 
-def _is_given_state(holders: Mapping[Life, bytes], newcomer: bytes) -> bool:
+def _is_given_state(holders: Mapping[Incarnation, bytes], newcomer: bytes) -> bool:
     return Place.of(newcomer).is_new and any(Place.of(note).gives for note in holders.values())
 
 
-def _close_worlds(worlds: ElasticWorlds, pulse: Pulse, lookout: Lookout) -> None:
+def _close_worlds(worlds: ElasticWorlds, heartbeat: Heartbeat, store_watcher: StoreWatcher) -> None:
     if getattr(sys, "last_value", None) is None:  # Otherwise the script has failed: the others cannot wait for it.
-        with contextlib.suppress(MeetingError):  # Without the board there is nobody to wait for.
+        with contextlib.suppress(MeetingError):  # Without the job store there is nobody to wait for.
             worlds.finish()
     with contextlib.suppress(MeetingError):
         worlds.leave()
-    pulse.stop()
-    lookout.stop()  # Last: a board that is cut off must not keep this process from its end.
+    heartbeat.stop()
+    store_watcher.stop()  # Last: a job store that is cut off must not keep this process from its end.
 
 
-def _close(meeting: ElasticMeeting, pulse: Pulse, lookout: Lookout) -> None:
-    with contextlib.suppress(MeetingError):  # Without the board there is nobody to tell.
+def _close(meeting: ElasticMeeting, heartbeat: Heartbeat, store_watcher: StoreWatcher) -> None:
+    with contextlib.suppress(MeetingError):  # Without the job store there is nobody to tell.
         meeting.leave()
-    pulse.stop()
-    lookout.stop()
+    heartbeat.stop()
+    store_watcher.stop()
 
 
 def _clique(
-    make: Callable[[str, int, int, str, float], CliqueLike], board: Board, ip: str, sheet: Sheet, rank: int
+    make: Callable[[str, int, int, str, float], CliqueLike],
+    job_store: JobStore,
+    ip: str,
+    record: QuorumRecord,
+    rank: int,
 ) -> CliqueLike:
-    address = board.store.get(f"service/{sheet.clique}", _SECONDS_FOR_SERVICE)
+    address = job_store.store.get(f"service/{record.clique}", _SECONDS_FOR_SERVICE)
     if address is None:
-        raise MeetingError(f"The host of the meeting has made no service for roll {sheet.clique}.")
-    return make(address.decode(), rank, len(sheet.lives), ip, _SECONDS_FOR_SERVICE)
+        raise MeetingError(f"The host of the meeting has made no service for roll {record.clique}.")
+    return make(address.decode(), rank, len(record.incarnations), ip, _SECONDS_FOR_SERVICE)
 
 
-def _number_of_life(board: Board, index: int, environ: Mapping[str, str]) -> int:
+def _number_of_life(job_store: JobStore, index: int, environ: Mapping[str, str]) -> int:
     told = environ.get(LIFE, "")
     if told:
         return int(told)
     number = 0
-    while not board.store.put_if_absent(f"born/{index}/{number}", b""):
+    while not job_store.store.put_if_absent(f"born/{index}/{number}", b""):
         number += 1
     return number
 
@@ -235,3 +243,28 @@ def _is_listening(address: str) -> bool:
 def _name(config: ClusterConfig, process: int) -> str:
     chiefs = config.spec.num_tasks("chief") if "chief" in config.spec.jobs else 0
     return f"chief:{process}" if process < chiefs else f"worker:{process - chiefs}"
+
+
+# The meeting of a job of one process.
+
+
+class SingleProcessMeeting:
+    """A meeting of one: each sum is the value itself."""
+
+    index, size = 0, 1
+
+    def __init__(self, name: str = "worker:0"):
+        self.names = (name,)
+        self._number = 0
+
+    def gather(self, what: str, note: bytes) -> Quorum:
+        """Returns a quorum with this process alone."""
+        self._number += 1
+        return Quorum(self._number, (0,), (note,))
+
+    def total(self, quorum: Quorum, values: Sequence[jax.Array]) -> list[jax.Array]:
+        """Returns the values."""
+        return list(values)
+
+    def leave(self) -> None:
+        """Does nothing."""

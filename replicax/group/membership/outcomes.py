@@ -27,12 +27,7 @@ class Outcomes:
         self._bytes = 0
 
     def add(self, outcome: Callable[[], list[np.ndarray]], nbytes: int) -> None:
-        """Keeps the outcome of the next call.
-
-        Args:
-            outcome: Returns it.
-            nbytes: Its size.
-        """
+        """Keeps the outcome of the next call."""
         self.last += 1
         self._kept.append((outcome, nbytes))
         self._bytes += nbytes

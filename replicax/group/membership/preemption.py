@@ -1,7 +1,8 @@
 """SIGTERM in a worker of an elastic job: that worker leaves, and the others go on; or the whole job is to end.
 
 A scheduler that takes a machine away, and somebody who ends the job, send the same signal. The launcher tells on the
-board when it ends all workers. So a worker that gets the signal looks there, in a thread: a signal handler must not.
+job store when it ends all workers. So a worker that gets the signal looks there, in a thread: a signal handler must
+not.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from typing import Protocol
 import jax
 
 from replicax.errors import MeetingError
-from replicax.group.membership.job_store import Board
+from replicax.group.membership.job_store import JobStore
 from replicax.runtime.threads import StoppedAtEnd
 
-# The launcher tells the board that all are to end before it sends signals, but the news may be slower than they are.
+# The launcher writes into the store that all are to end before it sends signals; the signals may be faster.
 _SECONDS_TO_HEAR = 0.5
 _SECONDS_BETWEEN_LOOKS = 0.1
 _AT_ONCE_S = 0.05
@@ -60,18 +61,18 @@ class Preemption:
     """Decides what a notice means: this worker leaves, or all of them end.
 
     Args:
-        board: What the launcher and the workers write for each other; a connection of its own.
+        job store: What the launcher and the workers write for each other; a connection of its own.
         member: This worker.
 
     Attributes:
-        board: The same.
+        job store: The same.
         end: What is to be done here if all workers end.
         saves: Whether all workers save at the same point before they end. Then they all do so if this one must go and
             too few would be left.
     """
 
-    def __init__(self, board: Board, member: MemberLike):
-        self.board, self.saves = board, False
+    def __init__(self, job_store: JobStore, member: MemberLike):
+        self.job_store, self.saves = job_store, False
         self.end: Callable[[], object] = lambda: None
         self._member = member
         self._notices: SimpleQueue[str] = SimpleQueue()  # Unlike a Queue it may be used in a signal handler.
@@ -90,12 +91,12 @@ class Preemption:
         while reason := self._notices.get():
             try:
                 self._take(reason)
-            except (MeetingError, jax.errors.JaxRuntimeError):  # The board is gone, and with it the launcher.
+            except (MeetingError, jax.errors.JaxRuntimeError):  # The job store is gone, and with it the launcher.
                 self.end()
 
     def _take(self, reason: str) -> None:
         deadline = time.monotonic() + _SECONDS_TO_HEAR
-        while not self.board.is_ending(_AT_ONCE_S):
+        while not self.job_store.is_ending(_AT_ONCE_S):
             if time.monotonic() >= deadline:
                 self._leave(reason)
                 return
@@ -104,6 +105,6 @@ class Preemption:
 
     def _leave(self, reason: str) -> None:
         if self.saves and not self._member.may_leave:
-            self.board.tell_ending()
+            self.job_store.tell_ending()
         else:
             self._member.leave_soon(reason)

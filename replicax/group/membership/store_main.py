@@ -1,4 +1,4 @@
-"""Keeps the board of a meeting and the services of its cliques: `python -m` this module, with an address."""
+"""Keeps the job store of a meeting and the services of its cliques: `python -m` this module, with an address."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from collections.abc import Iterable
 
 from replicax.cluster.addresses import join_address, parse_address
 from replicax.compat.jax_cliques import Service, StoreClient
+from replicax.contracts.worlds import Incarnation
 from replicax.errors import MeetingError
 from replicax.errors.exit_codes import ExitCode
-from replicax.group.membership.job_store import Board
-from replicax.group.membership.quorum import Life
+from replicax.group.membership.job_store import JobStore
 
 _SECONDS_TO_CONNECT = 60.0
 _SECONDS_TO_WAIT = 3600.0
@@ -26,15 +26,15 @@ ENDING = "ending"
 
 
 def serve(address: str, lines: Iterable[str]) -> None:
-    """Keeps the board at an address until there are no more lines.
+    """Keeps the job store at an address until there are no more lines.
 
     Args:
         address: `"host:port"`.
-        lines: Which lives are over, and whether all are to end.
+        lines: Which incarnations are over, and whether all are to end.
     """
     services = [Service(address)]
-    # Two connections: one of them waits for rolls.
-    boards = [Board(StoreClient(address, _SECONDS_TO_CONNECT)) for _ in range(2)]
+    # Two connections: one of them waits for quorums.
+    boards = [JobStore(StoreClient(address, _SECONDS_TO_CONNECT)) for _ in range(2)]
     host = parse_address(address, "meeting").host
     threading.Thread(target=_serve_cliques_or_end, args=(boards[0], host, services), daemon=True).start()
     for line in lines:
@@ -42,32 +42,32 @@ def serve(address: str, lines: Iterable[str]) -> None:
         if what == ENDING:
             boards[1].tell_ending()
         else:
-            boards[1].end(Life(*map(int, numbers)))
+            boards[1].end(Incarnation(*map(int, numbers)))
     while any(service.is_used() for service in services):
         time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
-def _serve_cliques_or_end(board: Board, host: str, services: list[Service]) -> None:
-    """Ends this process if a stranger has written to the board: nobody can go on."""
+def _serve_cliques_or_end(job_store: JobStore, host: str, services: list[Service]) -> None:
+    """Ends this process if a stranger has written to the job store: nobody can go on."""
     try:
-        _serve_cliques(board, host, services)
+        _serve_cliques(job_store, host, services)
     except MeetingError as error:
         os.write(_STDERR, f"\nThe host of the meeting: {error}\n".encode())
         os._exit(ExitCode.PEER_LOST)
 
 
-def _serve_cliques(board: Board, host: str, services: list[Service]) -> None:
-    """Starts a service for each roll that needs a new one."""
+def _serve_cliques(job_store: JobStore, host: str, services: list[Service]) -> None:
+    """Starts a service for each quorum that needs a new one."""
     number = 1
     while True:
-        sheet = board.roll(number, _SECONDS_TO_WAIT)
-        if sheet is None:
+        record = job_store.quorum(number, _SECONDS_TO_WAIT)
+        if record is None:
             continue
-        if sheet.clique == sheet.number and len(sheet.lives) > 1:
+        if record.clique == record.number and len(record.incarnations) > 1:
             service, address = _service_at_free_port(host)
             services.append(service)
-            board.store.put(f"service/{sheet.clique}", address.encode())
-        number = sheet.number + 1
+            job_store.store.put(f"service/{record.clique}", address.encode())
+        number = record.number + 1
 
 
 def _service_at_free_port(host: str) -> tuple[Service, str]:
@@ -89,4 +89,4 @@ if __name__ == "__main__":
     except BaseException:
         traceback.print_exc()
         os._exit(ExitCode.FAILED)
-    os._exit(ExitCode.OK)  # JAX would wait for whoever is connected, and a thread waits for rolls.
+    os._exit(ExitCode.OK)  # JAX would wait for whoever is connected, and a thread waits for quorums.

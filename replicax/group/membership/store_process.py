@@ -1,9 +1,9 @@
-"""The process that keeps the board of a meeting and the services of its cliques, as whoever starts it sees it.
+"""The process that keeps the job store of a meeting and the services of its cliques, as whoever starts it sees it.
 
 It is a process of its own, since JAX aborts whoever is connected with a service that goes. On its standard input it
-reads which lives are over (`gone 1 0`: life 0 of island 1), and whether the whole job is to end (`ending`). When that
-has ended, so does it, as soon as nobody is connected any more: so the others can go on if the process that started it
-is lost.
+reads which incarnations are over (`gone 1 0`: incarnation 0 of island 1), and whether the whole job is to end
+(`ending`). When that has ended, so does it, as soon as nobody is connected any more: so the others can go on if the
+process that started it is lost.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import os
 import subprocess
 import sys
 
-from replicax.cluster.signing import TOKEN
-from replicax.group.membership.quorum import Life
+from replicax.checks.environment_names import TOKEN
+from replicax.contracts.worlds import Incarnation
 
 _MODULE = "replicax.group.membership.store_main"
 
@@ -23,8 +23,8 @@ class Host:
     """A meeting's host as whoever started it sees it.
 
     Args:
-        address: `"host:port"` where the board is to be.
-        token: The job's secret, with which the board's messages are signed.
+        address: `"host:port"` where the job store is to be.
+        token: The job's secret, with which the job store's messages are signed.
     """
 
     def __init__(self, address: str, token: str):
@@ -42,11 +42,11 @@ class Host:
         """The id of its process."""
         return self._popen.pid
 
-    def tell_end(self, life: Life) -> None:
-        """Tells all processes that a life is over."""
+    def tell_end(self, incarnation: Incarnation) -> None:
+        """Tells all processes that an incarnation is over."""
         assert self._popen.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # Then the processes have lost the board, and fail.
-            self._popen.stdin.write(f"gone {life.index} {life.number}\n".encode())
+        with contextlib.suppress(BrokenPipeError):  # Then the processes have lost the job store, and fail.
+            self._popen.stdin.write(f"gone {incarnation.index} {incarnation.number}\n".encode())
             self._popen.stdin.flush()
 
     def tell_ending(self) -> None:

@@ -1,12 +1,12 @@
-"""Noticing that the process is gone that keeps the board of a meeting.
+"""Noticing that the process is gone that keeps the job store of a meeting.
 
 JAX aborts whoever is connected with such a process, in a thread of its own, with a message that says nothing to a user.
 So a thread of ours keeps a connection with it that carries nothing: when the system closes that, it says what happened,
 and ends the process with a code of ours, while JAX still collects its stack. Where many processes share a core, JAX may
 be faster; nothing else than these words is lost then.
 
-A machine that does not answer any more, since a cable is cut, closes nothing. JAX's questions to the board would wait
-for it without end. So the system asks whether it is there, and after a while this process ends as well.
+A machine that does not answer any more, since a cable is cut, closes nothing. JAX's questions to the job store would
+wait for it without end. So the system asks whether it is there, and after a while this process ends as well.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _BYTES = 4096
 _STDERR = 2
 
 
-class Lookout:
-    """Ends this process, with a message, when nobody listens or answers any more where the board of the meeting is.
+class StoreWatcher:
+    """Ends this process, with a message, when nobody listens or answers any more where the job store of the meeting is.
 
     Args:
-        address: `"host:port"` of the board.
+        address: `"host:port"` of the job store.
         name: What this process is called.
-        patience_s: For how long the machine of the board may give no answer, in seconds.
+        patience_s: For how long the machine of the job store may give no answer, in seconds.
         end: Ends the process with an exit code.
     """
 

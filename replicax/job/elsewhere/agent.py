@@ -11,27 +11,23 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
 
-from replicax.job.processes.reaper import Guard
 from replicax.job.elsewhere.messages import Client, HostFacts, Order, Remains, Reply
 from replicax.job.elsewhere.outbox import Outbox, Relay
+from replicax.job.elsewhere.script_files import unpack_sources
 from replicax.job.processes.output import NoLog
-from replicax.job.processes.task import PlannedTask, Program, common_environment
 from replicax.job.processes.ports import reserved_ports
 from replicax.job.processes.processes import Outlets, Process
-from replicax.job.elsewhere.script_files import unpack_sources
+from replicax.job.processes.reaper import Guard
+from replicax.job.processes.task import PlannedTask, Program, common_environment
 
 _SECONDS_BETWEEN_LOOKS = 0.5
 
 
-class WorkerHost:
+class WorkerAgent:
     """Runs one process after the other for a client, each fresh: JAX starts anew in it.
 
     The process dies with this one, and is killed if the client asks for no news for longer than `lease_s`: a client
     whose network is lost cannot say so. Its methods run in several threads at a time.
-
-    Args:
-        client: Whom it serves.
-        lease_s: How long the client may be silent, in seconds.
     """
 
     def __init__(self, client: Client, lease_s: float):
@@ -104,7 +100,7 @@ class WorkerHost:
         return self._process.pid
 
     def _unpacked(self, sources: bytes, program: Program, task: PlannedTask) -> tuple[Program, PlannedTask]:
-        """Returns the same program and task for a script or module among these sources."""
+        """Returns the program and task for a script or module among these sources."""
         self._sources = folder = tempfile.mkdtemp(prefix="replicax-sources-")
         self._guard.watch_folder(folder)
         unpack_sources(sources, folder)

@@ -6,8 +6,8 @@ import collections
 import threading
 import time
 
-from replicax.job.processes.events import CallReturned, Event, ProcessEnded, ScriptEnded, WaitingForOthers
 from replicax.job.elsewhere.messages import CallEnded, Ended, Failed, Meets, News, Output
+from replicax.job.processes.events import CallReturned, Event, ProcessEnded, ScriptEnded, WaitingForOthers
 from replicax.job.processes.processes import Process
 
 _MOST_BYTES = 4 * 2**20  # A worker that prints more than the client takes has to wait, as with any pipe.
@@ -66,12 +66,7 @@ class Outbox:
 
 
 class Relay:
-    """One of the two streams of a worker's output, on its way to the client.
-
-    Args:
-        outbox: Where it goes.
-        error: Whether it is standard error.
-    """
+    """One of the two streams of a worker's output, on its way to the client."""
 
     def __init__(self, outbox: Outbox, error: bool):
         self._outbox, self._error = outbox, error

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from replicax.errors.exit_codes import ExitCode
-from replicax.job.processes.events import CallReturned, EventSink, ProcessEnded, ScriptEnded, WaitingForOthers
 from replicax.job.elsewhere.messages import CallEnded, Ended, Failed, Meets, News, Order, Output, Remains, Reply
+from replicax.job.processes.events import CallReturned, EventSink, ProcessEnded, ScriptEnded, WaitingForOthers
 from replicax.job.processes.output import last_traceback
-from replicax.job.processes.task import PlannedTask
 from replicax.job.processes.processes import Outlets
+from replicax.job.processes.task import PlannedTask
 from replicax.runtime.threads import StoppedAtEnd
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ _SECONDS_BETWEEN_LOOKS = 0.05
 _SECONDS_BETWEEN_QUESTIONS = 3.0
 
 
-class HostLostError(Exception):
+class AgentLostError(Exception):
     """A host has gone, or does not answer."""
 
 
-class RemoteHost:
+class RemoteAgent:
     """A worker's host, asked with a limit: neither a lost machine nor a stopped process keeps the client waiting.
 
     Args:
@@ -67,14 +67,14 @@ class RemoteHost:
                     return ray.get(ref, timeout=max(0.0, min(_SECONDS_BETWEEN_QUESTIONS, left)))
                 except ray.exceptions.GetTimeoutError:
                     if left <= _SECONDS_BETWEEN_QUESTIONS:
-                        raise HostLostError(f"has not answered for {limit:g} s") from None
+                        raise AgentLostError(f"has not answered for {limit:g} s") from None
                 if (head := self._lost_head()) is not None:
-                    raise HostLostError(f"cannot be reached: {head}, which holds the cluster together, is gone")
+                    raise AgentLostError(f"cannot be reached: {head}, which holds the cluster together, is gone")
         except ray.exceptions.RayTaskError as error:
             raise error.cause if isinstance(error.cause, Exception) else error from None
         except ray.exceptions.RayError as error:
             reason = str(error).strip().splitlines()
-            raise HostLostError(
+            raise AgentLostError(
                 f"is gone: its server or its process has ended ({reason[0] if reason else error!r})"
             ) from error
 
@@ -84,7 +84,7 @@ class RemoteHost:
         while (left := end - time.monotonic()) > 0:
             try:
                 self.answer(self.ask("client"), left)
-            except HostLostError as error:
+            except AgentLostError as error:
                 return isinstance(error.__cause__, Exception)  # Not for want of an answer.
             time.sleep(_SECONDS_BETWEEN_LOOKS)
         return False
@@ -117,7 +117,7 @@ class RemoteProcess:
 
     def __init__(
         self,
-        host: RemoteHost,
+        host: RemoteAgent,
         order: Order,
         payload: ObjectRef[bytes] | None,
         outlets: Outlets,
@@ -169,7 +169,7 @@ class RemoteProcess:
             for news in self._asked(0.0).news:
                 self._take(news, offset)
             self._end(cast(Remains, remains), ended)
-        except HostLostError as error:
+        except AgentLostError as error:
             self._lose(str(error))
         except Exception as error:  # A host that cannot start the process says why.
             self._lose(f"cannot run it: {error}")

@@ -11,16 +11,16 @@ from collections.abc import Iterator, Mapping
 from types import FrameType
 
 from replicax.errors import ClusterError, RemoteWorkerError
-from replicax.ray_cluster.workers import WorkerCluster
-from replicax.job.processes.call import Call, Returned, error_from, payload_of, result_of
-from replicax.job.processes.events import Event, Events, SignalReceived
 from replicax.job.elsewhere.remote_process import RemoteProcess
 from replicax.job.elsewhere.worker_actors import QUIET_S, SERVER_LOST, Job, WorkerGroup
+from replicax.job.processes.call import Call, Returned, error_from, payload_of, result_of
+from replicax.job.processes.events import Event, Events, SignalReceived
 from replicax.job.processes.outlets import outlets_to
 from replicax.job.processes.output import NoLog, shortened
+from replicax.job.processes.terminal import Terminal
 from replicax.job.supervision.loss_policy import Failure
 from replicax.job.supervision.supervisor import Grace, Supervisor
-from replicax.job.processes.terminal import Terminal
+from replicax.ray_cluster.workers import WorkerCluster
 
 ENDED_EARLY = (
     "its process ended with exit code 0 before the function returned, by sys.exit or os._exit for example. A function "

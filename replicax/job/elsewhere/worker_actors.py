@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from replicax.cluster.addresses import join_address
+from replicax.cluster.signing import new_token
 from replicax.errors import ClusterError, RemoteWorkerError
+from replicax.job.elsewhere.agent import WorkerAgent
+from replicax.job.elsewhere.messages import Client, HostFacts, Order
+from replicax.job.elsewhere.remote_process import AgentLostError, RemoteAgent, RemoteProcess
+from replicax.job.processes.events import EventSink
+from replicax.job.processes.processes import Outlets
+from replicax.job.processes.task import PlannedTask, jax_environment
 from replicax.ray_cluster.calls_with_deadline import done_within
 from replicax.ray_cluster.deadline import Deadline
 from replicax.ray_cluster.ending_actors import end_actor
 from replicax.ray_cluster.workers import Reservation, WorkerCluster, no_room
-from replicax.job.processes.events import EventSink
-from replicax.job.elsewhere.remote_process import HostLostError, RemoteHost, RemoteProcess
-from replicax.job.elsewhere.agent import WorkerHost
-from replicax.job.elsewhere.messages import Client, HostFacts, Order
-from replicax.job.processes.task import PlannedTask, jax_environment
-from replicax.job.processes.processes import Outlets
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -31,7 +31,6 @@ LEASE_S = 60.0
 QUIET_S = 30.0
 _NAMESPACE, _NAME = "replicax", "replicax_worker_0"
 _CALLS_AT_A_TIME = 8
-_TOKEN_BYTES = 16
 _SECONDS_TO_GO = 3.0
 _SECONDS_BETWEEN_LOOKS = 0.2
 # A client that has just ended may be there still: Ray has to notice.
@@ -89,7 +88,7 @@ class WorkerGroup:
         self._deadline = Deadline(start_timeout)
         self._me = Client.here()
         self._reservation: Reservation | None = None
-        self._hosts: list[RemoteHost] = []
+        self._hosts: list[RemoteAgent] = []
         self._facts: list[HostFacts] = []
         try:
             self._reservation = self._reserved()
@@ -111,24 +110,18 @@ class WorkerGroup:
     ) -> Iterator[RemoteProcess]:
         """Starts a job's processes, one after the other, with fresh ports.
 
-        Args:
-            job: What they run.
-            attempt: Number of the attempt, from 0.
-            outlets: Returns where the output of a worker goes.
-            events: Where their events go.
-
         Raises:
             ClusterError: A worker's host is gone.
         """
         import ray
 
-        token = secrets.token_hex(_TOKEN_BYTES)
+        token = new_token()
         asked = [host.ask("reserve_port", facts.ip) for host, facts in zip(self._hosts, self._facts, strict=True)]
         addresses = []
         for place, host, facts, ref in zip(self.places, self._hosts, self._facts, asked, strict=True):
             try:
                 addresses.append(join_address(facts.ip, cast(int, host.answer(ref))))
-            except HostLostError as error:
+            except AgentLostError as error:
                 name = f"{place.task.type} {place.task.index}"
                 raise RemoteWorkerError(name, SERVER_LOST, f"replicax: {host.name} {error}.") from error
         payload = None if job.payload is None else ray.put(job.payload)
@@ -211,18 +204,18 @@ class WorkerGroup:
         done_within(self._quiet_s, ask)
         return found[0] if found else None
 
-    def _about(self, host: RemoteHost, asked: ObjectRef[object]) -> HostFacts:
+    def _about(self, host: RemoteAgent, asked: ObjectRef[object]) -> HostFacts:
         try:
             return cast(HostFacts, host.answer(asked, self._left()))
-        except HostLostError as error:
+        except AgentLostError as error:
             cure = "Look at its server: is it running, and can this machine reach it?"
             raise ClusterError(host.name, None, f"cannot run anything: it {error}", cure) from error
 
-    def _host(self, number: int, lease_s: float) -> RemoteHost:
+    def _host(self, number: int, lease_s: float) -> RemoteAgent:
         import ray
 
         assert self._reservation is not None
         named = {"name": _NAME, "namespace": _NAMESPACE} if number == 0 and self._cluster.is_of_servers else {}
         options = {**self._reservation.options(number), **named, "max_concurrency": _CALLS_AT_A_TIME}
-        actor: ActorHandle[object] = ray.remote(WorkerHost).options(**options).remote(self._me, lease_s)  # type: ignore[assignment]
-        return RemoteHost(actor, self.places[number].name, self._quiet_s, self._cluster.lost_head)
+        actor: ActorHandle[object] = ray.remote(WorkerAgent).options(**options).remote(self._me, lease_s)  # type: ignore[assignment]
+        return RemoteAgent(actor, self.places[number].name, self._quiet_s, self._cluster.lost_head)

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from replicax.checks.environment_names import TOKEN
 from replicax.cluster.addresses import Address, parse_address
 from replicax.errors import ClusterError, LaunchError
 
 #: The file in a job's folder for logs by which processes of the same user may join it.
 INVITATION = "join.json"
-TOKEN = "REPLICAX_TOKEN"
 
 
-class Invitation(NamedTuple):
+class JoinCredentials(NamedTuple):
     """All that a worker needs to join a job.
 
     Attributes:
@@ -36,7 +36,7 @@ def write_invitation(folder: Path, address: str, token: str) -> None:
         json.dump({"address": address, "token": token}, file)
 
 
-def invitation_to(where: str, environment: Mapping[str, str]) -> Invitation:
+def invitation_to(where: str, environment: Mapping[str, str]) -> JoinCredentials:
     """Returns how to join the job at `"host:port"`, or with that folder for its logs.
 
     Raises:
@@ -45,7 +45,7 @@ def invitation_to(where: str, environment: Mapping[str, str]) -> Invitation:
     if os.path.isdir(where):
         try:
             found = json.loads((Path(where) / INVITATION).read_text(encoding="utf-8"))
-            return Invitation(parse_address(found["address"], "address"), str(found["token"]))
+            return JoinCredentials(parse_address(found["address"], "address"), str(found["token"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LaunchError(f"--join {where}: no elastic job has left an invitation there ({error}).") from error
     try:
@@ -55,4 +55,4 @@ def invitation_to(where: str, environment: Mapping[str, str]) -> Invitation:
     token = environment.get(TOKEN, "")
     if not token:
         raise LaunchError(f"--join {where} needs the job's secret: set {TOKEN} to that of its launcher.")
-    return Invitation(address, token)
+    return JoinCredentials(address, token)

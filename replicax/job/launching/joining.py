@@ -1,4 +1,4 @@
-"""One more worker for a running elastic job: `replicax run --join`. The other side is `replicax.job.supervision.joined_workers`."""
+"""Joins a running elastic job with one more worker: `replicax run --join`. See also `supervision.joined_workers`."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from replicax.checks.environment_names import LOG_DIR
 from replicax.cluster.addresses import join_address
 from replicax.cluster.outages import end_if_silent
 from replicax.cluster.token_proof import Session, proved
 from replicax.errors import LaunchError
 from replicax.errors.exit_codes import ExitCode, describe, is_restartable
-from replicax.job.launching.join_credentials import Invitation, invitation_to
+from replicax.job.launching.join_credentials import JoinCredentials, invitation_to
 from replicax.job.launching.local_job import signals_as
 from replicax.job.options import Options, check_script, make_log_dir
-from replicax.job.plan import MEMBER_VARIABLES, REPORTS
+from replicax.job.plan import MEMBER_VARIABLES
 from replicax.job.processes.events import Event, Events, FoundSilent, MemberNews, SignalReceived
-from replicax.job.processes.reaper import Guard
-from replicax.job.supervision.joined_workers import SECONDS_OF_SILENCE
 from replicax.job.processes.outlets import outlets_to
 from replicax.job.processes.output import Log, error_line
-from replicax.job.processes.task import WORKER, PlannedTask, Program, common_environment
 from replicax.job.processes.processes import Process
-from replicax.job.supervision.supervisor import Grace, Supervisor
+from replicax.job.processes.reaper import Guard
+from replicax.job.processes.task import WORKER, PlannedTask, Program, common_environment
 from replicax.job.processes.terminal import Terminal
+from replicax.job.supervision.joined_workers import SECONDS_OF_SILENCE
+from replicax.job.supervision.supervisor import Grace, Supervisor
 
 _SECONDS_TO_CONNECT = 10.0
 _SECONDS_BETWEEN_TRIES = 0.5
@@ -73,16 +74,16 @@ def join(
     inherited = dict(os.environ if environment is None else environment)
     for name in _RANKS:
         inherited.pop(name, None)
-    invitation = invitation_to(where, inherited)
+    join_credentials = invitation_to(where, inherited)
     terminal = terminal or Terminal(sys.stdout, sys.stderr)
-    visitor = _Visitor(options, invitation, inherited, make_log_dir(options), terminal)
+    visitor = _Visitor(options, join_credentials, inherited, make_log_dir(options), terminal)
     try:
         return visitor.stay(start_timeout)
     finally:
         visitor.guard.close()
 
 
-class _Seat(NamedTuple):
+class _Assignment(NamedTuple):
     """A place in the job: the connection with its launcher, its number, and the variables of the cluster."""
 
     session: Session
@@ -104,13 +105,13 @@ class _Visitor:
     def __init__(
         self,
         options: Options,
-        invitation: Invitation,
+        join_credentials: JoinCredentials,
         inherited: Mapping[str, str],
         log_dir: Path,
         terminal: Terminal,
     ):
         self.guard = Guard()
-        self._options, self._invitation, self._inherited = options, invitation, inherited
+        self._options, self._invitation, self._inherited = options, join_credentials, inherited
         self._log_dir, self._terminal = log_dir, terminal
         self._wanted: int | None = None
 
@@ -137,7 +138,7 @@ class _Visitor:
                 return end.code
         raise AssertionError("unreachable")
 
-    def _take_seat(self, patience_s: float) -> _Seat:
+    def _take_seat(self, patience_s: float) -> _Assignment:
         """Asks for a place.
 
         Raises:
@@ -165,12 +166,12 @@ class _Visitor:
             )
         connection.settimeout(None)
         self._wanted = index
-        return _Seat(session, index, environment)
+        return _Assignment(session, index, environment)
 
-    def _run(self, seat: _Seat, run: int) -> _End:
+    def _run(self, seat: _Assignment, run: int) -> _End:
         options = self._options
         common = common_environment(self._inherited, options.devices_per_worker, self._invitation.token, attempt=0)
-        own = {REPORTS: str(self._log_dir.absolute()), **common, **seat.environment}
+        own = {LOG_DIR: str(self._log_dir.absolute()), **common, **seat.environment}
         task = PlannedTask(WORKER, seat.number, None, own)
         program = Program("module" if options.module else "file", options.script, options.arguments)
         events = Events[Event]()
@@ -199,10 +200,6 @@ class _Wire:
 
     News of the others goes to that launcher, and all other events go to the supervisor here.
 
-    Args:
-        session: The connection.
-        events: The supervisor's events.
-
     Attributes:
         was_told: Whether the job's launcher has told the worker to end.
         over: Why the job needs the worker no more; "" if it does.
@@ -225,9 +222,11 @@ class _Wire:
     def put(self, event: Event) -> None:
         """Takes an event of the worker."""
         if isinstance(event, FoundSilent):
-            self._tell({"silent": event.task, "life": event.life})
+            self._tell({"silent": event.task, "life": event.incarnation})
         elif isinstance(event, MemberNews):
-            self._tell({"leaving": event.leaving} if event.leaving else {"world": event.world, "lives": event.lives})
+            self._tell(
+                {"leaving": event.leaving} if event.leaving else {"world": event.world, "lives": event.incarnations}
+            )
         else:
             self._events.put(event)
 
@@ -263,14 +262,14 @@ class _Wire:
             self._process.kill()
 
 
-def _met(invitation: Invitation, patience_s: float) -> Session:
+def _met(join_credentials: JoinCredentials, patience_s: float) -> Session:
     """Returns a session with the job's launcher; strangers who knock too may have it dropped a few times."""
-    there, until = join_address(*invitation.address), time.monotonic() + _SECONDS_TO_BE_HEARD
+    there, until = join_address(*join_credentials.address), time.monotonic() + _SECONDS_TO_BE_HEARD
     while True:
-        connection = _connected(*invitation.address, patience_s)
+        connection = _connected(*join_credentials.address, patience_s)
         end_if_silent(connection, SECONDS_OF_SILENCE)
         try:
-            return proved(connection, invitation.token, _SECONDS_TO_CONNECT)
+            return proved(connection, join_credentials.token, _SECONDS_TO_CONNECT)
         except ConnectionRefusedError as refusal:
             connection.close()
             raise LaunchError(f"The job at {there} does not let this worker in: {str(refusal)!r:.200}.") from refusal

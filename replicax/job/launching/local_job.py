@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import secrets
 import signal
 import sys
 import threading
@@ -13,32 +12,33 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from replicax.checks.environment_names import SNAPSHOTS, TOKEN
 from replicax.cluster.addresses import Address
+from replicax.cluster.signing import new_token
+from replicax.compat.systems import check_system
 from replicax.errors import LaunchError
 from replicax.errors.exit_codes import ExitCode, describe
-from replicax.job.supervision.member_record import Attendance
-from replicax.job.launching.join_credentials import INVITATION, TOKEN, write_invitation
-from replicax.job.supervision.elastic_policy import Members
+from replicax.group.membership.membership_log import MembershipLog
+from replicax.group.membership.store_process import Host
+from replicax.job.launching.join_credentials import INVITATION, write_invitation
+from replicax.job.launching.snapshot_memory import memory_for_snapshots
+from replicax.job.launching.starting import supervisor_of
 from replicax.job.options import Options, check_script, make_log_dir
 from replicax.job.plan import HOST, Job, count_ports, make_plan, meeting_address, meeting_host
-from replicax.job.supervision.restart_policy import AttemptResult, Finish, decide
-from replicax.job.launching.snapshot_memory import SNAPSHOTS, memory_for_snapshots
-from replicax.job.launching.starting import supervisor_of
-from replicax.group.membership.store_process import Host
-from replicax.group.membership.membership_log import MembershipLog
 from replicax.job.processes.compile_cache import keep_within
 from replicax.job.processes.events import Event, Events, ProcessLike, SignalReceived
-from replicax.job.processes.reaper import Guard
-from replicax.job.supervision.joined_workers import Door
 from replicax.job.processes.output import error_line, shortened
-from replicax.job.processes.task import PlannedTask, cache_folder
 from replicax.job.processes.ports import reserved_ports
-from replicax.job.supervision.loss_policy import Failure
-from replicax.job.supervision.supervisor import ENDING
+from replicax.job.processes.reaper import Guard
+from replicax.job.processes.task import PlannedTask, cache_folder
 from replicax.job.processes.terminal import Terminal
-from replicax.compat.systems import check_system
+from replicax.job.supervision.elastic_policy import ElasticPolicy
+from replicax.job.supervision.joined_workers import JoinListener
+from replicax.job.supervision.loss_policy import Failure
+from replicax.job.supervision.member_record import MemberRecord
+from replicax.job.supervision.restart_policy import AttemptResult, Finish, decide
+from replicax.job.supervision.supervisor import ENDING
 
-_TOKEN_BYTES = 16
 _RULE = "─" * 8
 
 #: The result of an attempt, and its first failure.
@@ -48,8 +48,8 @@ Outcome = tuple[AttemptResult, Failure | None]
 def launch(options: Options, terminal: Terminal | None = None, environment: Mapping[str, str] | None = None) -> int:
     """Runs a script as a cluster of processes on this machine, and waits for its end.
 
-    Call it in the main thread: only that can catch signals, and only that lives as long as the process, with which the
-    tasks die.
+    Call it in the main thread: only that can catch signals, and only that lives as long as the process, with
+    which the tasks die.
 
     Args:
         options: What to run and how.
@@ -67,11 +67,11 @@ def launch(options: Options, terminal: Terminal | None = None, environment: Mapp
     log_dir = make_log_dir(options)
     terminal = terminal or Terminal(sys.stdout, sys.stderr)
     inherited = dict(os.environ if environment is None else environment)
-    told = inherited.get(TOKEN) if options.door is not None else None  # Those who join must know it.
-    job = Job(options, inherited, told or secrets.token_hex(_TOKEN_BYTES), os.getpid())
+    told = inherited.get(TOKEN) if options.join_listener is not None else None  # Those who join must know it.
+    job = Job(options, inherited, told or new_token(), os.getpid())
     keep_within(cache_folder(inherited))
     events: Events[Event] = Events()
-    door = _door(options, job, log_dir, terminal, events)
+    join_listener = _join_listener(options, job, log_dir, terminal, events)
     guard = Guard()
     revived: list[int] = []  # in each attempt before
 
@@ -94,13 +94,15 @@ def launch(options: Options, terminal: Terminal | None = None, environment: Mapp
             inherited[SNAPSHOTS] = memory  # The environment of the tasks.
             return run_attempts(options, terminal, run)
     finally:
-        if door is not None:
-            door.close()
+        if join_listener is not None:
+            join_listener.close()
         guard.close()
 
 
-def _door(options: Options, job: Job, log_dir: Path, terminal: Terminal, events: Events[Event]) -> Door | None:
-    """Opens the door at which workers may join, if the job is elastic.
+def _join_listener(
+    options: Options, job: Job, log_dir: Path, terminal: Terminal, events: Events[Event]
+) -> JoinListener | None:
+    """Opens the join listener at which workers may join, if the job is elastic.
 
     Raises:
         LaunchError: It cannot be opened there.
@@ -108,23 +110,24 @@ def _door(options: Options, job: Job, log_dir: Path, terminal: Terminal, events:
     if options.elastic is None:
         return None
     try:
-        door = Door(options.door or Address(HOST, 0), job.token, events)
-        write_invitation(log_dir, door.address, job.token)
+        join_listener = JoinListener(options.join_listener or Address(HOST, 0), job.token, events)
+        write_invitation(log_dir, join_listener.address, job.token)
     except OSError as error:
         raise LaunchError(
-            f"No worker could join at {options.door or HOST}: {error}. Choose another --address."
+            f"No worker could join at {options.join_listener or HOST}: {error}. Choose another --address."
         ) from error
-    if options.door is not None:
+    if options.join_listener is not None:
         terminal.say(
-            f"Workers join with: replicax run --join {door.address} {options.script} (their REPLICAX_TOKEN is in "
+            f"Workers join with: replicax run --join {join_listener.address} {options.script} (their REPLICAX_TOKEN is "
+            "in "
             f"{log_dir / INVITATION})"
         )
-    return door
+    return join_listener
 
 
 @contextlib.contextmanager
 def _meeting(address: str, token: str, guard: Guard) -> Iterator[Host]:
-    """Keeps the board of the islands' meeting while the block runs."""
+    """Keeps the job store of the islands' meeting while the block runs."""
     host = Host(address, token)
     guard.watch([host.pid])
     try:
@@ -150,8 +153,8 @@ def _members(
     terminal: Terminal,
     log: MembershipLog | None,
     start: Callable[[PlannedTask], ProcessLike],
-) -> Members:
-    return Members(options, options.single_restarts - sum(revived), host, start, terminal, Attendance(log))
+) -> ElasticPolicy:
+    return ElasticPolicy(options, options.single_restarts - sum(revived), host, start, terminal, MemberRecord(log))
 
 
 def run_attempts(options: Options, terminal: Terminal, run: Callable[[int, int], Outcome]) -> int:

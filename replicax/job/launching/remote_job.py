@@ -11,18 +11,18 @@ from pathlib import Path
 
 from replicax.cluster import ClusterSpec
 from replicax.errors import LaunchError
+from replicax.job.elsewhere.script_files import packed_sources
+from replicax.job.elsewhere.worker_actors import Job, WorkerGroup
 from replicax.job.launching.local_job import Outcome, run_attempts, signals_as
 from replicax.job.options import Options, check_script, make_log_dir
-from replicax.ray_cluster.workers import WorkerCluster, connect_workers
 from replicax.job.processes.events import Event, Events
-from replicax.job.elsewhere.worker_actors import Job, WorkerGroup
 from replicax.job.processes.outlets import outlets_to
 from replicax.job.processes.output import Log
-from replicax.job.processes.task import WORKER, PlannedTask
 from replicax.job.processes.processes import Outlets
-from replicax.job.elsewhere.script_files import packed_sources
-from replicax.job.supervision.supervisor import Grace, Supervisor
+from replicax.job.processes.task import WORKER, PlannedTask
 from replicax.job.processes.terminal import Terminal
+from replicax.job.supervision.supervisor import Grace, Supervisor
+from replicax.ray_cluster.workers import WorkerCluster, connect_workers
 
 PORT = 2222  # Where a server listens if its address has no port, as in TensorFlow's examples.
 

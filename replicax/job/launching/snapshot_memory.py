@@ -14,10 +14,10 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from replicax.checks.environment_names import SNAPSHOTS
 from replicax.job.options import Options
 from replicax.job.processes.reaper import Guard
 
-SNAPSHOTS = "REPLICAX_SNAPSHOTS"
 _MEMORY = "/dev/shm"
 _PREFIX, _LOCK = "replicax-snapshots-", "in-use"
 _OFF = "0"

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from replicax.job.supervision.elastic_policy import Members
-from replicax.job.plan import Job, Plan
 from replicax.group.membership.opening import LIFE
+from replicax.job.plan import Job, Plan
 from replicax.job.processes.events import Event, Events
-from replicax.job.processes.reaper import Guard
 from replicax.job.processes.outlets import outlets_to
 from replicax.job.processes.output import Log
-from replicax.job.processes.task import PlannedTask, Program
 from replicax.job.processes.processes import Process
-from replicax.job.supervision.supervisor import Grace, Supervisor
+from replicax.job.processes.reaper import Guard
+from replicax.job.processes.task import PlannedTask, Program
 from replicax.job.processes.terminal import Terminal
+from replicax.job.supervision.elastic_policy import ElasticPolicy
+from replicax.job.supervision.supervisor import Grace, Supervisor
 
 
 def supervisor_of(
@@ -25,7 +25,7 @@ def supervisor_of(
     terminal: Terminal,
     guard: Guard,
     events: Events[Event],
-    members: Callable[[Callable[[PlannedTask], Process]], Members] | None = None,
+    members: Callable[[Callable[[PlannedTask], Process]], ElasticPolicy] | None = None,
 ) -> Supervisor:
     """Returns what runs one attempt.
 
@@ -45,8 +45,8 @@ def supervisor_of(
         for number, task in enumerate(plan.tasks):
             log = Log(log_dir / task.log_name, plan.attempt)
             process = Process(task, program, outlets_to(terminal, log, number, task), events, guard)
-            if revival is not None:
-                revival.started(process)
+            if loss_policy is not None:
+                loss_policy.started(process)
             yield process
 
     def start_again(task: PlannedTask) -> Process:
@@ -55,5 +55,5 @@ def supervisor_of(
         return Process(task, program, outlets_to(terminal, log, number, task), events, guard)
 
     grace = Grace(options.grace_of_survivors, options.grace_of_all)
-    revival = None if members is None else members(start_again)
-    return Supervisor(plan.workers, start, grace, terminal, events, revival)
+    loss_policy = None if members is None else members(start_again)
+    return Supervisor(plan.workers, start, grace, terminal, events, loss_policy)

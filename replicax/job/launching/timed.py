@@ -6,23 +6,22 @@ import contextlib
 import dataclasses
 import io
 import os
-import secrets
 import signal
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from replicax.cluster.signing import new_token
 from replicax.job.launching.local_job import Job
+from replicax.job.launching.starting import supervisor_of
 from replicax.job.options import Options
 from replicax.job.plan import HOST, count_ports, make_plan
-from replicax.job.launching.starting import supervisor_of
 from replicax.job.processes.events import Event, Events, SignalReceived
-from replicax.job.processes.reaper import Guard
 from replicax.job.processes.ports import reserved_ports
+from replicax.job.processes.reaper import Guard
 from replicax.job.processes.terminal import Terminal
 
 _SECONDS_TO_WRITE_STACKS = 1.0
-_TOKEN_BYTES = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +56,7 @@ def run_in_time(
         environment: The environment that the tasks inherit; by default that of this process.
     """
     inherited = dict(os.environ if environment is None else environment)
-    job = Job(options, inherited, secrets.token_hex(_TOKEN_BYTES), os.getpid())
+    job = Job(options, inherited, new_token(), os.getpid())
     events: Events[Event] = Events()
     terminal = Terminal(io.StringIO(), io.StringIO())
     with contextlib.closing(Guard()) as guard, reserved_ports(count_ports(options, options.workers), HOST) as ports:

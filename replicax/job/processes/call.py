@@ -197,12 +197,6 @@ def error_of(raised: Raised) -> Exception | None:
 def error_from(worker: str, how: str, words: str, written: bytes | None) -> Exception:
     """Returns the error with which a call ends here when a worker has failed.
 
-    Args:
-        worker: The worker's name.
-        how: How it ended, in a few words.
-        words: Its traceback there, or the end of its output.
-        written: What `run_call` has written there.
-
     Returns:
         What the function has raised, with a `RemoteWorkerError` as its cause; that alone if the function has raised
         nothing, or if its error cannot be made here.

@@ -32,7 +32,8 @@ _NEWS = "REPLICAX_NEWS"
 _INTERRUPTED = 130
 _MOST_NAMES = 8
 _JAX = "jax"
-_OF_JOB = os.path.join(os.path.dirname(os.path.dirname(__file__)), "compat", "jax_clusters.py")
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+_OF_JOB = os.path.join(_PACKAGE, "compat", "jax_clusters.py")
 
 
 def main(arguments: list[str]) -> None:

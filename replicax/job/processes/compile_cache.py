@@ -16,10 +16,6 @@ def keep_within(folder: Path, most_bytes: int = MOST_BYTES) -> int:
 
     Other jobs may use the folder meanwhile: they compile what they do not find.
 
-    Args:
-        folder: The folder, which need not exist.
-        most_bytes: How large it may be.
-
     Returns:
         How many files were deleted.
     """

@@ -75,11 +75,11 @@ class FoundSilent(NamedTuple):
 
     Attributes:
         task: The name of that one, such as `"worker 2"`.
-        life: Which run of it.
+        incarnation: Which run of it.
     """
 
     task: str
-    life: int
+    incarnation: int
 
 
 class MemberNews(NamedTuple):
@@ -88,14 +88,14 @@ class MemberNews(NamedTuple):
     Attributes:
         process: Its process.
         world: The number of a new world, 0 if it tells something else.
-        lives: The members of that world: the index of each, and which run of it.
+        incarnations: The members of that world: the index of each, and which run of it.
         leaving: Why it is going to leave the others; "" if it is not.
         started_at: The name of the other machine where it runs now; "" if it tells something else.
     """
 
     process: ProcessLike
     world: int = 0
-    lives: tuple[tuple[int, int], ...] = ()
+    incarnations: tuple[tuple[int, int], ...] = ()
     leaving: str = ""
     started_at: str = ""
 
@@ -107,7 +107,7 @@ class Joined(NamedTuple):
         process: Its process, which is to be admitted or refused.
     """
 
-    process: GuestLike
+    process: JoinedWorkerLike
 
 
 Event = (
@@ -152,8 +152,8 @@ class ProcessLike(Protocol):
         """Ends what an ended task has left behind; returns its return code, -n for signal n."""
 
 
-class GuestLike(ProcessLike, Protocol):
-    """A process that was started elsewhere to join the job; `replicax.job.supervision.joined_workers.Guest` is one."""
+class JoinedWorkerLike(ProcessLike, Protocol):
+    """A process that was started elsewhere to join the job, such as `supervision.joined_workers.JoinedWorker`."""
 
     host: str
     wanted: int | None
@@ -168,5 +168,7 @@ class GuestLike(ProcessLike, Protocol):
 def member_news(process: ProcessLike, told: Mapping[str, Any]) -> MemberNews | None:
     """Returns a message about membership; None if a message is none."""
     if "world" in told:
-        return MemberNews(process, int(told["world"]), tuple((int(i), int(life)) for i, life in told.get("lives", ())))
+        return MemberNews(
+            process, int(told["world"]), tuple((int(i), int(incarnation)) for i, incarnation in told.get("lives", ()))
+        )
     return MemberNews(process, leaving=str(told["leaving"])) if "leaving" in told else None

@@ -113,12 +113,6 @@ class Stream:
 
     Progress bars rewrite their own line. Only those of one task are shown; a terminal that cannot show them gets the
     last state of each.
-
-    Args:
-        terminal: The terminal.
-        task: The task's name.
-        number: Its index among all tasks.
-        error: Whether this is standard error.
     """
 
     def __init__(self, terminal: Terminal, task: str, number: int, error: bool):

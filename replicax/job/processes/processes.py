@@ -22,9 +22,17 @@ from typing import Any
 
 from replicax.errors import LaunchError
 from replicax.job.processes import child
-from replicax.job.processes.events import CallReturned, EventSink, FoundSilent, ProcessEnded, ScriptEnded, WaitingForOthers, member_news
-from replicax.job.processes.reaper import Guard
+from replicax.job.processes.events import (
+    CallReturned,
+    EventSink,
+    FoundSilent,
+    ProcessEnded,
+    ScriptEnded,
+    WaitingForOthers,
+    member_news,
+)
 from replicax.job.processes.output import LogLike, StreamLike, last_traceback
+from replicax.job.processes.reaper import Guard
 from replicax.job.processes.task import PlannedTask, Program
 
 _CHUNK = 65_536
@@ -53,13 +61,6 @@ class Process:
     """One task's process on this machine.
 
     Create it in the main thread: Linux ends a child with the thread that started it.
-
-    Args:
-        task: The task.
-        program: What it runs.
-        outlets: Where its output goes.
-        events: Where it reports events.
-        guard: Kills it if this process dies.
 
     Raises:
         LaunchError: The system cannot start it.

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from collections.abc import Iterable
 
-from replicax.job.processes import reaper_main
 from replicax.compat.systems import check_system
+from replicax.job.processes import reaper_main
 
 
 class Guard:

@@ -18,11 +18,7 @@ from collections.abc import Iterable
 
 
 def main(lines: Iterable[str]) -> None:
-    """Reads the launcher's messages to their end, kills the groups that are left, and deletes the folders.
-
-    Args:
-        lines: The messages, one process group or folder per line.
-    """
+    """Reads the launcher's messages to their end, kills the groups that are left, and deletes the folders."""
     left: set[str] = set()
     for line in lines:
         sign, what = line[0], line[1:].rstrip("\n")

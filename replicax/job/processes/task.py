@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from replicax.ray_cluster.task_counts import SERVERS, WORKERS as WORKERS_VARIABLE
+from replicax.checks import environment_names
+from replicax.checks.environment_names import PS_SERVERS, PS_WORKERS
+from replicax.cluster.own_address import LOOPBACK
 
 WORKER, EVALUATOR, CHIEF = "worker", "evaluator", "chief"
 #: The types of tasks that train together.
 WORKERS = (CHIEF, WORKER)
-_LOOPBACK = "127.0.0.1"
 _THREADS_PER_DEVICE = 2
 
 # If the starter itself runs in a cluster, its variables would contradict those of the new cluster.
@@ -24,15 +25,15 @@ _OF_ANOTHER_CLUSTER = (
     "JAX_COORDINATOR_PORT",
     "JAX_NUM_PROCESSES",
     "JAX_PROCESS_ID",
-    "REPLICAX_COORDINATOR",
-    "REPLICAX_NUM_PROCESSES",
-    "REPLICAX_PROCESS_ID",
-    "REPLICAX_MEETING",
-    "REPLICAX_LIFE",
-    "REPLICAX_ELASTIC",
-    "REPLICAX_JOIN",
-    WORKERS_VARIABLE,
-    SERVERS,
+    environment_names.COORDINATOR,
+    environment_names.NUM_PROCESSES,
+    environment_names.PROCESS_ID,
+    environment_names.MEETING,
+    environment_names.LIFE,
+    environment_names.ELASTIC,
+    environment_names.JOIN,
+    PS_WORKERS,
+    PS_SERVERS,
 )
 
 # The cache holds small programs too: one is quick to compile, but a restart needs hundreds.
@@ -85,7 +86,7 @@ class PlannedTask:
         return f"{self.type}-{self.index}.log"
 
     def with_environment(self, environment: Mapping[str, str]) -> PlannedTask:
-        """Returns the same task with another environment."""
+        """Returns the task with another environment."""
         return dataclasses.replace(self, environment=environment)
 
 
@@ -113,9 +114,9 @@ def common_environment(inherited: Mapping[str, str], devices: int | None, token:
         **counted,
         "NPROC": str(_threads(devices or (int(told) if told.isdecimal() else 1), inherited.get("NPROC", ""))),
         "PYTHONUNBUFFERED": "1",
-        "REPLICAX_TOKEN": token,
-        "REPLICAX_ATTEMPT": str(attempt),
-        "REPLICAX_LAUNCHER_PID": str(os.getpid()),
+        environment_names.TOKEN: token,
+        environment_names.ATTEMPT: str(attempt),
+        environment_names.LAUNCHER_PID: str(os.getpid()),
     }
 
 
@@ -127,7 +128,7 @@ def _past_proxies(inherited: Mapping[str, str]) -> dict[str, str]:
     names = {name.lower() for name, value in inherited.items() if value}
     if not names & {"grpc_proxy", "https_proxy", "http_proxy", "all_proxy"}:
         return {}
-    return {"no_proxy": ",".join(filter(None, [inherited.get("no_proxy"), _LOOPBACK]))}
+    return {"no_proxy": ",".join(filter(None, [inherited.get("no_proxy"), LOOPBACK]))}
 
 
 def jax_environment(workers: Sequence[str], index: int) -> dict[str, str]:

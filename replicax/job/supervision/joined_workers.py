@@ -1,20 +1,20 @@
-"""Workers that join a running job: its launcher's door, and their processes as it knows them.
+"""Workers that join a running job: the listener of its launcher, and their processes as it knows them.
 
-A guest's own launcher (`replicax run --join`) starts the process and watches it. It keeps one connection with the door,
-on which both send JSON, one object a line:
+The launcher of a joined worker (`replicax run --join`) starts the process and watches it. It keeps one connection with
+the listener, on which both send JSON, one object a line:
 
 | from | message | meaning |
 | --- | --- | --- |
 | both | | prove that they know the job's token (`replicax.cluster.token_proof`) |
-| guest | `host`, `wanted` | asks for a place, if possible with the index that it had before |
-| door | `environment`, `index` | it has this place; these are the variables of its cluster |
-| door | `no` | it cannot join, and why |
-| guest | `pid` | its process runs |
-| guest | `world`, `lives`; `leaving`; `leaves`; `silent`, `life` | what its process tells its launcher |
-| door | `signal` | a signal for its process |
-| guest | `ended`, `words` | the exit code of its process, and its last words |
+| joined worker | `host`, `wanted` | asks for a place, if possible with the index that it had before |
+| listener | `environment`, `index` | it has this place; these are the variables of its cluster |
+| listener | `no` | it cannot join, and why |
+| joined worker | `pid` | its process runs |
+| joined worker | `world`, `lives`; `leaving`; `leaves`; `silent`, `life` | what its process tells its launcher |
+| listener | `signal` | a signal for its process |
+| joined worker | `ended`, `words` | the exit code of its process, and its last words |
 
-If the connection ends, so does the process: the door counts it as lost, and the guest's launcher kills it.
+If the connection ends, so does the process: the listener counts it as lost, and its own launcher kills it.
 """
 
 from __future__ import annotations
@@ -32,16 +32,24 @@ from replicax.cluster.lines import is_number
 from replicax.cluster.outages import end_if_silent
 from replicax.cluster.token_proof import SECONDS_TO_PROVE, Session, Strangers, demanded
 from replicax.errors.exit_codes import from_signal
-from replicax.job.processes.events import EventSink, FoundSilent, Joined, MemberNews, ProcessEnded, ScriptEnded, member_news
+from replicax.job.processes.events import (
+    EventSink,
+    FoundSilent,
+    Joined,
+    MemberNews,
+    ProcessEnded,
+    ScriptEnded,
+    member_news,
+)
 from replicax.job.processes.task import WORKER, PlannedTask
 
 _SECONDS_FOR_THREADS = 2.0
 _MOST_WORKERS = 2**20
-#: After so many seconds without an answer a connection with a guest is given up: its cable is cut.
+#: After so many seconds without an answer a connection with a joined worker is given up: its cable is cut.
 SECONDS_OF_SILENCE = 10.0
 
 
-class Guest:
+class JoinedWorker:
     """A worker that has been started elsewhere to join the job; see `ProcessLike`.
 
     Args:
@@ -118,13 +126,8 @@ class Guest:
             self._session.connection.shutdown(socket.SHUT_RDWR)
 
 
-class Door:
+class JoinListener:
     """Where workers join a job.
-
-    Args:
-        address: Where it listens; port 0 is any that is free.
-        token: The secret that those who join must know.
-        events: Where it reports them.
 
     Raises:
         OSError: It cannot listen there.
@@ -162,16 +165,16 @@ class Door:
 
     def _meet(self, connection: socket.socket) -> None:
         try:
-            guest = self._known(connection)
+            joined_worker = self._known(connection)
         except (OSError, ValueError):  # It said nothing in time, or does not belong to this job.
             connection.close()
             return
         finally:
             self._strangers.remove(connection)
-        self._events.put(Joined(guest))
-        guest.listen()
+        self._events.put(Joined(joined_worker))
+        joined_worker.listen()
 
-    def _known(self, connection: socket.socket) -> Guest:
+    def _known(self, connection: socket.socket) -> JoinedWorker:
         """Returns who has come.
 
         Raises:
@@ -185,7 +188,7 @@ class Door:
         wanted = told.get("wanted")
         connection.settimeout(None)
         end_if_silent(connection, SECONDS_OF_SILENCE)
-        return Guest(
+        return JoinedWorker(
             session, str(told.get("host", "")), wanted if is_number(wanted, 0, _MOST_WORKERS) else None, self._events
         )
 

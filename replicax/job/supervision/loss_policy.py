@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from replicax.errors.exit_codes import ExitCode, describe
-from replicax.job.processes.events import FoundSilent, GuestLike, MemberNews, ProcessLike
+from replicax.job.processes.events import FoundSilent, JoinedWorkerLike, MemberNews, ProcessLike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Failure:
         return describe(self.code)
 
 
-class Revival(Protocol):
+class LossPolicy(Protocol):
     """Decides about a task whose loss the others can bear."""
 
     revived: int
@@ -46,7 +46,7 @@ class Revival(Protocol):
     def awaits(self) -> bool:
         """Whether the job goes on although no process runs, since others may join."""
 
-    def admits(self, guest: GuestLike, running: Sequence[ProcessLike]) -> bool:
+    def admits(self, joined_worker: JoinedWorkerLike, running: Sequence[ProcessLike]) -> bool:
         """Lets a process join, or refuses it; returns whether it has joined."""
 
     def succeed(self, failure: Failure) -> None:
@@ -60,16 +60,16 @@ class Revival(Protocol):
         """Starts the tasks that are due."""
 
     def hears(self, news: MemberNews | FoundSilent, running: Sequence[ProcessLike]) -> None:
-        """Is told what a task has told about itself and the others; ends one that shows no sign of life."""
+        """Records what a task has told about itself and the others; ends one that shows no sign of life."""
 
     def ended(self, process: ProcessLike, code: int, asked: bool) -> int:
-        """Is told that a task has ended, and whether all of them are being ended; returns the code that counts."""
+        """Notes that a task has ended, and whether all of them are being ended; returns the code that counts."""
 
     def done(self, process: ProcessLike, running: Sequence[ProcessLike]) -> None:
-        """Is told that a task has ended with 0, after `ended`."""
+        """Notes that a task has ended with 0, after `ended`."""
 
     def ends_all(self) -> None:
-        """Is told that all tasks are going to get a signal, or are killed."""
+        """Notes that all tasks are going to get a signal, or are killed."""
 
     def verdict(self) -> Failure | None:
         """Returns why the attempt has failed although none of its last processes has."""

@@ -12,10 +12,23 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from replicax.errors.exit_codes import ExitCode, from_returncode, from_signal
-from replicax.job.processes.events import CallReturned, Event, Events, FoundSilent, GuestLike, Joined, MemberNews, ProcessEnded, ProcessLike, ScriptEnded, SignalReceived, WaitingForOthers
+from replicax.job.processes.events import (
+    CallReturned,
+    Event,
+    Events,
+    FoundSilent,
+    Joined,
+    JoinedWorkerLike,
+    MemberNews,
+    ProcessEnded,
+    ProcessLike,
+    ScriptEnded,
+    SignalReceived,
+    WaitingForOthers,
+)
 from replicax.job.processes.task import EVALUATOR, WORKERS
-from replicax.job.supervision.loss_policy import Failure, Revival
 from replicax.job.processes.terminal import Terminal
+from replicax.job.supervision.loss_policy import Failure, LossPolicy
 
 # Two tasks that end within this time are ordered by when they ended, not by when the launcher learned of it.
 _SECONDS_TO_SETTLE = 0.1
@@ -85,10 +98,10 @@ class Supervisor:
         grace: Grace,
         terminal: Terminal,
         events: Events[Event],
-        revival: Revival | None = None,
+        loss_policy: LossPolicy | None = None,
     ) -> None:
         self._workers, self._start, self._grace = workers, start, grace
-        self._terminal, self._events, self._revival = terminal, events, revival
+        self._terminal, self._events, self._loss_policy = terminal, events, loss_policy
         self._tasks: list[ProcessLike] = []
         self._running: list[ProcessLike] = []
         self._failures: list[Failure] = []
@@ -119,11 +132,11 @@ class Supervisor:
         finally:
             self._kill_all()
         first = self._first()
-        if first is None and self._revival is not None and not self._signal:
-            first = self._revival.verdict()
+        if first is None and self._loss_policy is not None and not self._signal:
+            first = self._loss_policy.verdict()
         code = self._code(first)
         name = first.culprit.task.name if first else ""
-        revived = self._revival.revived if self._revival else 0
+        revived = self._loss_policy.revived if self._loss_policy else 0
         seconds = time.monotonic() - started
         return AttemptResult(self._workers, code, name, seconds, bool(self._signal), revived), first
 
@@ -134,7 +147,7 @@ class Supervisor:
         return own[0] if own else first
 
     def _take_event(self) -> None:
-        due = self._revival.due if self._revival is not None and self._may_revive() else math.inf
+        due = self._loss_policy.due if self._loss_policy is not None and self._may_revive() else math.inf
         wait = min(self._ask_at, self._kill_at, self._miss_at, self._tell_at, due) - time.monotonic()
         try:
             event = self._events.get(timeout=max(wait, 0) if math.isfinite(wait) else None)
@@ -147,8 +160,8 @@ class Supervisor:
                 self._on_failing(event)
         elif isinstance(event, (FoundSilent, MemberNews)):
             # An event of an aborted attempt has a process that is not among these.
-            if self._revival and self._may_revive() and getattr(event, "process", None) in (None, *self._running):
-                self._revival.hears(event, self._running)
+            if self._loss_policy and self._may_revive() and getattr(event, "process", None) in (None, *self._running):
+                self._loss_policy.hears(event, self._running)
         elif isinstance(event, Joined):
             self._admit(event.process)
         elif isinstance(event, CallReturned):
@@ -164,8 +177,8 @@ class Supervisor:
         returncode = process.tidy_up()
         self._running.remove(process)
         code = process.told.code if process.told is not None else from_returncode(returncode)
-        if self._revival is not None:
-            code = self._revival.ended(process, code, asked=not self._may_revive())
+        if self._loss_policy is not None:
+            code = self._loss_policy.ended(process, code, asked=not self._may_revive())
         if self._is_borne(event, code):
             return
         if process.told is not None:  # The end of a process may be noticed before its message.
@@ -174,30 +187,30 @@ class Supervisor:
             self._on_failure(Failure(process, code, event.time, process))
             return
         self._done.append(event)
-        if self._revival is not None:
-            self._revival.done(process, self._running)
+        if self._loss_policy is not None:
+            self._loss_policy.done(process, self._running)
         self._find_missed()
         if not self._failures and not _any_trains(self._running):
             self._on_training_done()
 
     def _may_revive(self) -> bool:
         """Returns whether single tasks may be started again: not while all of them are being ended."""
-        return self._revival is not None and not self._signal and not self._failures
+        return self._loss_policy is not None and not self._signal and not self._failures
 
     def _awaits(self) -> bool:
-        return self._revival is not None and self._may_revive() and self._revival.awaits
+        return self._loss_policy is not None and self._may_revive() and self._loss_policy.awaits
 
-    def _admit(self, guest: GuestLike) -> None:
-        if self._revival is None or not self._may_revive():
-            guest.refuse("the job is just ending")
-        elif self._revival.admits(guest, self._running):
-            self._tasks.append(guest)
-            self._running.append(guest)
+    def _admit(self, joined_worker: JoinedWorkerLike) -> None:
+        if self._loss_policy is None or not self._may_revive():
+            joined_worker.refuse("the job is just ending")
+        elif self._loss_policy.admits(joined_worker, self._running):
+            self._tasks.append(joined_worker)
+            self._running.append(joined_worker)
 
     def _start_due(self) -> None:
         """Starts the successors of tasks that have ended, when it is time."""
-        if self._revival is not None and self._may_revive():
-            for process in self._revival.start_due():
+        if self._loss_policy is not None and self._may_revive():
+            for process in self._loss_policy.start_due():
                 self._tasks.append(process)
                 self._running.append(process)
 
@@ -205,12 +218,12 @@ class Supervisor:
         """Returns whether the job goes on although a process has ended; has the task started again if wanted."""
         process = event.process
         failure = Failure(process, code, event.time, process)
-        if code == 0 or self._revival is None or not self._may_revive():
+        if code == 0 or self._loss_policy is None or not self._may_revive():
             return False
-        if not self._revival.bears(failure, self._running):
+        if not self._loss_policy.bears(failure, self._running):
             return False
         self._tasks.remove(process)
-        self._revival.succeed(failure)
+        self._loss_policy.succeed(failure)
         return True
 
     def _find_missed(self) -> None:
@@ -288,8 +301,8 @@ class Supervisor:
         self._signal, self._ask_at = number, math.inf  # No task gets a second signal.
         if number in ENDING:
             self._kill_at = min(self._kill_at, time.monotonic() + self._grace.all)
-        if self._revival is not None and number in ENDING:
-            self._revival.ends_all()
+        if self._loss_policy is not None and number in ENDING:
+            self._loss_policy.ends_all()
         for process in self._running:
             process.send(number)
 
@@ -321,8 +334,8 @@ class Supervisor:
             self._terminal.say(
                 f"{first.culprit.task.name} failed ({first.how}); ending {names} within {self._grace.survivors:g} s."
             )
-        if self._revival is not None:
-            self._revival.ends_all()
+        if self._loss_policy is not None:
+            self._loss_policy.ends_all()
         for process in others:
             process.send(signal.SIGTERM)
 

@@ -1,6 +1,7 @@
 """Manifests that start the same script on Kubernetes (Job, JobSet), KubeRay, Slurm, Docker Compose and Vertex AI.
 
-Pure functions from the user's options to text. The exit codes in the manifests are those of `replicax.errors.exit_codes`.
+Pure functions from the user's options to text. The exit codes in the manifests are those of
+`replicax.errors.exit_codes`.
 """
 
 from replicax.job.templates.cluster_job import ClusterJob

@@ -6,6 +6,7 @@ import json
 
 import yaml
 
+from replicax.checks import environment_names
 from replicax.errors import LaunchError
 from replicax.job.templates.cluster_job import SECONDS_TO_SAVE, ClusterJob, plain_size
 
@@ -17,10 +18,6 @@ _HEADER = """\
 
 def compose(cluster: ClusterJob, token: str) -> str:
     """Returns a file for `docker compose up`: a service for each worker, which find each other by their names.
-
-    Args:
-        cluster: What to run.
-        token: A secret for the processes of this job.
 
     Raises:
         LaunchError: No image is named.
@@ -40,7 +37,7 @@ def _service(cluster: ClusterJob, index: int, token: str) -> dict[str, object]:
         "JAX_COORDINATOR_ADDRESS": hosts[0],
         "JAX_NUM_PROCESSES": str(cluster.workers),
         "JAX_PROCESS_ID": str(index),
-        "REPLICAX_TOKEN": token,
+        environment_names.TOKEN: token,
         **cluster.device_variables,
     }
     command = ["python", cluster.script, *cluster.arguments]

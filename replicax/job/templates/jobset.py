@@ -21,10 +21,6 @@ def jobset(cluster: ClusterJob, token: str) -> str:
     A worker is tried again as in the Indexed Job. When the Job has failed, all of it starts again, `cluster.restarts`
     times, unless options or programs are wrong.
 
-    Args:
-        cluster: What to run.
-        token: A secret for the processes of this job.
-
     Raises:
         LaunchError: No image is named.
     """

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import shlex
 
+from replicax.checks.environment_names import JOB
 from replicax.errors import LaunchError
 from replicax.job.templates.cluster_job import SECONDS_TO_SAVE, ClusterJob
 from replicax.job.templates.containers import indented, resources
 
 # KubeRay pastes the entrypoint into a shell script, and Ray quotes it a second time, for Windows. This one has nothing
 # that either could change; the command itself travels in a variable.
-_COMMAND = "REPLICAX_JOB"
-_ENTRYPOINT = f"sh -c 'printenv {_COMMAND} > /tmp/replicax-job.sh && exec sh /tmp/replicax-job.sh'"
+_ENTRYPOINT = f"sh -c 'printenv {JOB} > /tmp/replicax-job.sh && exec sh /tmp/replicax-job.sh'"
 _HEAD = """resources:
   requests: {cpu: "2", memory: 8Gi}
   limits: {memory: 8Gi}"""
@@ -20,9 +20,6 @@ _HEAD = """resources:
 
 def kuberay(cluster: ClusterJob) -> str:
     """Returns the manifest of a RayJob: one worker of the job on each pod of Ray's, and a head without workers.
-
-    Args:
-        cluster: What to run.
 
     Raises:
         LaunchError: No image is named.
@@ -37,7 +34,7 @@ kind: RayJob
 metadata:
   name: {cluster.name}
 spec:
-  entrypoint: {_ENTRYPOINT} # What {_COMMAND} says.
+  entrypoint: {_ENTRYPOINT} # What {JOB} says.
   backoffLimit: 0 # `replicax run` itself starts the workers again. With 1, a head that is lost is made anew once.
   shutdownAfterJobFinishes: true
   rayClusterSpec:
@@ -46,7 +43,7 @@ spec:
       rayStartParams: {{num-cpus: "0", num-gpus: "0"}} # No workers there.
       template:
         spec:
-{indented(_pod("ray-head", cluster, _HEAD, {_COMMAND: _command(cluster)}), " " * 10)}
+{indented(_pod("ray-head", cluster, _HEAD, {JOB: _command(cluster)}), " " * 10)}
     workerGroupSpecs:
       - groupName: workers
         replicas: {cluster.workers}

@@ -13,10 +13,6 @@ from replicax.job.templates.containers import indented, resources
 def kubernetes(cluster: ClusterJob, token: str) -> str:
     """Returns the manifests of an Indexed Job, of the service that gives its pods names, and of their secret.
 
-    Args:
-        cluster: What to run.
-        token: A secret for the processes of this job.
-
     Raises:
         LaunchError: No image is named.
     """
@@ -58,12 +54,7 @@ stringData:
 
 
 def indexed_job(cluster: ClusterJob, pods: str) -> str:
-    """Returns the manifest of the Job.
-
-    Args:
-        cluster: What to run.
-        pods: The beginning of the pods' names, before their index.
-    """
+    """Returns the manifest of the Job."""
     name, codes = cluster.name, ExitCode
     return f"""\
 apiVersion: batch/v1

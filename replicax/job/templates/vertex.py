@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import yaml
 
+from replicax.checks import environment_names
 from replicax.errors import LaunchError
 from replicax.job.templates.cluster_job import ClusterJob
 
@@ -40,7 +41,12 @@ def _pool(cluster: ClusterJob, token: str, machine: str, accelerator: str | None
     machines: dict[str, object] = {"machineType": machine}
     if accelerator:
         machines |= {"acceleratorType": accelerator, "acceleratorCount": cluster.gpus}
-    variables = {"KERAS_BACKEND": "jax", "PYTHONUNBUFFERED": "1", "REPLICAX_TOKEN": token, **cluster.device_variables}
+    variables = {
+        "KERAS_BACKEND": "jax",
+        "PYTHONUNBUFFERED": "1",
+        environment_names.TOKEN: token,
+        **cluster.device_variables,
+    }
     container = {
         "imageUri": cluster.image,
         "command": ["python", cluster.script],

@@ -51,9 +51,6 @@ class GrowingShard:
 class GrowingRows:
     """The rows of a shard.
 
-    Args:
-        shard: The shard.
-
     Attributes:
         index: See `GrowingShard`; it is changed in place.
     """

@@ -34,11 +34,7 @@ _SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_threefry_par
 
 
 class ParameterServer:
-    """The state of one server. Its methods run one at a time, so that each push is applied as a whole.
-
-    Args:
-        settings: Settings of JAX that the coordinator has.
-    """
+    """The state of one server. Its methods run one at a time, so that each push is applied as a whole."""
 
     def __init__(self, settings: Mapping[str, object]):
         jax.config.update("jax_platforms", "cpu")
@@ -71,9 +67,6 @@ class ParameterServer:
         """Forgets which steps were applied, so that they can be applied again after a checkpoint is restored.
 
         Pushes of an earlier era that arrive late are not applied.
-
-        Args:
-            era: How many times lost servers have been replaced.
         """
         self._era = era
         self._applied.clear()

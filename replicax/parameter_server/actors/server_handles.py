@@ -53,12 +53,6 @@ class EraOverError(Exception):
 class ServerHandles:
     """The servers' actors, as a worker calls them.
 
-    Args:
-        worker: The worker's index.
-        handles: The actors' handles.
-        era: How many times lost servers have been replaced.
-        buffers: Makes the buffers that the worker writes.
-
     Attributes:
         era: The same.
         lost: The exceptions of a call whose server is lost, or has lost what was before.

@@ -42,12 +42,7 @@ def may_be_wired(nbytes: int) -> bool:
 
 
 class Buffer:
-    """One direction: arrays that one actor writes and another one, on the same node, reads.
-
-    Args:
-        channel: The mutable object.
-        capacity: How many bytes of arrays fit into it.
-    """
+    """One direction: arrays that one actor writes and another one, on the same node, reads."""
 
     def __init__(self, channel: Channel, capacity: int):
         self._channel, self.capacity = channel, capacity
@@ -66,9 +61,6 @@ class Buffers:
     """Makes the buffers that an actor writes.
 
     Ray frees none of them before the actor ends, and each recovery of servers, for example, needs others.
-
-    Args:
-        room: How many bytes all of them may have.
     """
 
     def __init__(self, room: int):
@@ -87,11 +79,7 @@ class Buffers:
 
 
 class ServerWires:
-    """The buffers of a server, two for each wire of a worker on its host.
-
-    Args:
-        buffers: Makes those that the server writes.
-    """
+    """The buffers of a server, two for each wire of a worker on its host."""
 
     def __init__(self, buffers: Buffers) -> None:
         self._buffers = buffers
@@ -125,14 +113,7 @@ class ServerWires:
 
 
 class WorkerWire:
-    """A worker's buffers to and from one server; one push at a time uses them.
-
-    Args:
-        worker: The worker's index.
-        number: Which of the worker's wires to this server it is.
-        server: The server.
-        buffers: Makes those that the worker writes.
-    """
+    """A worker's buffers to and from one server; one push at a time uses them."""
 
     def __init__(self, worker: int, number: int, server: ActorHandle, buffers: Buffers):
         self._worker, self._number, self._server, self._buffers = worker, number, server, buffers

@@ -15,17 +15,18 @@ from replicax.parameter_server.actors.messages import (
     ArraySpecs,
     Done,
     InputSource,
+    Reply,
     Report,
     SentValue,
     ServerLost,
     SetUp,
+    ShardId,
     StepCall,
     UnexpectedBatch,
     WorkerProgram,
 )
 from replicax.parameter_server.actors.parameter_server import ParameterServer, buffers_by, identity, take_over
 from replicax.parameter_server.actors.server_handles import Push, ServerHandles
-from replicax.parameter_server.actors.variable_cache import VariableCache
 from replicax.parameter_server.actors.worker_data import WorkerData
 from replicax.parameter_server.actors.worker_program import LoadedProgram, TableLookUp
 from replicax.typing import PyTree
@@ -37,14 +38,7 @@ _Sent: TypeAlias = np.ndarray | tuple[np.ndarray, np.ndarray]  # an array, or so
 
 
 class Worker:
-    """The state of one worker. It may run two steps at once: one computes while the other one pushes.
-
-    Args:
-        index: Index of the worker.
-        servers: Handles of the servers' actors.
-        settings: Settings of JAX that the coordinator has.
-        era: How many times lost servers have been replaced.
-    """
+    """The state of one worker. It may run two steps at once: one computes while the other one pushes."""
 
     def __init__(
         self, index: int, servers: Sequence[ActorHandle[ParameterServer]], settings: Mapping[str, object], era: int = 0
@@ -336,3 +330,47 @@ class _StepTimer:
         now = time.perf_counter()
         self.seconds[what] = now - self._last
         self._last = now
+
+
+# `VariableCache`: the variables that a worker has, with the versions of the servers that they came from.
+
+
+class VariableCache:
+    """Values of shards, each with the version of its server at that time. It is thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[tuple[int, ShardId], tuple[int, np.ndarray]] = {}
+        self._newest: dict[int, int] = {}
+
+    def version_of(self, server: int, shards: Sequence[ShardId]) -> int:
+        """Returns the version of the oldest of these shards; -1 if one is missing."""
+        with self._lock:
+            return min((self._held[server, p][0] if (server, p) in self._held else -1 for p in shards), default=-1)
+
+    def nbytes(self, server: int, shards: Sequence[ShardId]) -> int:
+        """Returns the size in bytes of those of a server's shards that are here."""
+        with self._lock:
+            return sum(self._held[server, shard][1].nbytes for shard in shards if (server, shard) in self._held)
+
+    def store(self, server: int, reply: Reply) -> None:
+        """Stores the values that a server has answered, where they are newer."""
+        with self._lock:
+            self._newest[server] = max(reply.version, self._newest.get(server, -1))
+            for shard, value in (reply.values or {}).items():
+                if reply.version >= self._held.get((server, shard), (-1,))[0]:
+                    self._held[server, shard] = reply.version, value
+
+    def newest(self) -> dict[int, int]:
+        """Returns the newest version of each server that has been heard of."""
+        with self._lock:
+            return dict(self._newest)
+
+    def values(self, program: WorkerProgram) -> list[np.ndarray]:
+        """Returns the variables of a program; shards are concatenated."""
+        with self._lock:
+            parts = [
+                [self._held[server, shard][1] for server, shard in zip(each.servers, each.shards, strict=True)]
+                for each in program.variables
+            ]
+        return [each[0] if len(each) == 1 else np.concatenate(each) for each in parts]

@@ -19,11 +19,7 @@ from replicax.typing import PyTree
 
 
 class WorkerData:
-    """The datasets, iterators and resources of one worker, by their ids.
-
-    Args:
-        index: Index of the worker.
-    """
+    """The datasets, iterators and resources of one worker, by their ids."""
 
     def __init__(self, index: int):
         self._index = index

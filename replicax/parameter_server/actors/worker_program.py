@@ -21,9 +21,6 @@ _PAST_THE_END = np.iinfo(np.int32).max
 class LoadedProgram:
     """A program that a worker has compiled.
 
-    Args:
-        program: The program.
-
     Attributes:
         program: The program.
         wanted: For each server, the shards that the program reads completely.

@@ -8,11 +8,11 @@ import jax
 import jax.export
 import jax.numpy as jnp
 
+from replicax.contracts.variable_access import VariableLike, dtype_of, shape_of
 from replicax.parameter_server.actors.created_rows import CreatedRows
 from replicax.parameter_server.variables.remote import variable_bytes
 from replicax.tables.initial_rows import NotByRowsError, initial_rows
 from replicax.tables.marks import grows
-from replicax.contracts.variable_access import VariableLike, dtype_of, shape_of
 
 _MIN_BYTES = 16 << 20  # A smaller value is quicker made here and sent than compiled there.
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+from replicax.contracts.variable_access import VariableLike, name_of
 from replicax.errors import ProgramError
 from replicax.parameter_server.actors.growing_rows import GrowingShard
 from replicax.parameter_server.variables.remote import home_of
 from replicax.tables.marks import eviction_of, index_of, spec_of
-from replicax.contracts.variable_access import VariableLike, name_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +60,7 @@ def _code(code: bytes | None, table: VariableLike) -> bytes:
 
 
 def growing_tables(used: Iterable[VariableLike], known: Sequence[VariableLike]) -> list[GrowingTable]:
-    """Returns the growing tables among the variables that a step uses.
-
-    Args:
-        used: The step's variables.
-        known: All variables of the strategy.
-    """
+    """Returns the growing tables among the variables that a step uses."""
     numbers = {home_of(variable).number for variable in used}
     found = []
     for index in known:

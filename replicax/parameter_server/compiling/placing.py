@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from replicax.checks import is_int
+from replicax.contracts.variable_access import VariableLike, name_of
 from replicax.errors import ArgumentError, ProgramError
 from replicax.parameter_server.compiling.traced_step import TracedStep
 from replicax.parameter_server.variables.remote import home_of, variable_bytes
-from replicax.contracts.variable_access import VariableLike, name_of
 
 _SMALL_BYTES = 1 << 16
 

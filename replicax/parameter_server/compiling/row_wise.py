@@ -98,16 +98,7 @@ def _scatters_by_row(equation: JaxprEqn, touched: Sequence[bool], first: int | N
 def _scattered(
     equation: JaxprEqn, inputs: Sequence[jax.Array], full: int, rows: int, first: int | None, has_rows: bool
 ) -> jax.Array:
-    """Returns the result of a scatter on the rows of this shard; updates of other rows are dropped.
-
-    Args:
-        equation: The scatter.
-        inputs: Its operands, the first of them with `rows` rows.
-        full: As for `evaluate_rows`.
-        rows: Likewise.
-        first: Likewise; not None unless the updates have rows.
-        has_rows: Whether the updates have `rows` rows.
-    """
+    """Returns the result of a scatter on the rows of this shard; updates of other rows are dropped."""
     operand, indices, updates = inputs
     numbers, mode = equation.params["dimension_numbers"], equation.params["mode"]
     if _is_for_all_rows(equation):

@@ -10,16 +10,16 @@ import jax.export
 import jax.numpy as jnp
 from jax.extend.core import Var
 
+from replicax.contracts.variable_access import VariableLike, dtype_of, name_of, shape_of
 from replicax.errors import ProgramError
 from replicax.parameter_server.actors.messages import SentValue, ShardId
 from replicax.parameter_server.compiling.row_wise import NotByRowsError, evaluate_rows, has_entries_of_its_own
 from replicax.parameter_server.compiling.tables import Table, moves_untouched_rows
 from replicax.parameter_server.compiling.traced_step import TracedStep
 from replicax.parameter_server.variables.remote import Home, home_of
-from replicax.program.ir.jaxprs import Values, aval_of, evaluate, read
 from replicax.program.cut.split import Part
+from replicax.program.ir.jaxprs import Values, aval_of, evaluate, read
 from replicax.tables.marks import grows, is_table
-from replicax.contracts.variable_access import VariableLike, dtype_of, name_of, shape_of
 
 #: A value that a worker has sent: an array, or some rows of a table, after their indices.
 _Arrived: TypeAlias = jax.Array | tuple[jax.Array, jax.Array]

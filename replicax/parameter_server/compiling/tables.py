@@ -23,12 +23,6 @@ MIN_BYTES = 1 << 16  # A smaller variable is cheaper to send completely.
 class Table:
     """How a step uses a variable as a table.
 
-    Args:
-        equations: The equations of the worker's half.
-        outvars: What the worker's half returns or sends.
-        variable: The variable's value, an input of the program.
-        gradient: What is sent for its update, if anything.
-
     Attributes:
         rows: Number of rows of the variable.
         by_row: The values of the program that have a row for each row of the variable; for each whether rows that are
@@ -198,14 +192,7 @@ def evaluate_with_tables(
 def index_program(
     equations: Sequence[JaxprEqn], wanted: Sequence[Var], invars: Sequence[Var], consts: Values
 ) -> Callable[[list[jax.Array]], list[jax.Array]] | None:
-    """Returns a function of the step's own inputs that computes index arrays; None if they depend on variables.
-
-    Args:
-        equations: The equations of the worker's half.
-        wanted: The index arrays.
-        invars: The step's own inputs, variables of the program.
-        consts: The program's constants.
-    """
+    """Returns a function of the step's own inputs that computes index arrays; None if they depend on variables."""
     chosen, needed = leading_to(equations, wanted)
     made = {out for equation in chosen for out in equation.outvars}
     if needed - made - set(invars) - consts.keys():

@@ -12,18 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax.context as context
+from replicax.contracts.variable_access import VariableLike, array_of, name_of
 from replicax.errors import VariableError
 from replicax.parameter_server.actors.messages import InputSource
 from replicax.parameter_server.compiling.recording import Recorder
 from replicax.parameter_server.variables.remote import Home
+from replicax.program.capture_changes import Change, Watched
+from replicax.program.cut.split import Assigned, Split
 from replicax.program.ir.jaxprs import constants_of, inlined
 from replicax.program.lifting import Program
 from replicax.program.pytrees import Structure
 from replicax.program.same_programs import are_identical, are_same_programs, are_same_structures
-from replicax.program.cut.split import Assigned, Split
-from replicax.program.capture_changes import Change, Watched
 from replicax.typing import PyTree, PyTreeFunction
-from replicax.contracts.variable_access import VariableLike, array_of, name_of
 
 
 class ScopedStrategy(Protocol):

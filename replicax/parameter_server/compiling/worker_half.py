@@ -8,22 +8,19 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Var
 
+from replicax.contracts.variable_access import dtype_of, shape_of
 from replicax.parameter_server.actors.messages import PulledTable, PulledVariable
 from replicax.parameter_server.compiling.tables import MIN_BYTES, Table, evaluate_with_tables, find_table, index_program
 from replicax.parameter_server.compiling.traced_step import TracedStep
 from replicax.parameter_server.variables.remote import home_of
 from replicax.program.ir.jaxprs import aval_of
 from replicax.tables.marks import grows, is_table as is_marked
-from replicax.contracts.variable_access import dtype_of, shape_of
 
 _Spec: TypeAlias = jax.ShapeDtypeStruct
 
 
 class WorkerHalf:
     """The part of a step that a worker runs: `(variables, rows, positions, inputs) -> (results, sent)`.
-
-    Args:
-        step: The step; its variables are placed.
 
     Attributes:
         tables: The variables of which only rows are read, by their indices among the step's variables.

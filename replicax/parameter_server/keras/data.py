@@ -129,10 +129,6 @@ class RoundRobin(abc.ABC):
     """An endless stream of batches that workers take in turn: of `n` workers each gets every `n`-th batch.
 
     All workers shuffle alike, so that workers of equal speed together take every batch once in each pass.
-
-    Args:
-        workers: How many workers.
-        seed: For shuffling; None leaves batches in order.
     """
 
     def __init__(self, workers: int, seed: int | None):
@@ -172,15 +168,7 @@ class RoundRobin(abc.ABC):
 
 
 class RoundRobinArrays(RoundRobin):
-    """Batches of arrays.
-
-    Args:
-        arrays: A pytree of arrays.
-        size: Rows of a batch; the last of a pass may have fewer.
-        workers: How many workers.
-        seed: For shuffling; None leaves rows in order.
-        by_batch: Whether to shuffle batches instead of rows.
-    """
+    """Batches of arrays."""
 
     def __init__(self, arrays: PyTree, size: int, workers: int, seed: int | None, by_batch: bool = False):
         super().__init__(workers, seed)
@@ -215,13 +203,7 @@ class BatchSequence(Protocol):
 
 
 class RoundRobinSequence(RoundRobin):
-    """Batches that have an index each.
-
-    Args:
-        source: The batches.
-        workers: How many workers.
-        seed: For shuffling; None leaves batches in order.
-    """
+    """Batches that have an index each."""
 
     def __init__(self, source: BatchSequence, workers: int, seed: int | None):
         super().__init__(workers, seed)

@@ -20,7 +20,7 @@ from replicax.errors import ArgumentError, BatchError
 from replicax.keras.steps import KerasSteps
 from replicax.parameter_server.coordinator import ClusterCoordinator, CoordinatedStrategy
 from replicax.parameter_server.keras.data import DataArguments, RoundRobin, array_batches, for_coordinator, for_workers
-from replicax.parameter_server.keras.running_steps import RunningSteps
+from replicax.parameter_server.scheduling.remote_values import RemoteValue
 from replicax.typing import PyTree, PyTreeFunction
 
 if TYPE_CHECKING:
@@ -39,10 +39,6 @@ class KerasLoops:
     steps have ended, and its logs are exact. `steps_per_execution` says how often callbacks are called.
 
     Evaluation and prediction are exact: the coordinator reads the data, and sends each batch to one worker.
-
-    Args:
-        model: The model.
-        strategy: Its strategy.
 
     Attributes:
         steps: Makes the functions that are scheduled; they are stored in `model.train_function` and the like.
@@ -328,3 +324,44 @@ def _unpacked(data: PyTree) -> tuple[PyTree, PyTree, PyTree]:
 
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     return x, y, sample_weight
+
+
+# `RunningSteps`: Keras's steps that have been scheduled and may not have ended.
+
+
+_STEPS_AHEAD = 4  # for each worker: two that it has, and two that are queued, so that it never waits
+
+
+class RunningSteps:
+    """Steps that have been scheduled and may not have ended. They are few, since callbacks act on those that follow.
+
+    Args:
+        coordinator: Schedules them.
+        taken: Called with the result of each, in the order in which they were scheduled.
+    """
+
+    def __init__(self, coordinator: ClusterCoordinator, taken: Callable[[PyTree], None]):
+        self._coordinator, self._taken = coordinator, taken
+        self._values: collections.deque[RemoteValue] = collections.deque()
+        self._most = _STEPS_AHEAD * coordinator.strategy.cluster.workers
+
+    def schedule(self, step: PyTreeFunction, *args: PyTree) -> None:
+        """Schedules a step; waits while too many are running."""
+        while len(self._values) >= self._most:
+            self._take()
+        self._values.append(self._coordinator.schedule(step, args))
+        while self._values and self._values[0].is_ready:
+            self._take()
+
+    def join(self) -> None:
+        """Waits for all of them."""
+        while self._values:
+            self._take()
+
+    def _take(self) -> None:
+        try:
+            result = self._values.popleft().fetch()
+        except Exception:
+            self._coordinator.join()  # It raises the first error, of which this one may be a consequence.
+            raise
+        self._taken(result)

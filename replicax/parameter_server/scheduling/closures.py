@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 
+from replicax.contracts.variable_access import VariableLike
 from replicax.errors import ArgumentError, ContextError
 from replicax.parameter_server.actors.messages import Done, SetUp, StepCall
 from replicax.parameter_server.compiling.exported_programs import export_programs
@@ -21,12 +22,11 @@ from replicax.parameter_server.scheduling.unused import UnusedObjects
 from replicax.parameter_server.scheduling.worker_actors import WorkerActors
 from replicax.parameter_server.scheduling.worker_objects import WorkerObjects
 from replicax.parameter_server.variables.remote import home_of
-from replicax.program.hints.advice import advise_of_changed_object
-from replicax.program.replicas.outer_program import enclosing_program
 from replicax.program.function import Function, WeakProgramCaches, signature
+from replicax.program.hints.advice import advise_of_changed_object
 from replicax.program.pytrees import Structure, flatten_inputs
+from replicax.program.replicas.outer_program import enclosing_program
 from replicax.typing import PyTree, PyTreeFunction
-from replicax.contracts.variable_access import VariableLike
 
 
 @dataclasses.dataclass(eq=False)

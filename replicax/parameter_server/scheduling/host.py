@@ -6,11 +6,11 @@ import os
 from collections.abc import Sequence
 from typing import Protocol
 
+from replicax.contracts.variable_access import VariableLike
 from replicax.parameter_server.compiling.placing import VariablePlacer
 from replicax.parameter_server.compiling.traced_step import ScopedStrategy
 from replicax.parameter_server.scheduling.server_actors import ServerActors
 from replicax.ray_cluster import RayCluster
-from replicax.contracts.variable_access import VariableLike
 
 
 class ServedStrategy(ScopedStrategy, Protocol):

@@ -24,10 +24,6 @@ def live_table(stats: Callable[[], Stats], console: Console | None = None) -> It
     """Shows a table while a `with` block runs, renewed twice a second; the last one stays.
 
     Where the output is no terminal (a file, a batch job's log), the last one is all that is printed.
-
-    Args:
-        stats: Returns the figures.
-        console: Where to print; standard output by default.
     """
     console = console or Console()
     if not console.is_terminal:

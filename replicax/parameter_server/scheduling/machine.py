@@ -65,10 +65,6 @@ _MOST_LOST_WORKERS = 10  # A function that kills whoever runs it must not go on 
 def next_state(state: SchedulerState, event: Event) -> tuple[SchedulerState, tuple[Action, ...]]:
     """Returns the state after an event, and what is to be done.
 
-    Args:
-        state: The state before; it stays as it is.
-        event: What has happened.
-
     Example:
         >>> from replicax.parameter_server.actors.messages import Report
         >>> from replicax.parameter_server.scheduling.ledger import Ledger
@@ -92,9 +88,6 @@ def next_state(state: SchedulerState, event: Event) -> tuple[SchedulerState, tup
 
 class _Transition:
     """The working copy of one transition.
-
-    Args:
-        state: The state before.
 
     Attributes:
         state: The state so far.

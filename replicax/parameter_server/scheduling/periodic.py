@@ -17,11 +17,6 @@ class Periodic(contextlib.AbstractContextManager[None]):
     """Calls a function in a thread, every so often while a `with` block runs, and once more at its end.
 
     If a call fails there are no more of them; a warning tells why.
-
-    Args:
-        task: The function.
-        every_s: Seconds from the end of one call to the next.
-        name: Name of the thread.
     """
 
     def __init__(self, task: Callable[[], None], every_s: float, name: str):

@@ -7,27 +7,19 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
+from replicax.contracts.variable_access import VariableLike, name_of
 from replicax.errors import CheckpointError, ParameterServerLost
 from replicax.parameter_server.scheduling.host import CheckpointSource, ServedStrategy
 from replicax.parameter_server.scheduling.watch import longest_wait
 from replicax.parameter_server.scheduling.worker_actors import WorkerActors
 from replicax.parameter_server.variables.remote import home_of
-from replicax.contracts.variable_access import VariableLike, name_of
 
 _log = logging.getLogger(__name__)
 _MOST_TRIES = 10  # Servers may be lost while others are being replaced, but not forever.
 
 
 class Recovery:
-    """Replaces lost servers and gives all variables the values of the newest checkpoint.
-
-    Args:
-        strategy: The strategy.
-        workers: The workers, which are told the new servers.
-        manager: Where the checkpoints are.
-        starting: Is told of each server that is being started.
-        replaced: Is told which servers have been replaced.
-    """
+    """Replaces lost servers and gives all variables the values of the newest checkpoint."""
 
     def __init__(
         self,

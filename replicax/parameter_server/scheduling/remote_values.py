@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
+from replicax.contracts.called_as import called_as
 from replicax.errors import ArgumentError, ContextError
-from replicax.tensorflow.names import called_as
 from replicax.parameter_server.compiling.recording import PytreeSpec, recorder
 from replicax.parameter_server.scheduling.waiting import check_timeout
 from replicax.typing import PyTree

@@ -87,10 +87,6 @@ class ActorGroup(Protocol):
 class CallRunner:
     """Carries out calls. Programs are compiled and servers recovered by one helper thread; whatever else may wait has
     a thread of its own.
-
-    Args:
-        actors: The actors.
-        observe: Takes what has happened, in any thread.
     """
 
     def __init__(self, actors: ActorGroup, observe: Callable[[Observation], None]):

@@ -42,11 +42,6 @@ class Scheduler:
     All that is known is one value, the state. It is replaced under a lock by `next_state`, in the thread in which
     something happens; those who wait look at it again then. The scheduler's own thread carries out the decisions,
     without the lock: if Ray does not answer, those who wait must be able to hear Ctrl-C.
-
-    Args:
-        actors: The workers and servers.
-        state: The state at the beginning.
-        max_queued: How many closures may wait.
     """
 
     def __init__(self, actors: ActorGroup, state: SchedulerState, max_queued: int = 1000):

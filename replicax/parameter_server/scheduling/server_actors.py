@@ -34,10 +34,6 @@ _MOST_RECOVERIES = 10  # Servers may be lost while they are being replaced, but 
 class ServerActors:
     """The servers' actors, and access to the variables that they have.
 
-    Args:
-        cluster: The Ray cluster that they run in.
-        timeout_s: How long a server may take to answer, in seconds.
-
     Attributes:
         age: Counts whatever may have changed variables.
         recover: Replaces lost servers, told why; returns whether it could. Without it the loss is an error.
@@ -68,12 +64,7 @@ class ServerActors:
         return len(self.handles)
 
     def start(self, servers: Sequence[int], starting: Callable[[int], None] = lambda server: None) -> None:
-        """Starts (or replaces) servers, with the programs that they had and no variables.
-
-        Args:
-            servers: Which ones.
-            starting: Is told of each of them when its start is under way.
-        """
+        """Starts (or replaces) servers, with the programs that they had and no variables."""
         import ray
 
         self.check()
@@ -183,9 +174,6 @@ class ServerActors:
 
     def with_recovery(self, call: Callable[[], T]) -> T:
         """Returns what servers answer, after they have been replaced if one was lost.
-
-        Args:
-            call: Asks them. It is called again after a recovery.
 
         Raises:
             ParameterServerLost: They cannot be replaced, or not from this thread.

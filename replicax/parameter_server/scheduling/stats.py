@@ -111,10 +111,6 @@ _RECENT_S = 10.0
 class StatsRecorder:
     """Collects them.
 
-    Args:
-        workers: How many workers there are.
-        servers: How many servers.
-
     Attributes:
         versions: For each server the newest version that a worker has seen.
         restarts: For each worker how often it was replaced.

@@ -18,12 +18,7 @@ from replicax.typing import PyTree
 
 
 class WorkerObjects:
-    """Lets each worker make objects, and drop those that nobody refers to any more.
-
-    Args:
-        workers: The workers.
-        unused: Takes the notes of what they may drop.
-    """
+    """Lets each worker make objects, and drop those that nobody refers to any more."""
 
     def __init__(self, workers: WorkerActors, unused: UnusedObjects):
         self._workers, self._unused = workers, unused

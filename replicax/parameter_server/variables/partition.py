@@ -31,13 +31,7 @@ class Partitioner(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, shape: Sequence[int], dtype: jax.typing.DTypeLike, axis: int = 0) -> list[int]:
-        """Returns the number of shards along each dimension: 1 for all of them but `axis`.
-
-        Args:
-            shape: Shape of the variable, of at least one dimension.
-            dtype: Its dtype.
-            axis: The dimension to shard.
-        """
+        """Returns the number of shards along each dimension: 1 for all of them but `axis`."""
 
 
 class FixedShardsPartitioner(Partitioner):

@@ -20,13 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.compat.keras import change_class
+from replicax.contracts.variable_access import VariableLike, dtype_of, name_of, shape_of
 from replicax.errors import VariableError
 from replicax.parameter_server.actors.created_rows import CreatedRows
 from replicax.parameter_server.actors.messages import ShardId
 from replicax.parameter_server.variables.partition import shard_bounds
 from replicax.program.replicas.outer_program import enclosing_program
 from replicax.runtime.devices import device_name
-from replicax.contracts.variable_access import VariableLike, dtype_of, name_of, shape_of
 
 # Methods that a remote variable takes from `RemoteVariable` or `ShardedVariable`, although its own class has them too.
 _OVERRIDDEN = ("__getitem__", "device")
@@ -60,10 +60,6 @@ class VariableStore(Protocol):
 
 class Home:
     """Where a variable is: which servers have its shards, and what this process knows of its value.
-
-    Args:
-        number: The variable's id, unique in its strategy.
-        store: The servers.
 
     Attributes:
         number: As given.

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax.context as context
-from replicax.values.array_like import check_index
+from replicax.contracts.variable_access import name_of, shape_of
 from replicax.errors import VariableError
 from replicax.parameter_server.variables.remote import RemoteVariable, home_of
+from replicax.values.array_like import check_index
 from replicax.values.scattering import Entries, Scattered, scattered
-from replicax.contracts.variable_access import name_of, shape_of
 
 #: One dimension's index, as NumPy takes it.
 Index: TypeAlias = int | slice | EllipsisType | Sequence[int] | np.ndarray | jax.Array | None

@@ -24,8 +24,8 @@ from jax.extend import core as jex_core
 
 from replicax.compat.jax import axes_of_type
 from replicax.compat.jax_names import CHEAP, PLACED
-from replicax.program.ir.jaxprs import Atom, Values, aval_of, evaluate, is_literal, is_mark, leading_to, read
 from replicax.program.cut.min_cut import cheapest_cut
+from replicax.program.ir.jaxprs import Atom, Values, aval_of, evaluate, is_literal, is_mark, leading_to, read
 from replicax.runtime.mesh import REPLICA_AXIS
 
 
@@ -189,12 +189,7 @@ class Split:
         return not is_mark(equation) and not _is_bound_to_worker(equation)
 
     def _serve(self, new: jex_core.Var, path: Iterable[jex_core.JaxprEqn] = ()) -> None:
-        """Adds all equations to the server's half that it needs for a value, down to what the worker sends.
-
-        Args:
-            new: The value.
-            path: Equations that the server is to have in any case.
-        """
+        """Adds all equations to the server's half that it needs for a value, down to what the worker sends."""
         wanted = {id(equation) for equation in path}
         todo = [new]
         while todo:
@@ -263,7 +258,7 @@ class Split:
         return self.worker_results(values)
 
     def worker_results(self, values: Values) -> tuple[list[jax.Array | None], list[jax.Array]]:
-        """Returns the same, given the values of all variables of the program."""
+        """Evaluates it, given the values of all variables of the program."""
         served = {each.output for each, flag in zip(self.assigned, self.updates, strict=True) if flag}
         outputs = [None if i in served else read(atom, values) for i, atom in enumerate(self.program.jaxpr.outvars)]
         return outputs, [values[leaf] for leaf in self.sent]

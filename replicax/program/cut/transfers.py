@@ -23,10 +23,6 @@ Parts: TypeAlias = jax.Array | list[jax.Array | None]
 class Crossing:
     """The way between home and the compute devices.
 
-    Args:
-        home: Where the variables live.
-        compute: On all compute devices.
-
     Attributes:
         in_place: Whether one of them reads what is another one's without a copy.
         own: Which of the compute devices home is; None if it is none of them.

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from replicax.program.cut.shared_memory_sums import UnsummedEvaluation
+from replicax.program.cut.split import Assigned, Split
 from replicax.program.cut.transfers import Crossing, Parts, summed
 from replicax.program.ir.jaxprs import Atom, aval_of, calls_host, inlined, is_literal
-from replicax.program.cut.split import Assigned, Split
-from replicax.program.cut.shared_memory_sums import UnsummedEvaluation
 from replicax.typing import PyTree, PyTreeFunction
 
 

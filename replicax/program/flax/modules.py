@@ -18,12 +18,12 @@ from typing import Protocol
 import jax
 
 import replicax.compat.flax as flax_door
-from replicax.values.containers import flattened_by_jax
 from replicax.context import StateFrame
 from replicax.errors import ProgramError
 from replicax.program.captures import found_outside
 from replicax.program.flax.variables import FlaxVariable, arrays_held_by, is_from_outside
 from replicax.typing import Leaf, PyTree, PyTreeFunction
+from replicax.values.containers import flattened_by_jax
 
 _INSTEAD = (
     "Give it as an argument to what traces the function: nnx.grad(loss_fn)(model, ...), nnx.jit(f)(model, ...), "
@@ -52,11 +52,7 @@ def flax_error(error: BaseException) -> ProgramError | None:
 
 
 class HeldModule:
-    """A module from outside in the arguments or results of a function: one leaf, which is the module itself.
-
-    Args:
-        module: The module, or a variable.
-    """
+    """A module from outside in the arguments or results of a function: one leaf, which is the module itself."""
 
     __slots__ = ("module",)
 
@@ -145,12 +141,7 @@ class _Seen:
 
 
 class UsedModules:
-    """The modules and variables of flax that a function is given or has captured, when its program is made.
-
-    Args:
-        fn: The function.
-        structure: Its arguments.
-    """
+    """The modules and variables of flax that a function is given or has captured, when its program is made."""
 
     def __init__(self, fn: PyTreeFunction, structure: _Arguments):
         self._seen: dict[int, _Seen] = {}
@@ -214,11 +205,7 @@ def _named(variable: object, path: str) -> Iterator[FlaxVariable]:
 
 
 class PassedModules:
-    """The modules among a function's arguments that are no objects from outside, before it is called.
-
-    Args:
-        args: The arguments.
-    """
+    """The modules among a function's arguments that are no objects from outside, before it is called."""
 
     def __init__(self, args: PyTree):
         self._found = [(module, jax.tree_util.tree_leaves(module)) for module in _pytrees_of_flax_in(args)]

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 
 import replicax.compat.flax as flax_door
-from replicax.values.containers import flattened_by_jax
+from replicax.contracts.variable_access import VariableLike
 from replicax.program.flax.modules import is_of_flax
 from replicax.program.flax.variables import FlaxVariable, arrays_held_by
 from replicax.typing import Leaf, PyTree
-from replicax.contracts.variable_access import VariableLike
+from replicax.values.containers import flattened_by_jax
 
 
 def with_parameters(variables: PyTree) -> PyTree:

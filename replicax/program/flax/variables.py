@@ -26,7 +26,6 @@ import numpy as np
 
 import replicax.compat.flax as flax_door
 import replicax.context as context
-from replicax.values.aggregation import VariableAggregation
 from replicax.compat.jax import is_random_key
 from replicax.errors import ProgramError
 from replicax.program.accesses import Accesses
@@ -34,6 +33,7 @@ from replicax.program.flax_changes import ModuleChange, made_in
 from replicax.program.library_state import made_equal, replicas_draw_apart, share_of_replica, state_of_random_numbers
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.typing import Leaf, PyTree
+from replicax.values.aggregation import VariableAggregation
 
 
 class FlaxVariable:

@@ -17,14 +17,14 @@ import jax.numpy as jnp
 
 import replicax.context as context
 from replicax.checks import is_int
+from replicax.contracts.reduce_op import ReduceOp
 from replicax.errors import ArgumentError
-from replicax.program.gradients.autodiff import Differentiated, Differentiation
 from replicax.program.function import function
+from replicax.program.gradients.autodiff import Differentiated, Differentiation
 from replicax.program.gradients.micro_batches import Batch, Group
 from replicax.program.gradients.micro_program import MicroProgram, State, wide
-from replicax.contracts.reduce_op import ReduceOp
-from replicax.values.tracebacks import entry_point
 from replicax.typing import PyTree
+from replicax.values.tracebacks import entry_point
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -124,7 +124,7 @@ def _repeated(evaluation: Differentiation, batch: Batch, op: ReduceOp | None) ->
 
 
 def _one_by_one(evaluation: Differentiation, batch: Batch, op: ReduceOp | None) -> tuple[_Parts, list[jax.Array]]:
-    """Does the same operation by operation, for debugging: `print` shows each micro-batch."""
+    """Accumulates operation by operation, for debugging: `print` shows each micro-batch."""
     totals: list[_Parts] = []
     aux: list[list[jax.Array]] = []
     parts: _Parts = []

@@ -18,23 +18,32 @@ import replicax.context as context
 from replicax.compat.jax import vary, varying_axes
 from replicax.compat.jax_tracing import traced_apart
 from replicax.context import ReplicaStateFrame, StateFrame
-from replicax.values.equality import difference
-from replicax.errors import ArgumentError, ReplicaDivergenceError
 from replicax.contracts.host import host_of
+from replicax.contracts.reduce_op import ReduceOp
+from replicax.contracts.variable_access import (
+    AssignableLike,
+    VariableLike,
+    array_of,
+    dtype_of,
+    is_per_replica_variable,
+    is_variable,
+    layout_of,
+    name_of,
+)
+from replicax.errors import ArgumentError, ReplicaDivergenceError
 from replicax.program.call_checks import check_function, check_result
 from replicax.program.flax.parameters import with_parameters, zeros_for_flax
 from replicax.program.flax.variables import flax_state
 from replicax.program.frames import OverrideFrame, VariablesCreatedError
+from replicax.program.hints.gradient_scale import marked_as_summed_loss
 from replicax.program.ir.jaxprs import marked_as_gradient
 from replicax.program.keras.state import keras_scope
 from replicax.program.pytrees import flatten_outputs
-from replicax.program.hints.gradient_scale import marked_as_summed_loss
 from replicax.program.row_updates import IN_PARTS, OWN
-from replicax.contracts.reduce_op import ReduceOp
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.values.tracebacks import entry_point
 from replicax.typing import PyTree, PyTreeFunction
-from replicax.contracts.variable_access import AssignableLike, VariableLike, array_of, dtype_of, is_per_replica_variable, is_variable, layout_of, name_of
+from replicax.values.equality import difference
+from replicax.values.tracebacks import entry_point
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -210,11 +219,6 @@ class Differentiation:
         """Returns this replica's loss, the arrays of its auxiliary values and its gradients; assigns what it assigns.
 
         The gradients are None for variables that the loss does not depend on.
-
-        Args:
-            values: Those of the variables.
-            args: Arguments of the loss.
-            kwargs: Its keyword arguments.
         """
         outer = context.current().frame
         with keras_scope():

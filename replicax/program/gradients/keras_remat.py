@@ -13,12 +13,12 @@ import jax
 
 import replicax.compat.keras_remat as keras_door
 import replicax.context as context
+from replicax.contracts.variable_access import AssignableLike
+from replicax.program.gradients.rematerialized import check_no_losses, remat
 from replicax.program.keras.state import is_own_scope
 from replicax.program.pytrees import Structure, flatten_outputs, is_array
-from replicax.program.gradients.rematerialized import check_no_losses, remat
 from replicax.runtime.once import once
 from replicax.typing import PyTree, PyTreeFunction
-from replicax.contracts.variable_access import AssignableLike
 
 
 @once

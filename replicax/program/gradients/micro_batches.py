@@ -10,16 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.values.aggregation import VariableAggregation
 from replicax.compat.jax import is_random_key
 from replicax.compat.jax_tracing import Trace
 from replicax.context import StateFrame
-from replicax.values.equality import Difference
+from replicax.contracts.variable_access import VariableLike
 from replicax.errors import ArgumentError, BatchError
 from replicax.program.frames import OverrideFrame, ProgramFrame, ReplicaFrame, TracedFrame
 from replicax.program.pytrees import Structure, flatten_inputs
 from replicax.typing import Leaf, PyTree
-from replicax.contracts.variable_access import VariableLike
+from replicax.values.aggregation import VariableAggregation
+from replicax.values.equality import Difference
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,23 +10,23 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
-from replicax.values.aggregation import VariableAggregation, combine
 from replicax.compat.jax import axes_of_type, vary
 from replicax.compat.jax_tracing import current_trace, tracing_anew
 from replicax.context import ReplicaStateFrame
-from replicax.values.equality import difference
-from replicax.errors import ReplicaDivergenceError
 from replicax.contracts.host import host_of
-from replicax.program.hints.metric_totals import find_not_summable, marked_as_share
-from replicax.program.hints.advice import advise_of_total
-from replicax.program.gradients.autodiff import Differentiation
-from replicax.program.ir.jaxprs import called
-from replicax.program.gradients.micro_batches import Batch, Group, MicroFrame
-from replicax.program.placeholders import placeholder, stacked_in_program
-from replicax.program.hints.gradient_scale import scope_of
-from replicax.program.library_state import defer_total, is_accumulator, share_of_total
-from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.contracts.variable_access import VariableLike, is_per_replica_variable, layout_of, name_of
+from replicax.errors import ReplicaDivergenceError
+from replicax.program.gradients.autodiff import Differentiation
+from replicax.program.gradients.micro_batches import Batch, Group, MicroFrame
+from replicax.program.hints.advice import advise_of_total
+from replicax.program.hints.gradient_scale import scope_of
+from replicax.program.hints.metric_totals import find_not_summable, marked_as_share
+from replicax.program.ir.jaxprs import called
+from replicax.program.library_state import defer_total, is_accumulator, share_of_total
+from replicax.program.placeholders import placeholder, stacked_in_program
+from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.values.aggregation import VariableAggregation, combine
+from replicax.values.equality import difference
 
 
 class State:
@@ -140,10 +140,6 @@ class MicroProgram:
 
     def repeated(self, stacked: Sequence[jax.Array], state: State) -> tuple[list[jax.Array | None], list[jax.Array]]:
         """Works off the micro-batches.
-
-        Args:
-            stacked: Their parts of the batch's arrays.
-            state: The variables; gets the new values.
 
         Returns:
             The sums of the loss and of the gradients, which are None where it does not depend on a variable, in float32

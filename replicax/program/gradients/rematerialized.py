@@ -12,13 +12,13 @@ import replicax.context as context
 from replicax.compat.jax_tracing import traced_apart
 from replicax.context import StateFrame
 from replicax.errors import ProgramError
-from replicax.program.gradients.autodiff import stored_by
 from replicax.program.call_checks import check_function
 from replicax.program.frames import OverrideFrame
+from replicax.program.gradients.autodiff import stored_by
 from replicax.program.keras.state import keras_scope
 from replicax.program.pytrees import Structure, flatten_outputs, is_array
-from replicax.values.tracebacks import entry_point
 from replicax.typing import PyTree, PyTreeFunction
+from replicax.values.tracebacks import entry_point
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

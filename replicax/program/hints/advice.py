@@ -6,11 +6,11 @@ import logging
 from collections.abc import Iterable
 from typing import Protocol
 
-from replicax.errors import VariableError
 from replicax.contracts.host import Host, host_of
-from replicax.program.hints.metric_totals import NotSummable
-from replicax.program.hints.gradient_scale import LocalMean
 from replicax.contracts.variable_access import VariableLike, name_of
+from replicax.errors import VariableError
+from replicax.program.hints.gradient_scale import LocalMean
+from replicax.program.hints.metric_totals import NotSummable
 
 _log = logging.getLogger(__name__)
 

@@ -42,10 +42,6 @@ def _library_of(value: object) -> str | None:
 def check_no_tensor(leaf: Leaf, what: str) -> None:
     """Checks that `leaf` is no tensor or variable of another library.
 
-    Args:
-        leaf: The value.
-        what: What has happened to it, such as `"passed"`.
-
     Raises:
         ArgumentError: It is one.
     """
@@ -80,9 +76,6 @@ def check_outside_of_graphs(name: str) -> None:
     """Checks that no `tf.function` (or `tf.data` pipeline) is being traced by TensorFlow.
 
     The call would run once, while it is traced, and never again.
-
-    Args:
-        name: What is called.
 
     Raises:
         ContextError: One is.

@@ -79,13 +79,7 @@ def scope_of(program: jex_core.ClosedJaxpr, placeholders: Sequence[jax.Array]) -
 
 
 def find_local_mean(top: ProgramScope, search: Search, replicas: int) -> LocalMean | None:
-    """Looks for a marked loss that is a mean over the replica's own rows.
-
-    Args:
-        top: What one replica does.
-        search: A search in that.
-        replicas: Number of replicas.
-    """
+    """Looks for a marked loss that is a mean over the replica's own rows."""
     for scope, equation in equations_of(top):
         if equation.primitive.name == "name" and equation.params["name"] == _SUMMED_LOSS:
             found = search.local_mean(scope, equation.invars[0])

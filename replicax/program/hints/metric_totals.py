@@ -21,8 +21,8 @@ from jax.extend import core as jex_core
 from replicax.compat.jax import axes_of_type, is_random_key
 from replicax.compat.jax_equations import location
 from replicax.compat.jax_names import LARGEST_OR_SMALLEST, MOVE_NUMBERS, NOT_ADDITIVE, ZERO_OF_ZEROS
-from replicax.program.ir.jaxprs import Atom, aval_of, is_literal
 from replicax.program.hints.gradient_scale import Constant, ProgramScope, equations_of
+from replicax.program.ir.jaxprs import Atom, aval_of, is_literal
 from replicax.runtime.mesh import REPLICA_AXIS
 
 _SHARE, _TOTAL = "replicax_share_", "replicax_total_"
@@ -50,12 +50,7 @@ class _Kind(enum.Enum):
 
 
 def marked_as_share(value: jax.Array, number: int) -> jax.Array:
-    """Returns `value` so that the program shows that a replica starts from it. It costs nothing when it runs.
-
-    Args:
-        value: The replica's share of a total.
-        number: The total's number.
-    """
+    """Returns `value` so that the program shows that a replica starts from it. It costs nothing when it runs."""
     marked: jax.Array = checkpoint_name(value, f"{_SHARE}{number}")
     return marked
 

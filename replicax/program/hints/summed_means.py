@@ -17,19 +17,13 @@ from jax.extend import core as jex_core
 
 from replicax.compat.jax import axes_of_type
 from replicax.compat.jax_names import KEEP_NUMBERS, UNPACK_NUMBERS
-from replicax.program.ir.jaxprs import Atom, aval_of, is_gradient, is_literal
 from replicax.program.hints.gradient_scale import LocalMean, ProgramScope, Search, equations_of
+from replicax.program.ir.jaxprs import Atom, aval_of, is_gradient, is_literal
 from replicax.runtime.mesh import REPLICA_AXIS
 
 
 def find_summed_mean(top: ProgramScope, search: Search, replicas: int) -> LocalMean | None:
-    """Looks for the gradient of a mean over the replica's own rows that is summed over replicas.
-
-    Args:
-        top: What one replica does.
-        search: A search in that.
-        replicas: Number of replicas.
-    """
+    """Looks for the gradient of a mean over the replica's own rows that is summed over replicas."""
     equations = list(equations_of(top))
     if any(is_gradient(equation) for _, equation in equations):
         return None  # of rx.value_and_grad, which marks its losses

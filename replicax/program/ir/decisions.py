@@ -9,8 +9,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core as jex_core
 
 from replicax.compat.jax import vary
-from replicax.values.equality import OWN_DATA, Difference
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.values.equality import OWN_DATA, Difference
 
 Answers = Mapping[int, Difference | None]
 
@@ -20,8 +20,8 @@ _MARK = "replicax_decision_"
 class Decisions:
     """The decisions of one trace of a replica function, in their order.
 
-    A decision that does not simply go by the type is noted in the traced program: the value passes through JAX's
-    `name` operation, an identity that is free at run time. `program/ir/divergence.py` finds out which of these values may
+    A decision that does not simply go by the type is noted in the traced program: the value passes through JAX's `name`
+    operation, an identity that is free at run time. `program/ir/divergence.py` finds out which of these values may
     differ after all.
 
     Args:

@@ -14,14 +14,14 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 import jax
 from jax.extend import core as jex_core
 
-from replicax.values.aggregation import assigned_in
 from replicax.compat.jax import axes_of_type
 from replicax.compat.jax_equations import location, scan_counts, scopes
 from replicax.compat.jax_names import CALLBACKS, CALLS_ON_OPERANDS, EQUALIZING_COLLECTIVES, LOCAL_WITH_AXES, STATEFUL
-from replicax.values.equality import OWN_DATA, Difference
 from replicax.errors import ProgramError
 from replicax.program.ir.jaxprs import Atom, draws_rows, is_literal
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.values.aggregation import assigned_in
+from replicax.values.equality import OWN_DATA, Difference
 
 Differences = list[Difference | None]
 
@@ -161,7 +161,7 @@ class _Search:
     def _inner(
         self, jaxpr: jex_core.Jaxpr, inputs: Sequence[Difference | None], control: Difference | None
     ) -> Differences:
-        """Returns the same for a program inside of another; its constants are numbers."""
+        """Searches a program inside of another; its constants are numbers."""
         return self.outputs(jaxpr, [None] * len(jaxpr.constvars) + [*inputs], control)
 
     def _outputs(

@@ -65,7 +65,7 @@ def constants_of(program: jex_core.ClosedJaxpr | jex_core.Jaxpr) -> Iterator[jax
 
 
 def inlined(program: jex_core.ClosedJaxpr, args: Sequence[jax.Array | jax.ShapeDtypeStruct]) -> jex_core.ClosedJaxpr:
-    """Returns the same program without calls: one flat list of equations.
+    """Inlines all calls of a program: one flat list of equations.
 
     Args:
         program: The program.

@@ -25,9 +25,6 @@ def choose_jax_for_keras(environ: MutableMapping[str, str] = os.environ) -> None
     Keras decides when it is imported: by the variable `KERAS_BACKEND`, otherwise by `~/.keras/keras.json`, which it
     writes itself at its first import on a machine (TensorFlow stands there then). So only the variable can be what the
     user has chosen. A choice of the user's stays, and is an error as soon as a strategy meets Keras.
-
-    Args:
-        environ: The environment.
     """
     if not keras_is_loaded():
         if not environ.get(VARIABLE):

@@ -17,17 +17,17 @@ import numpy as np
 
 import replicax.compat.keras as keras_door
 import replicax.context as context
-from replicax.values.aggregation import VariableAggregation
-from replicax.values.array_like import not_an_array
 from replicax.compat.jax import refuse_as_argument
 from replicax.compat.jax_tracing import is_tracing
-from replicax.values.equality import difference
-from replicax.errors import ReplicaDivergenceError, VariableError
 from replicax.contracts.host import host_of
+from replicax.contracts.variable_access import array_of, has_array, name_of, was_made
+from replicax.errors import ReplicaDivergenceError, VariableError
 from replicax.program.keras.makers import note_makers
 from replicax.runtime.once import once
 from replicax.typing import Leaf, PyTreeFunction
-from replicax.contracts.variable_access import array_of, has_array, name_of, was_made
+from replicax.values.aggregation import VariableAggregation
+from replicax.values.array_like import not_an_array
+from replicax.values.equality import difference
 from replicax.variables import as_numpy, check_not_traced, lies_in_several_processes, lives_elsewhere
 
 if TYPE_CHECKING:

@@ -19,17 +19,17 @@ import numpy as np
 
 import replicax.compat.keras as keras_door
 import replicax.context as context
-from replicax.values.aggregation import VariableAggregation
 from replicax.compat.jax import vary
-from replicax.errors import ContextError, ProgramError
 from replicax.contracts.host import Host
+from replicax.contracts.variable_access import VariableLike, array_of, dtype_of
+from replicax.errors import ContextError, ProgramError
 from replicax.program.frames import VariablesCreatedError
 from replicax.program.keras.backend import check_keras_backend, keras_is_loaded
 from replicax.program.keras.hooks import constant, explain_variables_to_jax, install_keras_hooks
 from replicax.program.library_state import made_equal, replicas_draw_apart, share_of_replica, state_of_random_numbers
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import VariableLike, array_of, dtype_of
+from replicax.values.aggregation import VariableAggregation
 from replicax.variables import check_owner
 
 if TYPE_CHECKING:
@@ -174,10 +174,6 @@ def give_value(variable: keras.Variable, value: np.ndarray) -> None:
     """Gives a variable that a layer or optimizer has made a value which outlives the trace that it is made in, if any.
 
     It takes the place of what was assigned in this trace, by `build` say.
-
-    Args:
-        variable: A Keras variable.
-        value: NumPy array of its shape.
     """
     frame = context.current().frame
     if frame is not None:

@@ -19,12 +19,12 @@ from typing import TypeVar
 
 import replicax.compat.keras as keras_door
 import replicax.context as context
+from replicax.contracts.variable_access import VariableLike, was_made
 from replicax.program.frames import OverrideFrame
 from replicax.program.keras.backend import keras_is_loaded
 from replicax.program.keras.hooks import install_keras_hooks
 from replicax.program.keras.state import keras_scope
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import VariableLike, was_made
 
 _T = TypeVar("_T")
 

@@ -14,12 +14,12 @@ import jax
 
 import replicax.context as context
 from replicax.compat.jax_tracing import traced_apart
+from replicax.contracts.variable_access import VariableLike, name_of
 from replicax.errors import VariableError
-from replicax.program.gradients.autodiff import settled, stored_by
 from replicax.program.frames import OverrideFrame, VariablesCreatedError
+from replicax.program.gradients.autodiff import settled, stored_by
 from replicax.program.library_state import value_to_carry
 from replicax.typing import PyTree, PyTreeFunction
-from replicax.contracts.variable_access import VariableLike, name_of
 
 
 class _MoreVariablesError(BaseException):
@@ -40,11 +40,7 @@ class _BodyFrame(OverrideFrame):
 
 
 class Carried:
-    """The variables that the bodies of one loop or branch assign.
-
-    Args:
-        what: What the user has called, such as `"rx.scan"`.
-    """
+    """The variables that the bodies of one loop or branch assign."""
 
     def __init__(self, what: str):
         self._what = what
@@ -71,11 +67,6 @@ class Carried:
 
     def body(self, fn: PyTreeFunction, values: Sequence[jax.Array], *args: PyTree) -> tuple[PyTree, list[jax.Array]]:
         """Calls a body where JAX traces it.
-
-        Args:
-            fn: The body.
-            values: The carried variables' values at its beginning.
-            args: Its arguments.
 
         Returns:
             What it returns, and the variables' values at its end.

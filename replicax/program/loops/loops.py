@@ -14,10 +14,10 @@ from replicax.checks import explained
 from replicax.compat.jax_tracing import is_tracing
 from replicax.errors import ArgumentError
 from replicax.program.call_checks import check_function
-from replicax.program.loops.loops.carry import Carried
 from replicax.program.function import ProgramCache, WeakProgramCaches
-from replicax.values.tracebacks import entry_point
+from replicax.program.loops.carry import Carried
 from replicax.typing import PyTree, PyTreeFunction
+from replicax.values.tracebacks import entry_point
 
 _Values = list[jax.Array]
 
@@ -33,8 +33,8 @@ def cond(pred: PyTree, true_fun: PyTreeFunction, false_fun: PyTreeFunction, *ope
     Args:
         pred: A boolean or number without dimensions. In `strategy.run` it may be each replica's own: then what the
             branches assign to mirrored variables differs, and is refused.
-        true_fun: Is called with the operands if `pred` is true.
-        false_fun: Is called with them otherwise. Its result has the same structure, shapes and dtypes.
+        true_fun: Called with the operands if `pred` is true.
+        false_fun: Called with them otherwise. Its result has the same structure, shapes and dtypes.
         operands: Pytrees of arrays.
 
     Returns:
@@ -305,14 +305,7 @@ def _op_by_op() -> contextlib.AbstractContextManager[None]:
 
 
 def _compiled(fn: PyTreeFunction, variant: Hashable, looped: PyTreeFunction, args: tuple[PyTree, ...]) -> PyTree:
-    """Runs a loop as a program of its own.
-
-    Args:
-        fn: Its body.
-        variant: What else the program is specialised to.
-        looped: Takes the body and returns the function to compile.
-        args: The function's arguments.
-    """
+    """Runs a loop as a program of its own."""
     programs = _programs().get(fn, variant, lambda get_fn: ProgramCache(lambda: looped(get_fn())))
     return programs(args, {})
 
@@ -325,13 +318,6 @@ def _programs() -> WeakProgramCaches[ProgramCache]:
 
 def _decider(name: str, what: str, value: PyTree, kinds: str, wanted: str) -> jax.Array | np.ndarray:
     """Returns the argument that chooses a branch, checked alike in programs and outside of them.
-
-    Args:
-        name: The argument's name.
-        what: The function that got it.
-        value: The argument.
-        kinds: NumPy's kinds of dtypes that it may have.
-        wanted: The same in words.
 
     Raises:
         ArgumentError: It has dimensions, or another kind of dtype.

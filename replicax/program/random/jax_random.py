@@ -150,14 +150,7 @@ def _chosen(sampler: Callable[..., jax.Array], given: inspect.BoundArguments) ->
 
 
 def _of_all(value: jax.Array, shape: tuple[int, ...], dimension: int, replicas: int) -> jax.Array:
-    """Returns what is known for the rows of this replica, for those of all replicas.
-
-    Args:
-        value: An array that can be broadcast to `shape`.
-        shape: The shape of what is drawn.
-        dimension: The dimension of the rows in it.
-        replicas: Number of replicas.
-    """
+    """Returns what is known for the rows of this replica, for those of all replicas."""
     varies = REPLICA_AXIS in varying_axes(value)
     of_rows = dimension - len(shape) + value.ndim
     if not varies and (of_rows < 0 or value.shape[of_rows] == 1 != shape[dimension]):

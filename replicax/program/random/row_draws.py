@@ -1,8 +1,8 @@
 """Random numbers by rows: what the replicas draw together is what one device draws for the global batch.
 
 In a strategy with `random_numbers="per_row"` all replicas have the same seeds. A draw that has a number for each row is
-made in parts: each replica gets what belongs to its rows (`program/random/row_bits.py`). Any other draw is the same on all
-replicas. So nothing depends on the number of replicas, and training with dropout goes on alike when it changes.
+made in parts: each replica gets what belongs to its rows (`program/random/row_bits.py`). Any other draw is the same on
+all replicas. So nothing depends on the number of replicas, and training with dropout goes on alike when it changes.
 
 A shape does not say whether it has to do with rows: of a draw of shape (8, 4) a replica with 8 rows cannot know. So the
 function is traced a second time as one device would run it, on all rows. A draw that is (32, 4) there has rows; one
@@ -25,7 +25,8 @@ from replicax.compat.jax_tracing import trace_anew_from_here
 from replicax.errors import ProgramError
 
 _FEW_KEYS = 4  # as many as `jax.random.split` is often asked for, whatever the number of rows
-_OURS = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (jax.__file__, replicax_errors.__file__))
+_PACKAGES = (os.path.dirname(jax.__file__), os.path.dirname(os.path.dirname(replicax_errors.__file__)))
+_OURS = tuple(os.path.abspath(path) + os.sep for path in _PACKAGES)
 _NO_PART = -1
 _MAX_CORRECTIONS = 6
 

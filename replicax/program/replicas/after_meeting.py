@@ -19,9 +19,15 @@ from replicax.compat.jax import axes_of_type
 from replicax.compat.jax_names import BOUND_TO_PLACE, JIT
 from replicax.program.ir.divergence import Divergence
 from replicax.program.ir.jaxprs import aval_of, evaluate, is_literal, read, variables_of
-from replicax.program.replicas.packed_sums import SumTogether, evaluate_joined
 from replicax.program.ir.moving import Moved
-from replicax.program.replicas.sharded_variables import ReplicaShard, ReplicaSplit, ShardedEvaluation, own_shard, whole_value
+from replicax.program.replicas.packed_sums import SumTogether, evaluate_joined
+from replicax.program.replicas.sharded_variables import (
+    ReplicaShard,
+    ReplicaSplit,
+    ShardedEvaluation,
+    own_shard,
+    whole_value,
+)
 from replicax.runtime.mesh import REPLICA_AXIS
 
 
@@ -96,11 +102,7 @@ class Late:
         return found, [_sent(values[var], split) for var, split in shards]
 
     def sent_splits(self, splits: Mapping[tuple[int, ...], ReplicaSplit]) -> list[ReplicaSplit | None]:
-        """Returns how each of `sent` is sharded over the replicas, None where they have all of it.
-
-        Args:
-            splits: How each value of a shape is sharded.
-        """
+        """Returns how each of `sent` is sharded over the replicas, None where they have all of it."""
         return [splits.get(aval_of(var).shape) for var in self.sent]
 
     def late(self, constants: Mapping[int, Any], arrays: Sequence[Any], sent: Sequence[Any]) -> list[Any]:

@@ -25,13 +25,13 @@ from replicax.compat.jax_equations import rules_replaced
 from replicax.compat.jax_errors import differ_in_axis_only
 from replicax.compat.jax_polynomial import retype_polynomials
 from replicax.compat.jax_solves import constants_keep_their_types, let_constants_keep_their_types
-from replicax.values.equality import OWN_DATA
 from replicax.program.ir.divergence import find_divergence
-from replicax.program.replicas.eager_frame import may_differ
 from replicax.program.ir.jaxprs import Values, bind, called, evaluate, read, replaced_programs, variables_of
+from replicax.program.replicas.eager_frame import may_differ
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.runtime.once import once
 from replicax.typing import PyTree, PyTreeFunction
+from replicax.values.equality import OWN_DATA
 
 
 @once

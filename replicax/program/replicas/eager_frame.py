@@ -11,24 +11,18 @@ import numpy as np
 from replicax.compat.jax import is_random_key, vary, varying_axes
 from replicax.compat.jax_tracing import Trace, outside_traces, within_trace
 from replicax.compat.keras import initialize_new_variables
-from replicax.values.equality import OWN_DATA, Difference
 from replicax.contracts.host import Host
+from replicax.contracts.variable_access import VariableLike, array_of, has_split_rows, is_per_replica_variable
 from replicax.program.accesses import Accesses
-from replicax.program.ir.decisions import Decisions
 from replicax.program.frames import ReplicaFrame
+from replicax.program.ir.decisions import Decisions
 from replicax.program.placeholders import own_row, own_rows
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.contracts.variable_access import VariableLike, array_of, has_split_rows, is_per_replica_variable
+from replicax.values.equality import OWN_DATA, Difference
 
 
 class EagerReplicaFrame(ReplicaFrame):
-    """Reads the variables themselves, placed on the mesh on which the replicas run.
-
-    Args:
-        outside: JAX's trace around `shard_map`.
-        strategy: The strategy.
-        replicas: How many replicas run.
-    """
+    """Reads the variables themselves, placed on the mesh on which the replicas run."""
 
     def __init__(self, outside: Trace, strategy: Host, replicas: int):
         super().__init__(outside, Decisions(), Accesses())

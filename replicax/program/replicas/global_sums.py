@@ -32,9 +32,19 @@ from jax.extend import core as jex_core
 from jax.sharding import Mesh, PartitionSpec
 
 from replicax.compat.jax_names import LINEAR_IN_ONE
-from replicax.program.ir.jaxprs import Atom, Values, aval_of, evaluate, is_gradient, is_literal, leading_to, read, variables_of
-from replicax.program.replicas.after_meeting import is_global
+from replicax.program.ir.jaxprs import (
+    Atom,
+    Values,
+    aval_of,
+    evaluate,
+    is_gradient,
+    is_literal,
+    leading_to,
+    read,
+    variables_of,
+)
 from replicax.program.ir.moving import Moved
+from replicax.program.replicas.after_meeting import is_global
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.runtime.packing import arrays_per_pack, packs_by_number
 

@@ -19,11 +19,11 @@ from jax.extend import source_info_util
 
 import replicax.context as context
 from replicax.compat.jax_primitives import rows_of_mapped_axis
-from replicax.values.equality import difference
 from replicax.errors import ReduceError
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.runtime.once import once
 from replicax.typing import PyTree, PyTreeFunction
+from replicax.values.equality import difference
 
 
 @once

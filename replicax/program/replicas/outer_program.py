@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 
 import replicax.context as context
-from replicax.errors import ContextError
 from replicax.contracts.host import Host
+from replicax.errors import ContextError
 from replicax.program.frames import OverrideFrame, ProgramFrame
 from replicax.program.results import mark, marked_with
 from replicax.typing import Leaf
@@ -38,7 +38,7 @@ def returned_by(value: Leaf) -> int | None:
 
 
 def agree(program: ProgramFrame, strategy: Host, count: int | None) -> int:
-    """Settles the strategy and the number of replicas of a program with those of one `run` in it."""
+    """Holds a program to the strategy and the number of replicas of one `run` in it."""
     _settle_strategy(program, strategy)
     replicas = count or program.replicas or strategy.num_replicas_in_sync
     if program.replicas is not None and program.replicas != replicas:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import jax
 
-from replicax.values.containers import opened
 from replicax.program.flax.modules import around_modules
 from replicax.typing import Leaf, PyTree
 from replicax.values import ManualPerReplica, PerReplica, is_per_replica
+from replicax.values.containers import opened
 
 
 def without_per_replica(tree: PyTree, component_of: Callable[[jax.Array], Leaf] | None = None) -> PyTree:

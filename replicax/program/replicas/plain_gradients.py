@@ -95,15 +95,7 @@ def _is_float(leaf: PyTree) -> bool:
 
 
 class _Apart:
-    """One evaluation in which each replica differentiates for itself.
-
-    Args:
-        original: `jax.grad` or `jax.value_and_grad`.
-        fun: The loss.
-        argnums: The operands to differentiate with respect to.
-        has_aux: Whether the loss returns auxiliary values beside.
-        frame: Where decisions are noted.
-    """
+    """One evaluation in which each replica differentiates for itself."""
 
     def __init__(
         self,

@@ -21,42 +21,59 @@ from jax.sharding import NamedSharding, PartitionSpec
 import replicax.context as context
 from replicax.compat.jax import is_random_key
 from replicax.compat.jax_tracing import current_trace, traced_apart
-from replicax.errors import ReplicaDivergenceError, ReplicaShapeError
 from replicax.contracts.host import PER_ROW, Host
+from replicax.contracts.variable_access import (
+    VariableLike,
+    array_of,
+    has_split_rows,
+    is_per_replica_variable,
+    name_of,
+    shape_of,
+)
+from replicax.errors import ReplicaDivergenceError, ReplicaShapeError
 from replicax.program.accesses import Accesses
-from replicax.program.hints.metric_totals import find_not_summable
-from replicax.program.hints.advice import advise_of_captured, advise_of_local_mean, advise_of_total, advise_of_whole_state, advise_of_zeros
-from replicax.program.replicas.per_replica_arguments import without_per_replica
-from replicax.program.replicas.control_flow import install_control_flow
-from replicax.program.replicas.eager_frame import DIFFERS_NOW, EagerReplicaFrame, differs_now
-from replicax.program.replicas.outer_program import agree, enclosing_program, noted
-from replicax.program.flax_changes import ModuleChange, apply_changes
 from replicax.program.flax.modules import PassedModules, UsedModules, around_modules
 from replicax.program.flax.variables import changes_taken_back, flax_state, settled_changes
+from replicax.program.flax_changes import ModuleChange, apply_changes
 from replicax.program.frames import ReplicaFrame
-from replicax.program.storing import store_values
+from replicax.program.hints.advice import (
+    advise_of_captured,
+    advise_of_local_mean,
+    advise_of_total,
+    advise_of_whole_state,
+    advise_of_zeros,
+)
+from replicax.program.hints.gradient_scale import Search, find_local_mean, scope_of
+from replicax.program.hints.metric_totals import find_not_summable
+from replicax.program.hints.summed_means import find_summed_mean
+from replicax.program.hints.unequal_types import axes_explained, types_explained
 from replicax.program.ir.jaxprs import inlined, marked_as_gradient
 from replicax.program.kept_layouts import CutLayouts, layout_in, layouts_of_results
 from replicax.program.keras.state import repeat_while_variables_are_created
-from replicax.program.replicas.after_meeting import Late
-from replicax.program.replicas.mapped_axes import install_mapped_axes
-from replicax.program.replicas.plain_gradients import install_plain_gradients
 from replicax.program.pytrees import Structure, flatten_inputs, flatten_outputs, per_replica_arrays
-from replicax.program.replicas.replica_program import ReplicaProgram, cut_at_gradients, trace_as_one_device, trace_replica
-from replicax.program.random.row_draws import RowDraws, with_rows_together
 from replicax.program.random.jax_random import drawing
-from replicax.program.hints.gradient_scale import Search, find_local_mean, scope_of
-from replicax.program.row_updates import BY_HAND
+from replicax.program.random.row_draws import RowDraws, with_rows_together
+from replicax.program.replicas.after_meeting import Late
+from replicax.program.replicas.control_flow import install_control_flow
+from replicax.program.replicas.eager_frame import DIFFERS_NOW, EagerReplicaFrame, differs_now
+from replicax.program.replicas.mapped_axes import install_mapped_axes
+from replicax.program.replicas.outer_program import agree, enclosing_program, noted
+from replicax.program.replicas.per_replica_arguments import without_per_replica
+from replicax.program.replicas.plain_gradients import install_plain_gradients
+from replicax.program.replicas.replica_program import (
+    ReplicaProgram,
+    cut_at_gradients,
+    trace_as_one_device,
+    trace_replica,
+)
 from replicax.program.replicas.sharded_variables import ReplicaShard, ReplicaSplit, sharded_in, spec_of_shard, split_of
-from replicax.program.hints.summed_means import find_summed_mean
+from replicax.program.row_updates import BY_HAND
+from replicax.program.storing import store_values
 from replicax.program.tracing import explained_op_by_op
-from replicax.program.hints.unequal_types import types_explained
-from replicax.program.hints.unknown_axes import axes_explained
 from replicax.runtime.mesh import REPLICA_AXIS, longest_divisible
 from replicax.runtime.transfer import put
 from replicax.typing import PyTree, PyTreeFunction
 from replicax.values import PerReplica
-from replicax.contracts.variable_access import VariableLike, array_of, has_split_rows, is_per_replica_variable, name_of, shape_of
 
 _SHARED, _STACKED = PartitionSpec(), PartitionSpec(REPLICA_AXIS)
 #: How arguments or results lie over the replicas: first those of the function, then those of variables.
@@ -289,12 +306,7 @@ class ReplicaCall:
         return frozenset(size for size in self._batch_rows() if size is not None)
 
     def _mapped(self, site: ReplicaProgram, layouts: CutLayouts) -> PyTreeFunction:
-        """Returns the function over global arrays: (arguments, variables read) -> (results, variables written).
-
-        Args:
-            site: The function.
-            layouts: How each result is cut.
-        """
+        """Returns the function over global arrays: (arguments, variables read) -> (results, variables written)."""
         if site.late is not None and (any(site.late.is_late) or any(self._splits(self._layouts))):
             return functools.partial(self._in_two_parts, site, site.late, self._splits(layouts))
         return self._shard_map(self._body(site), *self._specs_of(site))
@@ -312,7 +324,7 @@ class ReplicaCall:
         arrays: Sequence[jax.Array],
         values: Sequence[jax.Array],
     ) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Does the same; what needs no replica any more comes after the map, which gets fewer variables for it."""
+        """Runs the map, and after it what needs no replica any more; so fewer variables pass through the map."""
         in_specs, (output_specs, stored_specs) = self._specs_of(site)
         specs, first_stored = [*output_specs, *stored_specs], len(output_specs)
         is_stacked = [*site.varying, *map(is_per_replica_variable, site.outputs)]
@@ -353,7 +365,7 @@ class ReplicaCall:
         return results[:first_stored], results[first_stored:]
 
     def _cut(self, site: ReplicaProgram) -> PyTreeFunction:
-        """Returns the same function, in which the replicas end with the gradients: the update comes after them.
+        """Returns the function whose replicas end with the gradients: the update comes after them.
 
         The replicas get no more of the variables than they need for that.
         """

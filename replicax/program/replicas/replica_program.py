@@ -11,19 +11,19 @@ from jax.extend import core as jex_core
 from replicax.compat.jax import vary, varying_axes
 from replicax.compat.jax_equations import location
 from replicax.compat.jax_tracing import current_trace, tracing_anew
+from replicax.contracts.variable_access import VariableLike, has_split_rows, is_per_replica_variable, name_of
 from replicax.errors import ProgramError, ReplicaDivergenceError
 from replicax.program.accesses import Accesses
+from replicax.program.cut.split import Assigned, Split
+from replicax.program.frames import ReplicaFrame
 from replicax.program.ir.decisions import Answers, Decisions
 from replicax.program.ir.divergence import Divergence, find_divergence
-from replicax.program.frames import ReplicaFrame
 from replicax.program.ir.jaxprs import called
-from replicax.program.replicas.after_meeting import Late
-from replicax.program.random.row_draws import RowDraws
 from replicax.program.random.jax_random import drawing
-from replicax.program.cut.split import Assigned, Split
+from replicax.program.random.row_draws import RowDraws
+from replicax.program.replicas.after_meeting import Late
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.typing import PyTreeFunction
-from replicax.contracts.variable_access import VariableLike, has_split_rows, is_per_replica_variable, name_of
 
 _MAX_PASSES = 10
 
@@ -109,7 +109,7 @@ def trace_replica(
         arrays: Global arrays that `shard_map` deals out.
         shard_map: Maps a function of lists of arrays over the replicas.
         replicas: Their number.
-        accesses: Is told what is done with variables.
+        accesses: Records what is done with variables.
         draws: Decides about its random numbers; None: each replica draws its own.
 
     Raises:

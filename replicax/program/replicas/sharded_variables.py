@@ -5,8 +5,8 @@ device would hold the whole model while a step runs. Here the program of a repli
 equation by equation, and an equation that uses a variable gathers it just then. The forward pass and the backward pass
 gather it once each, and what is cheap to compute of a variable alone (a transposition, a conversion to bfloat16) is
 computed again rather than kept. A sum over the replicas that has the shape of a sharded variable, as its gradient has,
-becomes a reduce-scatter, and the update that follows (`program/replicas/after_meeting.py`) is partitioned like the variable: stage 3 of
-ZeRO (Rajbhandari et al., 2020).
+becomes a reduce-scatter, and the update that follows (`program/replicas/after_meeting.py`) is partitioned like the
+variable: stage 3 of ZeRO (Rajbhandari et al., 2020).
 
 For example, two layers `y = tanh(x @ w1) @ w2` on two replicas:
 
@@ -32,10 +32,16 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from replicax.compat.jax import axes_of_type
 from replicax.compat.jax_names import BY_ELEMENT, CALLS, MOVE_NUMBERS, SUMS_OVER_AXES
 from replicax.contracts.host import Host
+from replicax.contracts.variable_access import (
+    VariableLike,
+    has_split_rows,
+    is_per_replica_variable,
+    layout_of,
+    shape_of,
+)
 from replicax.program.ir.decisions import is_decision
 from replicax.program.ir.jaxprs import bind, is_literal
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.contracts.variable_access import VariableLike, has_split_rows, is_per_replica_variable, layout_of, shape_of
 
 
 class ReplicaSplit(NamedTuple):

@@ -9,9 +9,10 @@ variable (`targets.py`) gets which tensor (`matches.py`): as the user says (`use
 they keep (`optimizers.py`, `optimizer_state.py`, `slot_names.py`, `hdf5_optimizer.py`).
 """
 
-from replicax.tensorflow.checkpoints.locating import is_tensorflow
+from replicax.tensorflow.checkpoints.locating import is_tensorflow, latest_tensorflow as latest_tensorflow
 from replicax.tensorflow.checkpoints.object_graph import Node, ObjectGraph, SavedTensor, Slot
 from replicax.tensorflow.checkpoints.reader import TensorFlowCheckpoint, open_checkpoint
+from replicax.tensorflow.checkpoints.restoring import restore_tensorflow as restore_tensorflow
 from replicax.tensorflow.checkpoints.tensors import TensorInfo
 
 __all__ = [
@@ -23,4 +24,4 @@ __all__ = [
     "TensorInfo",
     "is_tensorflow",
     "open_checkpoint",
-]
+]  # The package itself also uses the other names above.

@@ -41,9 +41,6 @@ class Entry(NamedTuple):
 class Bundle:
     """The tensors of a bundle.
 
-    Args:
-        prefix: The path without `.index`.
-
     Raises:
         ValueError: The index is damaged, or a file is missing or too short for what it should hold.
     """

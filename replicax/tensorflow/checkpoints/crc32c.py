@@ -15,12 +15,7 @@ _ROW = 14  # Logarithm of how many words are folded at a time: 64 KiB, which fit
 
 
 def crc32c(data: bytes | bytearray | memoryview | np.ndarray, before: int = 0) -> int:
-    """Returns the CRC-32C of `data`, or of bytes whose checksum is `before` with `data` behind them.
-
-    Args:
-        data: Bytes, or a contiguous array: its memory.
-        before: The checksum of the bytes in front.
-    """
+    """Returns the CRC-32C of `data`, or of bytes whose checksum is `before` with `data` behind them."""
     flat = np.frombuffer(data, np.uint8)
     register = before ^ 0xFFFFFFFF
     whole = flat.size // 4 * 4

@@ -30,9 +30,6 @@ _FROM_H5PY = (OSError, RuntimeError, LookupError, TypeError, AttributeError, Not
 class HDF5:
     """The weights in an HDF5 file.
 
-    Args:
-        path: The file.
-
     Attributes:
         layers: The names of each layer's tensors, in the order of the layers, if the file says it.
         optimizer: The names of the optimizer's tensors, in their order.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from replicax.checkpoint.variable_names import keras_objects
 from replicax.tensorflow.checkpoints.matches import Matches
 from replicax.tensorflow.checkpoints.optimizer_config import match_config
 from replicax.tensorflow.checkpoints.optimizer_state import OptimizerState
 from replicax.tensorflow.checkpoints.slot_names import classes_in
-from replicax.checkpoint.variable_names import keras_objects
 
 if TYPE_CHECKING:
     import keras

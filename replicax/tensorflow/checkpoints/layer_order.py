@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from replicax.compat.keras import sublayers
 from replicax.tensorflow.checkpoints.matches import Match, Matches
 from replicax.tensorflow.checkpoints.targets import Target, own_variables, snake_case
-from replicax.compat.keras import sublayers
 from replicax.typing import PyTree
 
 if TYPE_CHECKING:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from replicax.tensorflow.checkpoints.table import MAGIC
 from replicax.checks import explained
+from replicax.errors import CheckpointError
+from replicax.tensorflow.checkpoints.table import MAGIC
 
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 STATE = "checkpoint"  # The file in which TensorFlow notes the latest checkpoint of a folder.
@@ -28,6 +29,20 @@ def is_tensorflow(path: Path) -> bool:
     except (OSError, ValueError):
         return path.is_dir() and (path / STATE).is_file()
     return True
+
+
+def latest_tensorflow(folder: Path) -> Path | None:
+    """Returns the checkpoint that the file `checkpoint` in a folder names; None if there is no such file.
+
+    Raises:
+        CheckpointError: The file is damaged, or names one that is not there.
+    """
+    if not (folder / STATE).is_file():
+        return None
+    try:
+        return located(folder)[1]
+    except ValueError as error:
+        raise CheckpointError(f"{folder} has no checkpoint that can be restored: {error}.") from error
 
 
 def located(path: Path) -> tuple[str, Path]:

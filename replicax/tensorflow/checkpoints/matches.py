@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
+from replicax.errors import CheckpointError
 from replicax.tensorflow.checkpoints.reader import TensorFlowCheckpoint
 from replicax.tensorflow.checkpoints.targets import Target, Targets
-from replicax.errors import CheckpointError
 
 _SHOWN = 50  # Names that an error lists.
 
@@ -38,10 +38,6 @@ class Match:
 
 class Matches:
     """All that is known so far of which target gets which tensor.
-
-    Args:
-        checkpoint: The checkpoint.
-        targets: The targets.
 
     Attributes:
         found: The matches by the names of the targets.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from replicax.checkpoint.foreign import TensorMapping
 from replicax.tensorflow.checkpoints.hdf5_optimizer import match_hdf5_optimizer
 from replicax.tensorflow.checkpoints.layer_order import check_order
 from replicax.tensorflow.checkpoints.matches import Matches
@@ -12,7 +13,7 @@ from replicax.tensorflow.checkpoints.optimizers import match_optimizer, match_sa
 from replicax.tensorflow.checkpoints.paths import Walk, graph_of
 from replicax.tensorflow.checkpoints.reader import SLOT, TensorFlowCheckpoint
 from replicax.tensorflow.checkpoints.targets import Targets
-from replicax.tensorflow.checkpoints.user_mapping import TensorMapping, apply_mapping
+from replicax.tensorflow.checkpoints.user_mapping import apply_mapping
 from replicax.typing import PyTree
 
 _COUNTER = "save_counter"

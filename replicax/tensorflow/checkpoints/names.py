@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from replicax.tensorflow.checkpoints.layer_order import Here, Stored, layers_here, leaf_name, match_layers, match_weights
+from replicax.checkpoint.unbuilt import is_unbuilt
+from replicax.checkpoint.variable_names import keras_objects
+from replicax.tensorflow.checkpoints.layer_order import (
+    Here,
+    Stored,
+    layers_here,
+    leaf_name,
+    match_layers,
+    match_weights,
+)
 from replicax.tensorflow.checkpoints.matches import Match, Matches
 from replicax.tensorflow.checkpoints.paths import Walk
 from replicax.tensorflow.checkpoints.targets import own_variables
-from replicax.checkpoint.unbuilt import is_unbuilt
-from replicax.checkpoint.variable_names import keras_objects
 from replicax.typing import PyTree
 
 
@@ -22,12 +29,7 @@ def models_in(matches: Matches) -> list[PyTree]:
 
 
 def match_names(matches: Matches, is_slot: Mapping[str, str]) -> None:
-    """Matches tensors of a `Saver` by name: first with the paths of variables, then with layers.
-
-    Args:
-        matches: Where matches are noted.
-        is_slot: The tensors that are an optimizer's slots.
-    """
+    """Matches tensors of a `Saver` by name: first with the paths of variables, then with layers."""
     tensors = matches.checkpoint.tensors
     for name in tensors:
         target = matches.targets.named(name)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replicax.compat.keras import slots_of, trainable_variables_of
 from replicax.tensorflow.checkpoints.matches import Match, Matches
 from replicax.tensorflow.checkpoints.slot_names import HYPERPARAMETERS, REGULARIZATION, SLOTS
 from replicax.tensorflow.checkpoints.targets import Target
-from replicax.compat.keras import slots_of, trainable_variables_of
 
 if TYPE_CHECKING:
     import keras
@@ -62,13 +62,7 @@ class OptimizerState:
         return self.kind in ("SGD", "RMSprop") and not self.optimizer.momentum
 
     def slot(self, variable: object, name: str, tensor: str) -> None:
-        """Matches a slot of a variable.
-
-        Args:
-            variable: The variable that is updated.
-            name: TensorFlow's name of the slot.
-            tensor: The slot's tensor.
-        """
+        """Matches a slot of a variable."""
         list_name = self.slot_names.get(name)
         if list_name is None:
             return

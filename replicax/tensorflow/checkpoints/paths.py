@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from replicax.checkpoint.contents import is_value
+from replicax.checkpoint.unbuilt import is_unbuilt
+from replicax.checkpoint.variable_names import is_keras_object, is_variable
 from replicax.tensorflow.checkpoints.matches import Match, Matches
 from replicax.tensorflow.checkpoints.object_graph import VALUE, Node, ObjectGraph, SavedTensor
 from replicax.tensorflow.checkpoints.targets import child_of, own_variables
-from replicax.checkpoint.unbuilt import is_unbuilt
-from replicax.checkpoint.variable_names import is_keras_object, is_variable
 from replicax.typing import PyTree
 
 _BY_ORDER = "layer_with_weights-"  # How TensorFlow names the layers of a model by their order,
@@ -42,10 +42,6 @@ class Pair(NamedTuple):
 
 class Walk:
     """The walk through the objects of a checkpoint and those here.
-
-    Args:
-        graph: The objects in the checkpoint.
-        matches: Where matches are noted.
 
     Attributes:
         graph: The objects in the checkpoint.

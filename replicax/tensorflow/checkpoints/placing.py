@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from replicax.checkpoint.encoding import wanted_value
+from replicax.errors import CheckpointError
 from replicax.tensorflow.checkpoints.matches import Match
 from replicax.tensorflow.checkpoints.reader import TensorFlowCheckpoint
-from replicax.errors import CheckpointError
 
 _WHOLE_BYTES = 1 << 24  # Tensors up to this size are read once, and cut; larger ones once for each part.
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from replicax.checks import explained
+from replicax.errors import CheckpointError
 from replicax.tensorflow.checkpoints import object_graph
 from replicax.tensorflow.checkpoints.bundle import Bundle
 from replicax.tensorflow.checkpoints.hdf5 import HDF5, parsed_config
@@ -19,8 +21,6 @@ from replicax.tensorflow.checkpoints.locating import located
 from replicax.tensorflow.checkpoints.object_graph import ObjectGraph
 from replicax.tensorflow.checkpoints.saver_v1 import SaverV1
 from replicax.tensorflow.checkpoints.tensors import Source, TensorInfo
-from replicax.checks import explained
-from replicax.errors import CheckpointError
 
 SLOT = "/.OPTIMIZER_SLOT/"  # Between the names of a variable and of the optimizer that keeps the slot.
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"

@@ -14,19 +14,19 @@ import numpy as np
 from replicax.checkpoint.contents import with_values
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.deferred import DeferredRestore, drop_replaced
+from replicax.checkpoint.foreign import TensorMapping
 from replicax.checkpoint.load_status import LoadStatus
 from replicax.checkpoint.name_matching import warn_of_left_out
+from replicax.checkpoint.unbuilt import unbuilt_objects
+from replicax.contracts.variable_access import AssignableLike
+from replicax.errors import CheckpointError
+from replicax.program.keras.state import give_value
 from replicax.tensorflow.checkpoints.layer_order import order_note
 from replicax.tensorflow.checkpoints.matches import Matches
 from replicax.tensorflow.checkpoints.matching import matched
 from replicax.tensorflow.checkpoints.placing import placed_value, value_of, verify
 from replicax.tensorflow.checkpoints.reader import TensorFlowCheckpoint, open_checkpoint
-from replicax.tensorflow.checkpoints.user_mapping import TensorMapping
-from replicax.checkpoint.unbuilt import unbuilt_objects
-from replicax.errors import CheckpointError
-from replicax.program.keras.state import give_value
 from replicax.typing import Leaf, PyTree
-from replicax.contracts.variable_access import AssignableLike
 
 if TYPE_CHECKING:
     from replicax.checkpoint.variable_names import KerasObject
@@ -173,14 +173,7 @@ class TensorFlowRestore:
 
 
 class Waiting(DeferredRestore):
-    """An object that is not built, for which the checkpoint may have values.
-
-    Args:
-        directory: The checkpoint.
-        path: The path to the object.
-        target: The object.
-        advance: Gives its variables their values when they are there.
-    """
+    """An object that is not built, for which the checkpoint may have values."""
 
     def __init__(self, directory: Path, path: str, target: KerasObject, advance: Callable[[], None]):
         super().__init__(directory, path, target, {})

@@ -29,9 +29,6 @@ _HALVES = (14, 19)  # Of bfloat16 and float16 the field has the bits.
 class SaverV1:
     """The tensors of a checkpoint of version 1.
 
-    Args:
-        prefix: Its file, or what the names of its files begin with.
-
     Raises:
         ValueError: A file is damaged.
     """

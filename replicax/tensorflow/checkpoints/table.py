@@ -24,9 +24,6 @@ _LONGEST_KEYS = 64  # Times the block: every 16th key is complete, so that prefi
 class Table:
     """A table; whatever is wrong with it is a `ValueError` that says what and where.
 
-    Args:
-        path: Its file.
-
     Raises:
         ValueError: It is no table, or its footer or index is damaged.
         OSError: It cannot be read.

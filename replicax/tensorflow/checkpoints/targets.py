@@ -12,8 +12,8 @@ import numpy as np
 from replicax.checkpoint.contents import is_value, parts_of
 from replicax.checkpoint.variable_names import is_keras_object, is_variable, keras_objects
 from replicax.compat.keras import sublayers
-from replicax.typing import Leaf, PyTree
 from replicax.contracts.variable_access import AssignableLike, dtype_of, shape_of
+from replicax.typing import Leaf, PyTree
 
 if TYPE_CHECKING:
     import keras
@@ -50,9 +50,6 @@ class Target:
 
 class Targets:
     """All targets in some objects.
-
-    Args:
-        objects: The objects by name, as `rx.Checkpoint` has them.
 
     Attributes:
         objects: The objects.

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Mapping
-from typing import TypeAlias
+from collections.abc import Collection, Mapping
 
+from replicax.checkpoint.foreign import TensorMapping
+from replicax.checkpoint.variable_names import is_keras_object, is_variable
+from replicax.errors import ArgumentError, CheckpointError
 from replicax.tensorflow.checkpoints.matches import Match, Matches
 from replicax.tensorflow.checkpoints.object_graph import ObjectGraph
 from replicax.tensorflow.checkpoints.reader import SLOT, without_end
 from replicax.tensorflow.checkpoints.targets import Target
-from replicax.checkpoint.variable_names import is_keras_object, is_variable
-from replicax.errors import ArgumentError, CheckpointError
 from replicax.typing import PyTree
 
-#: Names in the checkpoint, which may have `*`, with variables, objects, names here, or None; or a function of a name.
-TensorMapping: TypeAlias = Mapping[str, PyTree] | Callable[[str], PyTree]
 _LEFT_OUT = "the mapping leaves it out"
 
 

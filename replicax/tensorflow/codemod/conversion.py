@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import libcst as cst
 from libcst import matchers as m
 
+from replicax.errors import ArgumentError
 from replicax.tensorflow.codemod import imports, leftovers, losses, plans, reduced_batches, tables, wide
 from replicax.tensorflow.codemod.depth import check_depth, too_deep
 from replicax.tensorflow.codemod.findings import Finding
@@ -19,7 +20,6 @@ from replicax.tensorflow.codemod.rules import Call, Rename
 from replicax.tensorflow.codemod.script import Script
 from replicax.tensorflow.codemod.spreading import joined
 from replicax.tensorflow.codemod.writer import Binding, Writer
-from replicax.errors import ArgumentError
 
 _NOTHING: Mapping[cst.CSTNode, Action] = {}
 _OF_TF = m.Attribute(value=m.Name("tf"))

@@ -47,13 +47,7 @@ def _refusal(reason: str) -> Action:
 
 
 class _Written:
-    """The statements that take a tape's place.
-
-    Args:
-        tape: The tape.
-        use: What is done with its gradients.
-        taken: Names that the script uses.
-    """
+    """The statements that take a tape's place."""
 
     def __init__(self, tape: Tape, use: Use, taken: set[str]):
         self._tape = tape

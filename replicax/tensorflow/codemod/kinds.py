@@ -52,13 +52,7 @@ class KindTables:
 
 
 class Kinds:
-    """The kinds of a script's expressions.
-
-    Args:
-        wrapper: The script, with metadata.
-        names: Its names.
-        tables: What is known of TensorFlow.
-    """
+    """The kinds of a script's expressions."""
 
     def __init__(self, wrapper: metadata.MetadataWrapper, names: Names, tables: KindTables):
         self._names, self._tables = names, tables

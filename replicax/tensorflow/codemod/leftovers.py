@@ -43,13 +43,7 @@ def planned(script: Script) -> Mapping[cst.CSTNode, Action]:
 
 
 def unexplained(script: Script, module: cst.Module, explained: Collection[Binding]) -> Mapping[cst.CSTNode, Action]:
-    """Returns refusals for imports of TensorFlow that a converted script still has.
-
-    Args:
-        script: The script.
-        module: The script converted.
-        explained: Bindings that are known to be needed.
-    """
+    """Returns refusals for imports of TensorFlow that a converted script still has."""
     left = set(of_tensorflow(module)) - set(explained)
     return {
         node: _refusal(binding.meaning, _UNTOLD)
@@ -61,12 +55,7 @@ def unexplained(script: Script, module: cst.Module, explained: Collection[Bindin
 
 
 def taken(script: Script, modules: Collection[str]) -> Mapping[cst.CSTNode, Action]:
-    """Returns refusals for names of a script's own that are the short names of modules, too.
-
-    Args:
-        script: The script.
-        modules: Short names of modules that its converted parts use.
-    """
+    """Returns refusals for names of a script's own that are the short names of modules, too."""
     found: dict[str, cst.CSTNode] = {}
     for node in m.findall(script.module, m.OneOf(*(m.Name(short) for short in modules))) if modules else ():
         name = cst.ensure_type(node, cst.Name)

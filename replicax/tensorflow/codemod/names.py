@@ -76,11 +76,7 @@ def dotted(node: cst.CSTNode) -> tuple[cst.Name, list[str]] | None:
 
 
 class Names:
-    """The names of a script.
-
-    Args:
-        wrapper: The script, with metadata.
-    """
+    """The names of a script."""
 
     def __init__(self, wrapper: metadata.MetadataWrapper):
         self._scopes = wrapper.resolve(metadata.ScopeProvider)

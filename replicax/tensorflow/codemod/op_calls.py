@@ -48,10 +48,6 @@ def parameters(signature: str) -> Parameters:
 def filled(row: OpRow, call: cst.Call) -> cst.BaseExpression:
     """Returns the expression that replaces a call.
 
-    Args:
-        row: The row of the function.
-        call: The call; its arguments are converted already.
-
     Raises:
         Unconvertible: An argument has no counterpart, or its form is not known.
     """

@@ -18,11 +18,6 @@ def on_the_way(script: Script, statements: Sequence[cst.CSTNode], names: Iterabl
 
     The statements are read backwards; a loop or a condition counts as a whole. Nothing counts that goes through
     `tf.stop_gradient`.
-
-    Args:
-        script: The script.
-        statements: Statements that follow one another.
-        names: The names as they are behind the last statement.
     """
     wanted, found = set(names), list[cst.Call]()
     for statement in reversed(statements):

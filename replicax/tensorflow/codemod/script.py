@@ -48,10 +48,6 @@ class Script:
     def parse(cls, text: str, tables: KindTables) -> Script:
         """Parses a script.
 
-        Args:
-            text: The script.
-            tables: What is known of kinds.
-
         Raises:
             libcst.ParserSyntaxError: It is no Python that can be parsed.
         """

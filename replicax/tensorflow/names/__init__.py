@@ -1,20 +1,12 @@
-"""TensorFlow's names and what has become of them: the table, and the advice in errors."""
+"""TensorFlow's names and what has become of them: the table that guides and errors show."""
 
-from replicax.contracts.advice import Advised, AdvisedContract, AdvisedContractType, advice_for, asked_as, not_found, resolved
-from replicax.contracts.called_as import called_as
+from replicax.contracts.advice import Keyword, NameTables, Row
 from replicax.tensorflow.names.all_names import NAMES
-from replicax.tensorflow.names.rows import Keyword, Row
+from replicax.tensorflow.names.asking import asked_as, index, resolved
 
-__all__ = [
-    "NAMES",
-    "Advised",
-    "AdvisedContract",
-    "AdvisedContractType",
-    "Keyword",
-    "Row",
-    "advice_for",
-    "asked_as",
-    "called_as",
-    "not_found",
-    "resolved",
-]
+__all__ = ["NAMES", "Keyword", "Row", "asked_as", "resolved", "tables"]
+
+
+def tables() -> NameTables:
+    """Returns the tables of names for the advice in errors."""
+    return NameTables(NAMES, index())

@@ -6,10 +6,10 @@ gives the advice of its row, and so does the error for a keyword.
 
 from __future__ import annotations
 
-from replicax.tensorflow.names.outside_distribute import BESIDE
 from replicax.tensorflow.names.cluster import CLUSTER
 from replicax.tensorflow.names.dtensor import DTENSOR
 from replicax.tensorflow.names.estimator import ESTIMATOR
+from replicax.tensorflow.names.outside_distribute import BESIDE
 from replicax.tensorflow.names.rows import Rows
 from replicax.tensorflow.names.strategies import STRATEGIES
 from replicax.tensorflow.names.values import VALUES

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from replicax.tensorflow.names.rows import Row, Rows, absent, absent_members, differing, differs, members, refused, renamed, same, to, unused
+from replicax.tensorflow.names.rows import (
+    Row,
+    Rows,
+    absent,
+    absent_members,
+    differing,
+    differs,
+    members,
+    refused,
+    renamed,
+    same,
+    to,
+    unused,
+)
 from replicax.tensorflow.names.variables import VARIABLES
 
 _T = "tf.experimental.dtensor"

@@ -1,49 +1,10 @@
-"""The rows of the table of TensorFlow's names."""
+"""How the tables write the rows of their names."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
 
-Kind = Literal["same", "renamed", "differs", "absent"]
-
-
-class Keyword(NamedTuple):
-    """The fate of a keyword of TensorFlow, if it is not a parameter of the same name here.
-
-    Attributes:
-        here: The parameter that takes its value; empty if there is none.
-        note: Why there is none, and what to do instead: a sentence with a full stop.
-        accepted: Values without effect, such as TensorFlow's default; any other is refused. None accepts any value.
-    """
-
-    here: str = ""
-    note: str = ""
-    accepted: tuple[object, ...] | None = ()
-
-
-class Row(NamedTuple):
-    """The fate of a name of TensorFlow.
-
-    Attributes:
-        kind: `"same"`: same name and meaning. `"renamed"`: another name, same meaning. `"differs"`: it exists and
-            behaves differently, as `note` says. `"absent"`: it does not exist; `note` says why and what to do instead.
-        here: Its name below `replicax`, such as `"Strategy.run"`; empty if it is absent.
-        note: A sentence or two in Markdown, with a full stop; it may be empty for `"same"` and `"renamed"`.
-        keywords: TensorFlow's keywords that are not parameters of that name.
-        order: TensorFlow's parameters in their order, if that differs from the order here; otherwise empty.
-    """
-
-    kind: Kind
-    here: str = ""
-    note: str = ""
-    keywords: Mapping[str, Keyword] = {}
-    order: tuple[str, ...] = ()
-
-    def ordered(self, names: str) -> Row:
-        """Returns the row with TensorFlow's order of parameters; the names are separated by spaces."""
-        return self._replace(order=tuple(names.split()))
-
+from replicax.contracts.advice import Keyword, Row
 
 Rows = Mapping[str, Row]
 

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from replicax.tensorflow.names.rows import Rows, absent, absent_members, differs, members, refused, renamed, same, to, unused
+from replicax.tensorflow.names.rows import (
+    Rows,
+    absent,
+    absent_members,
+    differs,
+    members,
+    refused,
+    renamed,
+    same,
+    to,
+    unused,
+)
 
 _V = "tf.Variable"
 _DV = "tf.experimental.dtensor.DVariable"

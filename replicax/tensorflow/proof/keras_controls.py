@@ -78,14 +78,7 @@ class ModelClass(Protocol):
 
 
 def control_fit(model: ModelClass, recorder: Recorder, callback: type, settle: Callable[[object], None]) -> None:
-    """Lets `fit` keep the order of its rows, and makes each of its batches end at a boundary.
-
-    Args:
-        model: `keras.Model`.
-        recorder: Its `boundary` is called.
-        callback: `keras.callbacks.Callback`.
-        settle: Called with the model before that.
-    """
+    """Lets `fit` keep the order of its rows, and makes each of its batches end at a boundary."""
     fit, compiled = model.fit, model.compile
 
     class Boundary(callback):

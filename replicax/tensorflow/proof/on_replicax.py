@@ -16,13 +16,13 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from replicax.contracts.variable_access import VariableLike, array_of, name_of
+from replicax.program import Function
 from replicax.tensorflow.proof.draws import Draws
 from replicax.tensorflow.proof.keras_controls import control_fit, control_initializers, control_layers
 from replicax.tensorflow.proof.on_tensorflow import run_script
 from replicax.tensorflow.proof.recording import Recorder
-from replicax.program import Function
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import VariableLike, array_of, name_of
 
 # The names that scripts use, which the launcher and the command line pass on too.
 rx = importlib.import_module("replicax")

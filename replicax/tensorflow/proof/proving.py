@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from replicax.errors import ArgumentError
 from replicax.tensorflow.proof.comparing import Difference, first_difference, loss_differences
 from replicax.tensorflow.proof.recording import Recording
 from replicax.tensorflow.proof.running import Run, RunFailedError, on_replicax, on_tensorflow
-from replicax.errors import ArgumentError
 
 #: How much closer than the tables of the corpus a proof looks: it reads the variables after every step.
 OF_UPDATE = 1e-4

@@ -150,9 +150,6 @@ class Recorder:
     def boundary(self, may_stop: bool = True) -> None:
         """Called outside of all steps: keeps the variables if a step has been made since the last call.
 
-        Args:
-            may_stop: Whether the script can be ended here.
-
         Raises:
             Finished: The recording is complete, and the script is to end.
         """

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from replicax.tensorflow.proof.recording import Recording
 from replicax.errors import ArgumentError, ReplicaxError
+from replicax.tensorflow.proof.recording import Recording
 
 FOLDER = Path(__file__).resolve().parent
 

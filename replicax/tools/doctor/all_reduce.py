@@ -8,13 +8,13 @@ import tempfile
 from pathlib import Path
 
 from replicax.cluster.environment import Environ
+from replicax.compat.systems import WAY_OUT, why_no_jobs
 from replicax.errors.exit_codes import describe
+from replicax.job.launching.timed import Outcome, run_in_time
+from replicax.job.options import Options
+from replicax.job.processes.output import last_traceback
 from replicax.tools.doctor import probe
 from replicax.tools.doctor.findings import Finding, fail, ok, warn
-from replicax.job.options import Options
-from replicax.job.launching.timed import Outcome, run_in_time
-from replicax.job.processes.output import last_traceback
-from replicax.compat.systems import WAY_OUT, why_no_jobs
 
 _SECONDS = 120.0
 _NAME = "all-reduce"

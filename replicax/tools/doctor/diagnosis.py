@@ -12,8 +12,8 @@ from replicax.cluster import ClusterConfig, Detection
 from replicax.cluster.environment import Environ
 from replicax.errors.exit_codes import ExitCode
 from replicax.tools.doctor.all_reduce import check_all_reduce
-from replicax.tools.doctor.found_devices import check_devices
 from replicax.tools.doctor.findings import SCHEMA_VERSION, Finding, Severity
+from replicax.tools.doctor.found_devices import check_devices
 from replicax.tools.doctor.machine import check_cache, check_clock
 from replicax.tools.doctor.network import check_addresses, check_cluster, check_proxies
 from replicax.tools.doctor.overrides import check_overrides
@@ -58,12 +58,7 @@ class DoctorReport:
 
 
 def diagnose(environ: Environ | None = None, quick: bool = False) -> DoctorReport:
-    """Looks at all that training needs.
-
-    Args:
-        environ: The environment; by default that of this process.
-        quick: Whether to leave out what starts processes that train.
-    """
+    """Looks at all that training needs."""
     variables: Environ = os.environ if environ is None else environ
     cluster, detection = check_cluster(variables)
     config = detection.config if detection else None

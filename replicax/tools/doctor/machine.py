@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from replicax.cluster.environment import Environ
-from replicax.tools.doctor.findings import Finding, fail, ok, warn
 from replicax.job.processes.task import cache_folder
+from replicax.tools.doctor.findings import Finding, fail, ok, warn
 
 _SECONDS_APART = 2.0  # Some file systems count in steps of two seconds.
 _LEAST_FREE = 2**30

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from replicax.cluster import ClusterConfig, Detection, detect_cluster, parse_address
 from replicax.cluster.environment import Environ
-from replicax.cluster.own_address import family, own_and_others, own_ip, resolve
+from replicax.cluster.own_address import LOOPBACK, family, own_and_others, own_ip, resolve
 from replicax.errors import ClusterError
 from replicax.tools.doctor.findings import Finding, fail, ok, warn
 
@@ -185,7 +185,7 @@ def check_proxies(environ: Environ, config: ClusterConfig | None = None) -> Find
 
 def _hosts(config: ClusterConfig | None) -> list[str]:
     if config is None or not config.spec:
-        return ["127.0.0.1", "localhost"]
+        return [LOOPBACK, "localhost"]
     return [parse_address(address, "address").host for _, address in _tasks(config)]
 
 

@@ -4,48 +4,49 @@ from __future__ import annotations
 
 import difflib
 
+from replicax.checks import environment_names
 from replicax.cluster.environment import Environ
 from replicax.tools.doctor.findings import Finding, ok, warn
 
 _PREFIX = "REPLICAX_"
-_HIDDEN = ("REPLICAX_TOKEN",)
+_HIDDEN = (environment_names.TOKEN,)
 #: Variables that users set.
 OVERRIDES = (
     "JAX_ENABLE_X64",
     "JAX_NUM_CPU_DEVICES",
     "JAX_PLATFORMS",
-    "REPLICAX_END_TIMEOUT",
-    "REPLICAX_HOST",
-    "REPLICAX_INSECURE",
-    "REPLICAX_JOIN",
-    "REPLICAX_KEEP_MEMORY",
-    "REPLICAX_SLOW_TIMEOUT",
-    "REPLICAX_STALL_TIMEOUT",
-    "REPLICAX_TEST_LOGS",
-    "REPLICAX_TOKEN",
-    "REPLICAX_TRACEBACK",
+    environment_names.END_TIMEOUT,
+    environment_names.HOST,
+    environment_names.INSECURE,
+    environment_names.JOIN,
+    environment_names.KEEP_MEMORY,
+    environment_names.SLOW_TIMEOUT,
+    environment_names.STALL_TIMEOUT,
+    environment_names.TEST_LOGS,
+    environment_names.TOKEN,
+    environment_names.TRACEBACK,
     "XLA_FLAGS",
 )
 #: Variables by which a launcher tells its workers who they are.
 OF_LAUNCHERS = (
-    "REPLICAX_ATTEMPT",
-    "REPLICAX_CLIENT",
-    "REPLICAX_COORDINATOR",
-    "REPLICAX_ELASTIC",
-    "REPLICAX_JOB",
-    "REPLICAX_LAUNCHER_PID",
-    "REPLICAX_LIFE",
-    "REPLICAX_LOCAL_NUM_PROCESSES",
-    "REPLICAX_LOCAL_PROCESS_ID",
-    "REPLICAX_LOG_DIR",
-    "REPLICAX_MEETING",
-    "REPLICAX_NEWS",
-    "REPLICAX_NUM_PROCESSES",
-    "REPLICAX_PROCESS_ID",
-    "REPLICAX_PS_SERVERS",
-    "REPLICAX_PS_WORKERS",
-    "REPLICAX_RAY_FOLDER",
-    "REPLICAX_SNAPSHOTS",
+    environment_names.ATTEMPT,
+    environment_names.CLIENT,
+    environment_names.COORDINATOR,
+    environment_names.ELASTIC,
+    environment_names.JOB,
+    environment_names.LAUNCHER_PID,
+    environment_names.LIFE,
+    environment_names.LOCAL_NUM_PROCESSES,
+    environment_names.LOCAL_PROCESS_ID,
+    environment_names.LOG_DIR,
+    environment_names.MEETING,
+    environment_names.NEWS,
+    environment_names.NUM_PROCESSES,
+    environment_names.PROCESS_ID,
+    environment_names.PS_SERVERS,
+    environment_names.PS_WORKERS,
+    environment_names.RAY_FOLDER,
+    environment_names.SNAPSHOTS,
 )
 
 

@@ -29,12 +29,7 @@ def installed(package: str) -> str | None:
 
 
 def check_software(version: Version = installed, python: str | None = None) -> Iterator[Finding]:
-    """Checks that Python, JAX, jaxlib, Keras and replicax are there and fit each other.
-
-    Args:
-        version: Returns the version of a package.
-        python: Version of Python; by default of this one.
-    """
+    """Checks that Python, JAX, jaxlib, Keras and replicax are there and fit each other."""
     yield _python(python or platform.python_version())
     yield ok("replicax", version("replicax") or "from its source, not installed")
     yield _jax(version("jax"), version("jaxlib"))

@@ -5,34 +5,32 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import secrets
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, NamedTuple
 
 from replicax.checks import checked_int, checked_seconds, explain_misfit
+from replicax.cluster.signing import new_token
 from replicax.errors import RemoteWorkerError
+from replicax.job.elsewhere.session import ENDED_EARLY
 from replicax.job.launching.local_job import signals_as
 from replicax.job.options import Options
 from replicax.job.plan import HOST, Job, count_ports, flags_for_workers, make_plan
-from replicax.program.call_checks import checked_call
 from replicax.job.processes.call import Call, Returned, error_from, payload_of, result_of
 from replicax.job.processes.compile_cache import keep_within
 from replicax.job.processes.events import Event, Events
-from replicax.job.processes.reaper import Guard
 from replicax.job.processes.outlets import outlets_to
 from replicax.job.processes.output import NoLog, shortened
-from replicax.job.processes.task import PlannedTask, Program, cache_folder
 from replicax.job.processes.ports import reserved_ports
 from replicax.job.processes.processes import Process
-from replicax.job.supervision.loss_policy import Failure
-from replicax.job.elsewhere.session import ENDED_EARLY
-from replicax.job.supervision.supervisor import Grace, Supervisor
+from replicax.job.processes.reaper import Guard
+from replicax.job.processes.task import PlannedTask, Program, cache_folder
 from replicax.job.processes.terminal import Terminal
+from replicax.job.supervision.loss_policy import Failure
+from replicax.job.supervision.supervisor import Grace, Supervisor
+from replicax.program.call_checks import checked_call
 from replicax.values.tracebacks import entry_point
-
-_TOKEN_BYTES = 16
 
 
 @entry_point
@@ -100,7 +98,7 @@ def launch(
     keep_within(cache_folder(inherited))
     # There is no script: the tasks of the plan call the function.
     options = Options("", workers=workers, devices_per_worker=devices, grace=grace)
-    job = Job(options, inherited, secrets.token_hex(_TOKEN_BYTES), os.getpid())
+    job = Job(options, inherited, new_token(), os.getpid())
     return _run(job, payload)
 
 

@@ -10,10 +10,10 @@ import jax
 import numpy as np
 
 from replicax.checks import explained
+from replicax.contracts.variable_access import array_of, is_variable
 from replicax.errors import ArgumentError
 from replicax.tools.plots.style import Palette, drawn, legend_above, with_unit
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import array_of, is_variable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
-from replicax.job.supervision.member_record import TOO_LATE
 from replicax.job.membership_history import History, Span
+from replicax.job.supervision.member_record import TOO_LATE
 from replicax.tools.plots.style import LIGHT
 
 _COLUMNS = 64
@@ -99,7 +99,7 @@ def _x(history: History, at: float) -> float:
 
 def _bar(history: History, span: Span, y: float, color: str) -> str:
     left, right = _x(history, span.begin), _x(history, span.end)
-    what = f"worker {span.worker}, run {span.life}: {_duration(span.end - span.begin)}"
+    what = f"worker {span.worker}, run {span.incarnation}: {_duration(span.end - span.begin)}"
     words = f"{what}; {span.how}" if span.how else what
     return (
         f'<rect x="{left}" y="{y}" width="{max(right - left, 0.5):.1f}" height="{_BAR}" fill="{color}">'

@@ -41,10 +41,6 @@ def traces(folder: Path) -> dict[str, Path]:
 def hot_spots(trace: Path, most: int = 10) -> list[HotSpot]:
     """Returns the operations of a worker's trace that took the most time, the longest first.
 
-    Args:
-        trace: What `traces` has found.
-        most: How many.
-
     Raises:
         LaunchError: The file is no trace.
     """

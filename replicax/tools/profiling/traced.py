@@ -1,4 +1,4 @@
-"""Runs a script, and traces some of its steps: `python -m replicax.tools.profiling.traced FIRST LAST FOLDER SCRIPT ...`.
+"""Runs a script and traces some of its steps: `python -m replicax.tools.profiling.traced FIRST LAST FOLDER SCRIPT ...`.
 
 A step is one call of a compiled program: of an `rx.function`, of `strategy.run` outside of one, or a step of `fit`.
 They are counted from 1. The trace lies in `FOLDER/<task>`, such as `worker-0`.
@@ -21,13 +21,7 @@ from replicax.runtime.calls import Calls
 
 
 class Recorder:
-    """Traces the steps from `first` to `last`.
-
-    Args:
-        folder: Where the trace is written.
-        first: The first step.
-        last: The last one.
-    """
+    """Traces the steps from `first` to `last`."""
 
     def __init__(self, folder: Path, first: int, last: int):
         self._folder, self._first, self._last = folder, first, last

@@ -14,7 +14,7 @@ def follows_others() -> bool:
     If it is the chief, as the first worker is when it comes again, another one may have reported meanwhile.
     """
     worlds = running()
-    return worlds is not None and (not worlds.is_taken_in or worlds.life.number > 0)
+    return worlds is not None and (not worlds.is_taken_in or worlds.incarnation.number > 0)
 
 
 def is_chief() -> bool:

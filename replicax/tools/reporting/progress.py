@@ -29,12 +29,6 @@ class Progress(Generic[_T]):
     It is an iterator over the batches, so a loop that breaks off and goes on later continues with the next batch. Where
     the output is a terminal, the chief draws a bar four times a second at most; elsewhere it prints one line at the end
     of the pass. The other workers say nothing.
-
-    Args:
-        batches: What is looped over.
-        total: How many there are; None if that is not known.
-        description: What stands before the bar.
-        console: Where it is drawn.
     """
 
     def __init__(self, batches: Iterable[_T], total: int | None, description: str, console: Console):
@@ -80,9 +74,6 @@ class Progress(Generic[_T]):
 
         Arrays are read only when the bar is drawn and they are computed, so a step still overlaps with the preparation
         of the next one.
-
-        Args:
-            values: Numbers, or arrays of one number, by name.
 
         Raises:
             ArgumentError: A value is neither.

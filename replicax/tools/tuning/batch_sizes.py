@@ -11,13 +11,13 @@ import numpy as np
 
 import replicax.context as context
 from replicax.checks import checked_int, is_int, is_real
+from replicax.contracts.variable_access import VariableLike, array_of
 from replicax.errors import ArgumentError, BatchError
 from replicax.keras.lowered_steps import lowered_train_step
 from replicax.keras.models import strategy_of
 from replicax.program.function import Function, function
 from replicax.tools.tuning.restoring import check_model, check_synchronous
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import VariableLike, array_of
 
 if TYPE_CHECKING:
     import keras
@@ -152,11 +152,6 @@ def find_batch_size(
 
 def largest(need: Callable[[int], int], limit: Callable[[], int], most: int) -> int:
     """Returns the largest number, at most `most`, whose need is within the limit; 0 if there is none.
-
-    Args:
-        need: What a number needs; it grows with the number.
-        limit: The limit; it is asked after the first need.
-        most: The largest number to try.
 
     Example:
         >>> asked = []

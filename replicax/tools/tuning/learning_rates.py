@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replicax.tools import plots
 from replicax.checks import checked, checked_int, is_real
-from replicax.errors import ArgumentError
 from replicax.contracts.shown import html_table, in_columns
+from replicax.errors import ArgumentError
+from replicax.tools import plots
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

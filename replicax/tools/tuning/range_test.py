@@ -15,13 +15,13 @@ import numpy as np
 
 import replicax.context as context
 from replicax.checks import checked_int, is_real
+from replicax.contracts.variable_access import VariableLike
 from replicax.errors import ArgumentError, BatchError
 from replicax.keras.models import strategy_of
 from replicax.program.function import Function, function
 from replicax.tools.tuning.learning_rates import LearningRates
 from replicax.tools.tuning.restoring import Restored, check_model, check_synchronous, restored
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import VariableLike
 
 if TYPE_CHECKING:
     import keras

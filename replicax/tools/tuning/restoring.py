@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
-from replicax.errors import ArgumentError, ContextError
 from replicax.contracts.host import Host
+from replicax.contracts.variable_access import VariableLike, array_of, has_array
+from replicax.errors import ArgumentError, ContextError
 from replicax.keras.progress import Generators
 from replicax.program.storing import store_values
 from replicax.typing import PyTree
-from replicax.contracts.variable_access import VariableLike, array_of, has_array
 
 
 @runtime_checkable

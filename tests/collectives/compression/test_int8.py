@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from replicax.collectives import CommunicationOptions, Int8
-from replicax.errors import ArgumentError
 from replicax.contracts.reduce_op import ReduceOp
+from replicax.errors import ArgumentError
 from tests.collectives.compression.reference import int8_step
 
 

@@ -9,8 +9,8 @@ from replicax.errors.exit_codes import ExitCode
 from replicax.group.health.client import Client
 from replicax.group.health.diagnosis import Limits, ProblemKind, WorkerObservation, diagnose
 from replicax.group.health.peers import History, Peer
-from replicax.runtime.activity import SLOW_PHASES, WAITING_PHASES
 from replicax.group.health.status import Status
+from replicax.runtime.activity import SLOW_PHASES, WAITING_PHASES
 
 LIMITS = Limits(stall=10.0, slow=100.0)
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-import replicax.runtime.calls as calls
-import replicax.runtime.activity as phases
 import replicax.group.health.status as status
-from replicax.runtime.calls import Calls
+import replicax.runtime.activity as phases
+import replicax.runtime.calls as calls
 from replicax.group.health.diagnosis import Diagnosis, Limits, ProblemKind, WorkerObservation, diagnose
 from replicax.runtime.activity import SLOW_PHASES, START, WAITING_PHASES, Activity, exchange, now, phase
+from replicax.runtime.calls import Calls
 
 STALL, SLOW = 10.0, 25.0
 LIMITS = Limits(STALL, SLOW)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from replicax.group.health import monitor
-from replicax.runtime.calls import Calls
 from replicax.group.health.client import Client
 from replicax.group.health.observer import SECONDS_BETWEEN_LOOKS
 from replicax.group.health.programs import AnnouncedProgram
+from replicax.runtime.activity import now
+from replicax.runtime.calls import Calls
 from tests.group.health.workers import Worker
 
 
@@ -34,7 +34,7 @@ def test_an_idle_worker_asks_each_peer_once_a_second(workers: list[Worker], aske
 
 def test_a_step_sends_no_message(workers: list[Worker], asked: list[str], monkeypatch: pytest.MonkeyPatch):
     watcher, peer = workers[0].monitor, workers[1].monitor
-    monkeypatch.setattr(monitor, "running", lambda: watcher)
+    monkeypatch.setattr(now, "monitor", watcher)
     peer.programs.announce(AnnouncedProgram("step", ""))
     watcher._look()  # It compares programs with peers that have answered.
     asked.clear()

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from replicax.runtime.calls import Calls
-from replicax.runtime.activity import COMPILE, IDLE, START, STEP, WAIT, Activity, exchange, now, phase
 from replicax.group.health.status import Status, status_from, status_of
+from replicax.runtime.activity import COMPILE, IDLE, START, STEP, WAIT, Activity, exchange, now, phase
+from replicax.runtime.calls import Calls
 
 
 @pytest.fixture(autouse=True)

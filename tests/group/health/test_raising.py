@@ -9,8 +9,8 @@ import jax
 import pytest
 
 from replicax.errors import WorkerLostError
-from replicax.runtime.activity import WAIT, exchange, now, phase
 from replicax.group.health.alarm import PATIENCE, Alarm, Connections
+from replicax.runtime.activity import WAIT, exchange, now, phase
 
 LOST = ValueError("UNKNOWN: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:1")
 

@@ -18,9 +18,9 @@ from replicax.group.health.client import TOKEN_HEADER, Client, in_parallel
 from replicax.group.health.diagnosis import Diagnosis, Limits, ProblemKind
 from replicax.group.health.monitor import Monitor
 from replicax.group.health.peers import History, Peer
-from replicax.runtime.activity import now
 from replicax.group.health.server import HealthServer
 from replicax.group.health.status import Status, status_from, status_of
+from replicax.runtime.activity import now
 from tests.group.health.workers import TOKEN, Worker
 
 

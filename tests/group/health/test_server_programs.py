@@ -13,16 +13,15 @@ import numpy as np
 import pytest
 
 import replicax as rx
-import replicax.group.health.monitor as monitor_module
 from replicax.errors import ArgumentError, ProgramMismatchError
-from replicax.runtime.calls import Calls, together
 from replicax.group.health.diagnosis import Limits
 from replicax.group.health.monitor import Monitor
-from replicax.runtime.call_order import CallDescription
-from replicax.runtime.activity import now
-from replicax.group.health.programs import AnnouncedProgram, ProgramComparison, fingerprint
+from replicax.group.health.programs import AnnouncedProgram, ProgramComparison
+from replicax.group.health.starting import stall_timeout_from
 from replicax.group.health.status import status_of
-from replicax.group.health.start import stall_timeout_from
+from replicax.runtime.activity import now
+from replicax.runtime.call_order import CallDescription
+from replicax.runtime.calls import Calls, fingerprint, together
 from tests.group.health.workers import Worker
 
 
@@ -90,7 +89,7 @@ def test_nobody_leaves_in_peace_after_a_call_more_or_less(
 
 def test_each_call_of_a_program_is_noted(monkeypatch: pytest.MonkeyPatch):
     alone = Monitor(0, "worker:0", "", [], Limits(5.0))
-    monkeypatch.setattr(monitor_module, "_running", alone)
+    monkeypatch.setattr(now, "monitor", alone)
     programs = Calls("train", shared=True), Calls("test", shared=True)
     for i in (0, 1, 1, 0):
         with programs[i].one() as call:
@@ -184,7 +183,7 @@ def test_the_first_computation_of_a_name_outside_of_programs_waits_for_the_other
 ):
     for worker in workers:
         worker.monitor.peers[0].history.answered(status_of(), 0.0)
-    monkeypatch.setattr(monitor_module, "_running", workers[0].monitor)
+    monkeypatch.setattr(now, "monitor", workers[0].monitor)
     other = workers[1].monitor.programs
     timer = threading.Timer(0.3, lambda: other.announce(AnnouncedProgram("reduction", "float32(2,)")))
     begun = time.monotonic()

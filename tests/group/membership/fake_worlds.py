@@ -12,12 +12,12 @@ import time
 import numpy as np
 
 from replicax.cluster.patience import Patience
-from replicax.group.membership.job_store import Board
-from replicax.group.membership.quorum import Life
+from replicax.contracts.worlds import Incarnation
 from replicax.group.membership.elastic_meeting import ElasticMeeting, Rules
 from replicax.group.membership.elastic_worlds import ElasticWorlds
+from replicax.group.membership.interrupter import CollectiveInterrupter
+from replicax.group.membership.job_store import JobStore
 from replicax.group.membership.opening import _is_given_state
-from replicax.group.membership.interrupter import Sentry
 from tests.group.membership.fakes import SECONDS, Cliques, Died, MemoryStore, MortalStore
 
 ROWS = 12  # of a global batch: it divides by each number of workers here
@@ -47,28 +47,28 @@ class Count:
 
 
 class Workers:
-    """Elastic workers; `dies` maps a life to the operation on the board at which it ends, and whether after it.
+    """Elastic workers; `dies` maps an incarnation to the operation on the store at which it ends, and whether after it.
 
     Args:
         size: How many begin.
-        dies: Which lives end, and when.
+        dies: Which incarnations end, and when.
     """
 
     def __init__(self, size, dies=None):
         self.store, self.cliques, self.size, self.dies = MemoryStore(), Cliques(), size, dies or {}
         self.names = [f"worker:{index}" for index in range(size)]
         self.last = sys.maxsize  # the batch after which all end
-        self.counts: dict[Life, Count] = {}
-        self.operations: dict[Life, int] = {}
-        self.ended: dict[Life, BaseException | None] = {}
+        self.counts: dict[Incarnation, Count] = {}
+        self.operations: dict[Incarnation, int] = {}
+        self.ended: dict[Incarnation, BaseException | None] = {}
         self.worlds: dict[int, set[tuple[int, ...]]] = {}
-        self.steps: dict[int, set[tuple[Life, int, int]]] = {}
+        self.steps: dict[int, set[tuple[Incarnation, int, int]]] = {}
         self._threads: list[threading.Thread] = []
         self._done = threading.Event()
 
-    def start(self, life):
+    def start(self, incarnation):
         """Starts a worker; the launcher does so again whenever one has died."""
-        self._in_thread(self._run, life)
+        self._in_thread(self._run, incarnation)
 
     def beat(self):
         """Gives the signs of life of all who run, until `join`."""
@@ -77,10 +77,10 @@ class Workers:
     def join(self):
         """Waits for the end of all."""
         deadline = time.monotonic() + SECONDS
-        running = [life for life in self.counts if life not in self.ended]
+        running = [incarnation for incarnation in self.counts if incarnation not in self.ended]
         while running and time.monotonic() < deadline:
             time.sleep(0.01)
-            running = [life for life in [*self.counts] if life not in self.ended]
+            running = [incarnation for incarnation in [*self.counts] if incarnation not in self.ended]
         if running:
             faulthandler.dump_traceback()
         self._done.set()
@@ -110,36 +110,40 @@ class Workers:
 
     def _beat(self):
         for count in itertools.count():
-            for life in [life for life in [*self.counts] if life not in self.ended]:
-                Board(self.store).beat(life, count, f"{count}")
+            for incarnation in [incarnation for incarnation in [*self.counts] if incarnation not in self.ended]:
+                JobStore(self.store).beat(incarnation, count, f"{count}")
             if self._done.wait(0.05):
                 return
 
-    def _run(self, life):
-        self.counts[life] = Count()
+    def _run(self, incarnation):
+        self.counts[incarnation] = Count()
         try:
-            self._train(life)
-            self.ended[life] = None
+            self._train(incarnation)
+            self.ended[incarnation] = None
         except Died as died:
-            self.ended[life] = died
-            Board(self.store).end(life)  # As the launcher tells.
-            self.cliques.bury(life)
-            self.start(Life(life.index, life.number + 1))
+            self.ended[incarnation] = died
+            JobStore(self.store).end(incarnation)  # As the launcher tells.
+            self.cliques.bury(incarnation)
+            self.start(Incarnation(incarnation.index, incarnation.number + 1))
         except BaseException as error:
-            self.ended[life] = error
-            Board(self.store).end(life)
-            self.cliques.bury(life)
+            self.ended[incarnation] = error
+            JobStore(self.store).end(incarnation)
+            self.cliques.bury(incarnation)
 
-    def _train(self, life):
-        dies_at, after = self.dies.get(life, (None, False))
-        is_dead = functools.partial(self.cliques.dead.__contains__, life)
+    def _train(self, incarnation):
+        dies_at, after = self.dies.get(incarnation, (None, False))
+        is_dead = functools.partial(self.cliques.dead.__contains__, incarnation)
         store = MortalStore(self.store, dies_at, after, is_dead)
         patience = Patience(SECONDS, SECONDS, end=SECONDS, again=0.005, stall=SECONDS)
         rules = Rules(self.size, 1, renews=True, admits=_is_given_state)
-        meeting = ElasticMeeting(Board(store), life, self.names, self.cliques.of(life), patience, rules=rules)
+        meeting = ElasticMeeting(
+            JobStore(store), incarnation, self.names, self.cliques.of(incarnation), patience, rules=rules
+        )
         is_newcomer = meeting.has_begun()
-        sentry = Sentry(Board(self.store), life, meeting, patience._replace(again=0.01), lost=lambda why: None)
-        worlds, count = ElasticWorlds(meeting, sentry, 1), self.counts[life]
+        interrupter = CollectiveInterrupter(
+            JobStore(self.store), incarnation, meeting, patience._replace(again=0.01), lost=lambda why: None
+        )
+        worlds, count = ElasticWorlds(meeting, interrupter, 1), self.counts[incarnation]
         worlds.state = count
         try:
             worlds.begin(is_newcomer)
@@ -150,15 +154,15 @@ class Workers:
                 if count.batches >= self.last:
                     break
                 found = worlds.attempt(functools.partial(self._call, worlds, meeting, count))
-                self.steps.setdefault(count.batches, set()).add((life, worlds.world.number, found))
+                self.steps.setdefault(count.batches, set()).add((incarnation, worlds.world.number, found))
                 count.total += found
                 count.batches += 1
-                self.operations[life] = store.operations
+                self.operations[incarnation] = store.operations
                 time.sleep(_STEP_S)
             worlds.finish()
             worlds.leave()
         finally:
-            sentry.stop()
+            interrupter.stop()
 
     def _call(self, worlds, meeting, count):
         def run():

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.cluster.patience import Patience
+from replicax.contracts.worlds import Incarnation
 from replicax.group.membership import MemberLostError
-from replicax.group.membership.job_store import Board
-from replicax.group.membership.quorum import Life, Sheet
 from replicax.group.membership.elastic_meeting import ElasticMeeting
 from replicax.group.membership.heartbeat import Watch
+from replicax.group.membership.job_store import JobStore
+from replicax.group.membership.quorum import QuorumRecord
 
 SECONDS = 20.0
 
@@ -87,37 +88,41 @@ class Cliques:
     def __init__(self):
         self.lock = threading.Condition()
         self.parts: dict[tuple[int, int], dict[int, list[np.ndarray]]] = {}
-        self.dead: set[Life] = set()
+        self.dead: set[Incarnation] = set()
 
-    def of(self, life: Life, dies: Callable[[], None] | None = None):
-        return lambda sheet, rank: _Clique(self, sheet, rank, life, dies)
+    def of(self, incarnation: Incarnation, dies: Callable[[], None] | None = None):
+        return lambda record, rank: _Clique(self, record, rank, incarnation, dies)
 
-    def bury(self, life):
+    def bury(self, incarnation):
         with self.lock:
-            self.dead.add(life)
+            self.dead.add(incarnation)
             self.lock.notify_all()
 
 
 class _Clique:
-    def __init__(self, cliques, sheet: Sheet, rank, life, dies):
-        self.cliques, self.sheet, self.rank, self.life, self.dies = cliques, sheet, rank, life, dies
+    def __init__(self, cliques, record: QuorumRecord, rank, incarnation, dies):
+        self.cliques, self.record, self.rank, self.incarnation, self.dies = cliques, record, rank, incarnation, dies
         self.count, self.interrupted = 0, False
 
     def total(self, parts):
         self.count += 1
         if self.dies is not None:
             self.dies()
-        cliques, key = self.cliques, (self.sheet.clique, self.count)
+        cliques, key = self.cliques, (self.record.clique, self.count)
         with cliques.lock:
             found = cliques.parts.setdefault(key, {})
             found[self.rank] = parts
             cliques.lock.notify_all()
 
             def is_over():
-                return len(found) == len(self.sheet.lives) or self.interrupted or cliques.dead & {*self.sheet.lives}
+                return (
+                    len(found) == len(self.record.incarnations)
+                    or self.interrupted
+                    or cliques.dead & {*self.record.incarnations}
+                )
 
             assert cliques.lock.wait_for(is_over, SECONDS)
-            if len(found) < len(self.sheet.lives):
+            if len(found) < len(self.record.incarnations):
                 raise RuntimeError("Gloo: Connection closed by peer")
         return [sum(each[i] for each in found.values()) for i in range(len(parts))]
 
@@ -137,55 +142,57 @@ class Islands:
     def __init__(self, size=3, stall_s=SECONDS):
         self.store, self.cliques, self.stall_s = MemoryStore(), Cliques(), stall_s
         self.names = [f"worker:{index}" for index in range(size)]
-        self.results: dict[Life, float] = {}
-        self.errors: dict[Life, BaseException] = {}
+        self.results: dict[Incarnation, float] = {}
+        self.errors: dict[Incarnation, BaseException] = {}
         self.journal: dict[int, set[tuple[int, ...]]] = {}
-        self.threads: dict[Life, threading.Thread] = {}
-        self.stopped: set[Life] = set()
+        self.threads: dict[Incarnation, threading.Thread] = {}
+        self.stopped: set[Incarnation] = set()
         self.last = sys.maxsize  # the round after which all end
-        self.rounds: dict[Life, set[int]] = {}
-        self.pulse: threading.Thread | None = None
+        self.rounds: dict[Incarnation, set[int]] = {}
+        self.heartbeat: threading.Thread | None = None
 
-    def meeting(self, life, dies_at=None, after=False, dies_in_sum=None, watch: Watch | None = None):
-        board = Board(MortalStore(self.store, dies_at, after, functools.partial(self._is_dead, life)))
+    def meeting(self, incarnation, dies_at=None, after=False, dies_in_sum=None, watch: Watch | None = None):
+        job_store = JobStore(MortalStore(self.store, dies_at, after, functools.partial(self._is_dead, incarnation)))
         patience = Patience(SECONDS, self.stall_s, end=SECONDS, again=0.005, stall=self.stall_s)
-        return ElasticMeeting(board, life, self.names, self.cliques.of(life, dies_in_sum), patience, watch)
+        return ElasticMeeting(
+            job_store, incarnation, self.names, self.cliques.of(incarnation, dies_in_sum), patience, watch
+        )
 
-    def start(self, life, rounds, **how):
-        thread = threading.Thread(target=self._run, args=(life, rounds, how), daemon=True)
-        self.threads[life] = thread
+    def start(self, incarnation, rounds, **how):
+        thread = threading.Thread(target=self._run, args=(incarnation, rounds, how), daemon=True)
+        self.threads[incarnation] = thread
         thread.start()
 
     def beat(self):
         """Gives signs of life from then on, for all who are not stopped."""
-        self.pulse = threading.Thread(target=self._beat, daemon=True)
-        self.pulse.start()
+        self.heartbeat = threading.Thread(target=self._beat, daemon=True)
+        self.heartbeat.start()
 
     def _beat(self):
         for count in itertools.count():
-            running = [life for life, thread in list(self.threads.items()) if thread.is_alive()]
-            for life in {*running} - self.stopped:
-                Board(self.store).beat(life, count, f"{count}")
+            running = [incarnation for incarnation, thread in list(self.threads.items()) if thread.is_alive()]
+            for incarnation in {*running} - self.stopped:
+                JobStore(self.store).beat(incarnation, count, f"{count}")
             if not running:
                 return
             time.sleep(0.02)
 
-    def _is_dead(self, life):
-        while life in self.stopped:
+    def _is_dead(self, incarnation):
+        while incarnation in self.stopped:
             time.sleep(0.01)
-        return life in self.cliques.dead
+        return incarnation in self.cliques.dead
 
     def join(self):
         deadline = time.monotonic() + SECONDS
-        for thread in [*self.threads.values(), *filter(None, [self.pulse])]:
+        for thread in [*self.threads.values(), *filter(None, [self.heartbeat])]:
             thread.join(max(0.0, deadline - time.monotonic()))
-        assert not [life for life, thread in self.threads.items() if thread.is_alive()], "hangs"
+        assert not [incarnation for incarnation, thread in self.threads.items() if thread.is_alive()], "hangs"
 
-    def done_by(self, life):
-        """Returns the rounds that a life has made."""
-        return self.rounds.get(life, set())
+    def done_by(self, incarnation):
+        """Returns the rounds that an incarnation has made."""
+        return self.rounds.get(incarnation, set())
 
-    def _run(self, life, rounds, how):
+    def _run(self, incarnation, rounds, how):
         wait_s = how.pop("wait_s", 0.0)
         predecessor = how.pop("waits_for", None)
         if predecessor is not None:  # The launcher starts it when that one has ended.
@@ -193,32 +200,32 @@ class Islands:
                 key = f"gone/{predecessor.index}/{predecessor.number}"
                 assert self.store.changed.wait_for(lambda: key in self.store.values, SECONDS)
         try:
-            meeting = self.meeting(life, **how)
-            self.results[life] = self.train(meeting, rounds, wait_s)
+            meeting = self.meeting(incarnation, **how)
+            self.results[incarnation] = self.train(meeting, rounds, wait_s)
             meeting.leave()
         except Died:
-            Board(self.store).end(life)  # As the launcher tells.
-            self.cliques.bury(life)
+            JobStore(self.store).end(incarnation)  # As the launcher tells.
+            self.cliques.bury(incarnation)
         except BaseException as error:
-            self.errors[life] = error
+            self.errors[incarnation] = error
 
     def train(self, meeting, rounds, wait_s=0.0):
         value, done = 0.0, -1
         while done < min(rounds, self.last):
             time.sleep(wait_s)
-            roll = meeting.gather("a round", str(done).encode())
-            notes = [int(note) for note in roll.notes]
+            quorum = meeting.gather("a round", str(done).encode())
+            notes = [int(note) for note in quorum.notes]
             newest = max(notes)
-            old = [index for index, note in zip(roll.present, notes, strict=True) if note == newest]
+            old = [index for index, note in zip(quorum.present, notes, strict=True) if note == newest]
             added = meeting.index + 1 if newest >= 0 else 0
             mine = (value + added) / len(old) if meeting.index in old else 0.0
             try:
-                (total,) = meeting.total(roll, [jnp.full(2, mine)])
+                (total,) = meeting.total(quorum, [jnp.full(2, mine)])
             except MemberLostError:
                 continue
             value, done = float(total[0]), newest + 1
             self.journal.setdefault(done, set()).add(tuple(old))
-            self.rounds.setdefault(meeting.life, set()).add(done)
+            self.rounds.setdefault(meeting.incarnation, set()).add(done)
         return value
 
     def expected(self):

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from replicax.group.membership.interrupted_wait import Breaker, BrokenOffError
+from replicax.group.membership.interrupted_wait import WaitInterruptedError, WaitInterrupter
 
 
 def test_a_wait_is_broken_off_and_the_next_one_is_not():
-    breaker = Breaker()
+    breaker = WaitInterrupter()
     slow = jax.jit(lambda x: jax.lax.fori_loop(0, 1500, lambda _, y: jnp.tanh(y @ x), x))
     value = slow.lower(jnp.ones((400, 400))).compile()(jnp.ones((400, 400)))
     over, stop = threading.Event(), threading.Event()
@@ -24,7 +24,7 @@ def test_a_wait_is_broken_off_and_the_next_one_is_not():
     thread = threading.Thread(target=break_off)
     thread.start()
     try:
-        with pytest.raises(BrokenOffError, match="a worker was lost"):
+        with pytest.raises(WaitInterruptedError, match="a worker was lost"):
             breaker.wait(value)
         over.set()
     finally:

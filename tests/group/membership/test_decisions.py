@@ -4,73 +4,83 @@ import random
 
 import pytest
 
-from replicax.group.membership.quorum import AGAIN, DONE, Life, Sheet, View, expected, is_abandoned, next_sheet, verdict
+from replicax.contracts.worlds import Incarnation
+from replicax.group.membership.quorum import (
+    AGAIN,
+    DONE,
+    QuorumRecord,
+    View,
+    expected,
+    is_abandoned,
+    next_record,
+    verdict,
+)
 
-A, B, C = (Life(index, 0) for index in range(3))
-SHEET = Sheet(4, 2, (A, B, C), (b"a", b"b", b"c"), (A, B, C))
+A, B, C = (Incarnation(index, 0) for index in range(3))
+SHEET = QuorumRecord(4, 2, (A, B, C), (b"a", b"b", b"c"), (A, B, C))
 
 
 def view(notes=(), gone=(), silent=(), newest=(A, B, C)):
-    notes = {life: (9, str(life.index).encode()) for life in notes}
-    return View({life.index: life for life in newest}, frozenset(gone), frozenset(silent), notes)
+    notes = {incarnation: (9, str(incarnation.index).encode()) for incarnation in notes}
+    return View({incarnation.index: incarnation for incarnation in newest}, frozenset(gone), frozenset(silent), notes)
 
 
 def test_the_first_roll_waits_for_all():
     assert expected(None, False, 3, view([A, C])) == [1]
-    assert next_sheet(None, False, 3, view([A, C])) is None
-    assert next_sheet(None, False, 3, view([A, B, C])) == Sheet(1, 1, (A, B, C), (b"0", b"1", b"2"), (A, B, C))
+    assert next_record(None, False, 3, view([A, C])) is None
+    assert next_record(None, False, 3, view([A, B, C])) == QuorumRecord(1, 1, (A, B, C), (b"0", b"1", b"2"), (A, B, C))
 
 
-@pytest.mark.parametrize("known", [{"gone": [B]}, {"silent": [B]}, {"newest": [A, Life(1, 1), C]}])
+@pytest.mark.parametrize("known", [{"gone": [B]}, {"silent": [B]}, {"newest": [A, Incarnation(1, 1), C]}])
 def test_later_rolls_wait_for_nobody_who_is_not_up(known):
-    assert next_sheet(SHEET, False, 3, view([A])) is None
-    assert next_sheet(SHEET, False, 3, view([A, C], **known)) == Sheet(
+    assert next_record(SHEET, False, 3, view([A])) is None
+    assert next_record(SHEET, False, 3, view([A, C], **known)) == QuorumRecord(
         5, 5, (A, C), (b"0", b"2"), (A, B, C), ((B, 4),) if "silent" in known else ()
     )
 
 
 def test_the_same_lives_keep_their_clique_unless_a_sum_has_failed():
-    assert next_sheet(SHEET, False, 3, view([A, B, C])).clique == 2
-    assert next_sheet(SHEET, True, 3, view([A, B, C])).clique == 5
+    assert next_record(SHEET, False, 3, view([A, B, C])).clique == 2
+    assert next_record(SHEET, True, 3, view([A, B, C])).clique == 5
 
 
 def test_a_newcomer_is_taken_when_it_has_come_and_not_waited_for():
-    new, last = Life(1, 1), Sheet(5, 5, (A, C), (b"", b""), (A, C))
-    assert next_sheet(last, False, 3, view([A, C], newest=[A, new, C])).lives == (A, C)
-    assert next_sheet(last, False, 3, view([A, new, C], newest=[A, new, C])).lives == (A, new, C)
+    new, last = Incarnation(1, 1), QuorumRecord(5, 5, (A, C), (b"", b""), (A, C))
+    assert next_record(last, False, 3, view([A, C], newest=[A, new, C])).incarnations == (A, C)
+    assert next_record(last, False, 3, view([A, new, C], newest=[A, new, C])).incarnations == (A, new, C)
 
 
 def test_a_roll_uses_a_note_up():
-    after = next_sheet(SHEET, False, 3, view([A, C], silent=[B]))
+    after = next_record(SHEET, False, 3, view([A, C], silent=[B]))
     assert after.absent == ((B, 4),)
-    # B has not come again since roll 4: what stands on the board is the note for that.
-    newest = {life.index: life for life in (A, B, C)}
-    then = next_sheet(after, False, 3, View(newest, notes={A: (5, b"0"), B: (3, b"1"), C: (5, b"2")}))
-    assert then.lives == (A, C)
+    # B has not come again since quorum 4: what stands on the job store is the note for that.
+    newest = {incarnation.index: incarnation for incarnation in (A, B, C)}
+    then = next_record(after, False, 3, View(newest, notes={A: (5, b"0"), B: (3, b"1"), C: (5, b"2")}))
+    assert then.incarnations == (A, C)
     assert then.absent == ((B, 4),)
-    assert next_sheet(then, False, 3, View(newest, notes=dict.fromkeys((A, B, C), (6, b"")))).lives == (A, B, C)
+    assert next_record(then, False, 3, View(newest, notes=dict.fromkeys((A, B, C), (6, b"")))).incarnations == (A, B, C)
 
 
 def test_newcomers_alone_make_no_roll():
-    new = Life(1, 1)
+    new = Incarnation(1, 1)
     only = view([new], gone=[A, C], newest=[A, new, C])
-    assert next_sheet(SHEET, False, 3, only) is None
+    assert next_record(SHEET, False, 3, only) is None
     assert is_abandoned(SHEET, False, only)
     assert not is_abandoned(SHEET, False, view([new], gone=[A], silent=[C], newest=[A, new, C]))
     assert not is_abandoned(None, False, only)
 
 
 def test_a_newcomer_of_a_failed_sum_holds_no_state():
-    new = Life(1, 1)
-    last = Sheet(5, 5, (A, new), (b"", b""), (A, B))
+    new = Incarnation(1, 1)
+    last = QuorumRecord(5, 5, (A, new), (b"", b""), (A, B))
     alone = view([new], gone=[A], newest=[A, new, C])
-    assert next_sheet(last, True, 3, alone) is None
+    assert next_record(last, True, 3, alone) is None
     assert is_abandoned(last, True, alone)
     alone = View(alone.newest, alone.gone, notes={new: (5, b"1")})
-    assert next_sheet(last, False, 3, alone).lives == (new,)  # The sum has given it the state.
+    assert next_record(last, False, 3, alone).incarnations == (new,)  # The sum has given it the state.
     # One that was left out in between, and holds the state, is waited for if it is up.
-    assert expected(Sheet(5, 5, (A,), (b"",), (A, C)), True, 3, view([A])) == [2]
-    assert expected(Sheet(5, 5, (A,), (b"",), (A, C)), False, 3, view([A])) == []
+    assert expected(QuorumRecord(5, 5, (A,), (b"",), (A, C)), True, 3, view([A])) == [2]
+    assert expected(QuorumRecord(5, 5, (A,), (b"",), (A, C)), False, 3, view([A])) == []
 
 
 def test_a_sum_counts_when_all_have_its_result():
@@ -83,10 +93,10 @@ def test_a_sum_counts_when_all_have_its_result():
 
 
 class Process:
-    """One life in a history: it waits for a roll, is in a sum, or knows the outcome."""
+    """One incarnation in a history: it waits for a quorum, is in a sum, or knows the outcome."""
 
-    def __init__(self, life):
-        self.life, self.last, self.broken, self.done, self.stopped = life, None, False, -1, False
+    def __init__(self, incarnation):
+        self.incarnation, self.last, self.broken, self.done, self.stopped = incarnation, None, False, -1, False
 
 
 class History:
@@ -94,71 +104,73 @@ class History:
 
     def __init__(self, seed, size):
         self.random, self.size = random.Random(seed), size
-        self.sheets, self.outcomes, self.ended, self.notes, self.gone = {}, {}, {}, {}, set()
-        self.processes = {index: Process(Life(index, 0)) for index in range(size)}
-        self.kept: dict[int, dict[Life, int]] = {}  # For each round who has kept the sum of which roll.
+        self.records, self.outcomes, self.ended, self.notes, self.gone = {}, {}, {}, {}, set()
+        self.processes = {index: Process(Incarnation(index, 0)) for index in range(size)}
+        self.kept: dict[int, dict[Incarnation, int]] = {}  # For each round who has kept the sum of which quorum.
 
     def view(self, process, last):
         """Returns what one process knows: it may take a living one for silent."""
-        lives = [each.life for each in self.processes.values()]
-        silent = {each.life for each in self.processes.values() if each.stopped and self.random.random() < 0.5}
+        incarnations = [each.incarnation for each in self.processes.values()]
+        silent = {each.incarnation for each in self.processes.values() if each.stopped and self.random.random() < 0.5}
         if self.faults and self.random.random() < 0.02:
-            silent.add(self.random.choice(lives))
-        newest = {life.index: life for life in lives}
-        return View(newest, frozenset(self.gone), frozenset(silent - {process.life}), self.notes)
+            silent.add(self.random.choice(incarnations))
+        newest = {incarnation.index: incarnation for incarnation in incarnations}
+        return View(newest, frozenset(self.gone), frozenset(silent - {process.incarnation}), self.notes)
 
     def step(self, process):
         last = process.last
         name = last.number if last else 0
-        if last and process.life in last.lives and name not in self.outcomes:
+        if last and process.incarnation in last.incarnations and name not in self.outcomes:
             self.ended.setdefault(name, {})
             if self.random.random() < 0.7:
                 failed = self.faults and self.random.random() < 0.05
-                self.ended[name].setdefault(process.life.index, b"lost" if failed else b"")
+                self.ended[name].setdefault(process.incarnation.index, b"lost" if failed else b"")
             outcome = verdict(last, self.ended[name], self.view(process, last))
             if outcome is not None:
                 self.outcomes.setdefault(name, outcome)
             return
         self._settle(process)
-        self.notes[process.life] = (name, str(process.done).encode())
-        newest = max(self.sheets, default=0)
+        self.notes[process.incarnation] = (name, str(process.done).encode())
+        newest = max(self.records, default=0)
         if newest > name:
-            process.last = self.sheets[name + 1] if name else self.sheets[newest]
+            process.last = self.records[name + 1] if name else self.records[newest]
             process.broken, process.settled = False, False
             return
         known = self.view(process, last)
-        broken = process.broken if last is None or process.life in last.lives else None
-        if broken is None and process.life in last.holders and all(map(known.is_over, last.lives)):
+        broken = process.broken if last is None or process.incarnation in last.incarnations else None
+        if broken is None and process.incarnation in last.holders and all(map(known.is_over, last.incarnations)):
             self.outcomes[name] = AGAIN
             broken = True
         if broken is not None:
-            sheet = next_sheet(last, broken, self.size, known)
-            if sheet is not None:
-                self.check(last, broken, sheet)
-                self.sheets.setdefault(sheet.number, sheet)
+            record = next_record(last, broken, self.size, known)
+            if record is not None:
+                self.check(last, broken, record)
+                self.records.setdefault(record.number, record)
 
     def _settle(self, process):
         """Keeps the values of a sum that counts, once."""
         last = process.last
-        if last is None or process.life not in last.lives or getattr(process, "settled", True):
+        if last is None or process.incarnation not in last.incarnations or getattr(process, "settled", True):
             return
         process.settled = True
         if self.outcomes[last.number] == DONE:
             process.done = max(int(note) for note in last.notes) + 1
-            rolls = self.kept.setdefault(process.done, {})
-            rolls[process.life] = last.number
-            living = {roll for life, roll in rolls.items() if life not in self.gone}
+            quorums = self.kept.setdefault(process.done, {})
+            quorums[process.incarnation] = last.number
+            living = {quorum for incarnation, quorum in quorums.items() if incarnation not in self.gone}
             assert len(living) == 1, f"round {process.done} was kept from the rolls {living}"
         process.broken = self.outcomes[last.number] == AGAIN
 
-    def check(self, last, broken, sheet):
-        indices = [life.index for life in sheet.lives]
+    def check(self, last, broken, record):
+        indices = [incarnation.index for incarnation in record.incarnations]
         assert indices == sorted(set(indices)), "one life of each island at most"
         if last is not None:
-            assert set(last.holders if broken else last.lives) & set(sheet.lives), "somebody has the state"
-            assert sheet.number == last.number + 1
-            if sheet.clique != sheet.number:
-                assert sheet.lives == last.lives, "a clique has the same lives"
+            assert set(last.holders if broken else last.incarnations) & set(record.incarnations), (
+                "somebody has the state"
+            )
+            assert record.number == last.number + 1
+            if record.clique != record.number:
+                assert record.incarnations == last.incarnations, "a clique has the same lives"
                 assert self.outcomes[last.number] == DONE
 
     def fault(self):
@@ -171,11 +183,11 @@ class History:
             process.stopped = False
         elif kind == "stop" and others:
             process.stopped = True
-        elif kind == "kill" and any(each.last and each.life in each.last.lives for each in others):
-            self.gone.add(process.life)
-            self.notes.pop(process.life, None)
-            life = Life(process.life.index, process.life.number + 1)
-            self.processes[life.index] = Process(life)
+        elif kind == "kill" and any(each.last and each.incarnation in each.last.incarnations for each in others):
+            self.gone.add(process.incarnation)
+            self.notes.pop(process.incarnation, None)
+            incarnation = Incarnation(process.incarnation.index, process.incarnation.number + 1)
+            self.processes[incarnation.index] = Process(incarnation)
 
     def run(self, steps):
         for number in range(steps):
@@ -197,10 +209,12 @@ def test_random_histories(seeds):
     for seed in seeds:
         history = History(seed, 2 + seed % 4).run(1500)
         kills += len(history.gone)
-        last = history.sheets[max(history.sheets)]
+        last = history.records[max(history.records)]
         holders = last.holders_after(history.outcomes.get(last.number) == AGAIN)
-        everybody_is_lost = all(life in history.gone for life in holders)
+        everybody_is_lost = all(incarnation in history.gone for incarnation in holders)
         if not everybody_is_lost:
-            assert len(last.lives) == history.size, f"seed {seed}: {last.lives} of {history.size} meet in the end"
+            assert len(last.incarnations) == history.size, (
+                f"seed {seed}: {last.incarnations} of {history.size} meet in the end"
+            )
             assert last.number > 20, f"seed {seed}: only {last.number} rolls"
     assert kills > len(seeds)

@@ -8,9 +8,9 @@ import time
 import jax.numpy as jnp
 import pytest
 
+from replicax.contracts.worlds import Incarnation
 from replicax.errors import BarrierTimeoutError, ClusterTimeoutError, MeetingError, WorkersDisagreeError
-from replicax.group.membership.job_store import Board
-from replicax.group.membership.quorum import Life
+from replicax.group.membership.job_store import JobStore
 from tests.group.membership.fakes import Islands
 
 ROUNDS = 3
@@ -20,17 +20,17 @@ def operations_of_a_job():
     """Returns how many operations on the store an island makes that nobody disturbs."""
     islands = Islands()
     for index in range(2):
-        islands.start(Life(index, 0), ROUNDS)
-    meeting = islands.meeting(Life(2, 0))
+        islands.start(Incarnation(index, 0), ROUNDS)
+    meeting = islands.meeting(Incarnation(2, 0))
     islands.train(meeting, ROUNDS)
     islands.join()
-    return meeting._board.store._store.operations
+    return meeting._job_store.store._store.operations
 
 
 def test_all_take_the_mean():
     islands = Islands()
     for index in range(3):
-        islands.start(Life(index, 0), ROUNDS)
+        islands.start(Incarnation(index, 0), ROUNDS)
     islands.join()
     assert not islands.errors
     assert list(islands.results.values()) == pytest.approx([ROUNDS * 2.0] * 3)
@@ -41,12 +41,12 @@ def test_one_may_end_at_each_operation_and_come_again(after):
     # With a few operations more than an undisturbed island makes: nobody dies, or in the midst of leaving.
     for dies_at in range(1, operations_of_a_job() + 3, 1 + 2 * after):
         islands = Islands()
-        islands.start(Life(0, 0), ROUNDS, dies_at=dies_at, after=after)
+        islands.start(Incarnation(0, 0), ROUNDS, dies_at=dies_at, after=after)
         for index in (1, 2):
-            islands.start(Life(index, 0), ROUNDS)
-        islands.threads[Life(0, 0)].join(20)
-        if Life(0, 0) not in islands.results and not islands.results:
-            islands.start(Life(0, 1), ROUNDS)
+            islands.start(Incarnation(index, 0), ROUNDS)
+        islands.threads[Incarnation(0, 0)].join(20)
+        if Incarnation(0, 0) not in islands.results and not islands.results:
+            islands.start(Incarnation(0, 1), ROUNDS)
         islands.join()
         check(islands, dies_at)
 
@@ -66,22 +66,22 @@ def check(islands, where):
 def test_some_may_end_in_the_midst_of_a_sum(dead, at):
     islands = Islands()
     for index in range(3):
-        life = Life(index, 0)
+        incarnation = Incarnation(index, 0)
         if index in dead:
-            die = functools.partial(end_at, at, itertools.count(1), islands, life)
-            islands.start(life, ROUNDS, dies_in_sum=die)
-            islands.start(Life(index, 1), ROUNDS, waits_for=life)
+            die = functools.partial(end_at, at, itertools.count(1), islands, incarnation)
+            islands.start(incarnation, ROUNDS, dies_in_sum=die)
+            islands.start(Incarnation(index, 1), ROUNDS, waits_for=incarnation)
         else:
-            islands.start(life, ROUNDS)
+            islands.start(incarnation, ROUNDS)
     islands.join()
     check(islands, (dead, at))
 
 
-def end_at(at, sums, islands, life):
-    """Ends a life in one of its sums, as SIGKILL does: it can tell nobody any more."""
+def end_at(at, sums, islands, incarnation):
+    """Ends an incarnation in one of its sums, as SIGKILL does: it can tell nobody any more."""
     if next(sums) == at:
-        Board(islands.store).end(life)
-        islands.cliques.bury(life)
+        JobStore(islands.store).end(incarnation)
+        islands.cliques.bury(incarnation)
         raise RuntimeError("killed")
 
 
@@ -91,18 +91,18 @@ def test_a_stopped_island_is_left_out_and_comes_back_with_the_values_of_the_othe
 
     def stop():
         if next(sums) == 2:
-            islands.stopped.add(Life(0, 0))
-        while in_a_sum and Life(0, 0) in islands.stopped:
+            islands.stopped.add(Incarnation(0, 0))
+        while in_a_sum and Incarnation(0, 0) in islands.stopped:
             time.sleep(0.01)
 
-    islands.start(Life(0, 0), 10_000, dies_in_sum=stop)
+    islands.start(Incarnation(0, 0), 10_000, dies_in_sum=stop)
     for index in (1, 2):
-        islands.start(Life(index, 0), 10_000, wait_s=0.01)
+        islands.start(Incarnation(index, 0), 10_000, wait_s=0.01)
     islands.beat()
     until(lambda: {(1, 2)} in islands.journal.values())
-    assert Life(0, 0) in islands.stopped
+    assert Incarnation(0, 0) in islands.stopped
     islands.stopped.clear()
-    until(lambda: max(islands.journal) in islands.done_by(Life(0, 0)))
+    until(lambda: max(islands.journal) in islands.done_by(Incarnation(0, 0)))
     islands.last = max(islands.journal) + 5
     islands.join()
     check(islands, "stop")
@@ -121,11 +121,11 @@ def test_different_arrays_are_refused_on_all():
     islands = Islands(2)
 
     def run(index, shape):
-        meeting = islands.meeting(Life(index, 0))
+        meeting = islands.meeting(Incarnation(index, 0))
         try:
             meeting.total(meeting.gather("a sum", b""), [jnp.zeros(shape)])
         except BaseException as error:
-            islands.errors[Life(index, 0)] = error
+            islands.errors[Incarnation(index, 0)] = error
 
     threads = [threading.Thread(target=run, args=(i, shape), daemon=True) for i, shape in enumerate([(2,), (3,)])]
     for thread in threads:
@@ -133,19 +133,19 @@ def test_different_arrays_are_refused_on_all():
     for thread in threads:
         thread.join(20)
     assert [type(error) for error in islands.errors.values()] == [WorkersDisagreeError] * 2
-    assert "float32[3]" in str(islands.errors[Life(0, 0)])
+    assert "float32[3]" in str(islands.errors[Incarnation(0, 0)])
 
 
 def test_a_missing_island_is_named():
     islands = Islands(3)
-    meeting = islands.meeting(Life(1, 0))
+    meeting = islands.meeting(Incarnation(1, 0))
     meeting.patience = meeting.patience._replace(start=0.05, silence=1.0, stall=1.0)
     with pytest.raises(ClusterTimeoutError, match=r"worker:1 waited 0.05 s .* for worker:0, worker:2"):
         meeting.gather("the start", b"")
 
 
-def first_roll(islands, lives):
-    meetings = [islands.meeting(life) for life in lives]
+def first_roll(islands, incarnations):
+    meetings = [islands.meeting(incarnation) for incarnation in incarnations]
     threads = [threading.Thread(target=each.gather, args=("the start", b""), daemon=True) for each in meetings]
     for thread in threads:
         thread.start()
@@ -156,25 +156,25 @@ def first_roll(islands, lives):
 
 def test_a_newcomer_learns_that_nobody_has_the_state():
     islands = Islands(2)
-    first_roll(islands, [Life(0, 0), Life(1, 0)])
+    first_roll(islands, [Incarnation(0, 0), Incarnation(1, 0)])
     for index in range(2):
-        Board(islands.store).end(Life(index, 0))
+        JobStore(islands.store).end(Incarnation(index, 0))
     with pytest.raises(MeetingError, match=r"worker:1 came for a round, but all who held the state .* have ended"):
-        islands.meeting(Life(1, 1)).gather("a round", b"")
+        islands.meeting(Incarnation(1, 1)).gather("a round", b"")
 
 
 def test_nobody_waits_for_ever_for_those_who_are_silent():
     islands = Islands(2, stall_s=0.1)
-    first_roll(islands, [Life(0, 0), Life(1, 0)])
-    meeting = islands.meeting(Life(1, 1))
-    Board(islands.store).end(Life(1, 0))
+    first_roll(islands, [Incarnation(0, 0), Incarnation(1, 0)])
+    meeting = islands.meeting(Incarnation(1, 1))
+    JobStore(islands.store).end(Incarnation(1, 0))
     with pytest.raises(BarrierTimeoutError, match="a round"):
         meeting.gather("a round", b"")
 
 
 def test_a_roll_is_used_only_while_it_is_the_last():
     islands = Islands(1)
-    meeting = islands.meeting(Life(0, 0))
+    meeting = islands.meeting(Incarnation(0, 0))
     first = meeting.gather("a round", b"")
     assert meeting.gather("a round", b"").number == first.number + 1
     with pytest.raises(MeetingError, match="Roll 1 is not the last one"):
@@ -188,10 +188,10 @@ def test_sums_that_always_fail_end_the_job():
         raise RuntimeError("no route to host")
 
     for index in range(2):
-        islands.start(Life(index, 0), ROUNDS, dies_in_sum=fails)
+        islands.start(Incarnation(index, 0), ROUNDS, dies_in_sum=fails)
     islands.join()
     assert {type(error) for error in islands.errors.values()} == {MeetingError}
-    assert "5 sums in a row have failed" in str(islands.errors[Life(0, 0)])
+    assert "5 sums in a row have failed" in str(islands.errors[Incarnation(0, 0)])
 
 
 def test_an_error_that_is_none_of_the_network_is_raised_as_it_is():
@@ -200,9 +200,9 @@ def test_an_error_that_is_none_of_the_network_is_raised_as_it_is():
     def fails():
         raise KeyError("mistake")
 
-    islands.start(Life(0, 0), ROUNDS, dies_in_sum=fails)
-    islands.start(Life(1, 0), 0)
-    islands.threads[Life(0, 0)].join(20)
-    assert isinstance(islands.errors[Life(0, 0)], KeyError)
-    Board(islands.store).end(Life(0, 0))
+    islands.start(Incarnation(0, 0), ROUNDS, dies_in_sum=fails)
+    islands.start(Incarnation(1, 0), 0)
+    islands.threads[Incarnation(0, 0)].join(20)
+    assert isinstance(islands.errors[Incarnation(0, 0)], KeyError)
+    JobStore(islands.store).end(Incarnation(0, 0))
     islands.join()

@@ -1,4 +1,4 @@
-"""The loss of the process that keeps the board."""
+"""The loss of the process that keeps the job store."""
 
 import contextlib
 import socket
@@ -12,7 +12,7 @@ from replicax.compat import jax_cliques
 from replicax.compat.jax_cliques import StoreClient
 from replicax.errors import MeetingError
 from replicax.group.membership import store_watcher as module
-from replicax.group.membership.store_watcher import Lookout
+from replicax.group.membership.store_watcher import StoreWatcher
 
 _TIMEOUT_S = 30.0
 
@@ -27,7 +27,7 @@ def listening():
 
 @pytest.fixture
 def ended():
-    """The exit codes with which a lookout has ended the process."""
+    """The exit codes with which a store watcher has ended the process."""
 
     class Codes(list):
         def __init__(self):
@@ -42,11 +42,11 @@ def ended():
 
 def test_it_ends_the_process_when_nobody_listens_any_more(ended, capfd):
     with listening() as (server, address):
-        lookout = Lookout(address, "worker:3", _TIMEOUT_S, ended.end)
+        store_watcher = StoreWatcher(address, "worker:3", _TIMEOUT_S, ended.end)
         connection, _ = server.accept()
     connection.close()
     assert ended.came.wait(_TIMEOUT_S)
-    lookout.stop()
+    store_watcher.stop()
     assert ended == [71]
     message = capfd.readouterr().err
     assert "worker:3: " in message
@@ -57,11 +57,11 @@ def test_it_ends_the_process_when_nobody_listens_any_more(ended, capfd):
 def test_a_connection_that_is_only_closed_is_made_again(ended, monkeypatch):
     monkeypatch.setattr(module, "_SECONDS_BETWEEN_TRIES", 0.01)
     with listening() as (server, address):
-        lookout = Lookout(address, "worker:0", _TIMEOUT_S, ended.end)
+        store_watcher = StoreWatcher(address, "worker:0", _TIMEOUT_S, ended.end)
         for _ in range(3):
             server.accept()[0].close()
         with contextlib.closing(server.accept()[0]) as connection:
-            lookout.stop()
+            store_watcher.stop()
             assert connection.recv(1) == b""
     assert not ended
 
@@ -69,10 +69,10 @@ def test_a_connection_that_is_only_closed_is_made_again(ended, monkeypatch):
 @pytest.mark.parametrize("after", [0.0, 0.05])
 def test_it_stops(ended, after):
     with listening() as (_, address):
-        lookout = Lookout(address, "worker:0", _TIMEOUT_S, ended.end)
+        store_watcher = StoreWatcher(address, "worker:0", _TIMEOUT_S, ended.end)
         time.sleep(after)
-        lookout.stop()
-        assert not lookout._thread.is_alive()
+        store_watcher.stop()
+        assert not store_watcher._thread.is_alive()
     assert not ended
 
 
@@ -86,9 +86,9 @@ def test_a_machine_that_gives_no_answer_ends_this_process_as_a_lost_one(ended, c
             waits.setblocking(False)
             waits.connect_ex(server.getsockname())
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        lookout = Lookout(address, "worker:3", 0.5, ended.end)
+        store_watcher = StoreWatcher(address, "worker:3", 0.5, ended.end)
         assert ended.came.wait(_TIMEOUT_S)
-        lookout.stop()
+        store_watcher.stop()
     assert ended == [70]
     message = capfd.readouterr().err
     assert f"worker:3: The process at {address} " in message

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from replicax.group.membership.job_store import Board
+from replicax.group.membership.job_store import JobStore
 from replicax.group.membership.preemption import Preemption, watch_sigterm
 from tests.group.membership.fakes import MemoryStore
 
@@ -28,8 +28,8 @@ class Told:
 
 
 @pytest.fixture
-def board():
-    return Board(MemoryStore())
+def job_store():
+    return JobStore(MemoryStore())
 
 
 class Member:
@@ -47,8 +47,8 @@ def member():
 
 
 @pytest.fixture
-def preemption(board, member):
-    made = Preemption(board, member)
+def preemption(job_store, member):
+    made = Preemption(job_store, member)
     made.left = member.leave_soon
     yield made
     made.stop()
@@ -61,27 +61,27 @@ def test_a_worker_that_is_preempted_leaves(preemption):
     assert preemption.end.told == []
 
 
-def test_nobody_leaves_alone_when_all_of_them_end(preemption, board):
+def test_nobody_leaves_alone_when_all_of_them_end(preemption, job_store):
     preemption.end = Told()
     preemption.notice("preempted")
     time.sleep(0.1)
-    board.tell_ending()  # A little late.
+    job_store.tell_ending()  # A little late.
     assert preemption.end.wait() == [()]
     assert preemption.left.told == []
 
 
-def test_where_all_save_the_job_ends_if_too_few_would_be_left(preemption, board, member):
+def test_where_all_save_the_job_ends_if_too_few_would_be_left(preemption, job_store, member):
     preemption.saves, member.may_leave = True, False
     preemption.notice("preempted")
-    assert board.is_ending(10)
+    assert job_store.is_ending(10)
     assert preemption.left.told == []
 
 
-def test_where_nobody_saves_a_worker_waits_until_it_may_leave(preemption, board, member):
+def test_where_nobody_saves_a_worker_waits_until_it_may_leave(preemption, job_store, member):
     member.may_leave = False
     preemption.notice("preempted")
     assert preemption.left.wait() == [("preempted",)]
-    assert not board.is_ending(0.01)
+    assert not job_store.is_ending(0.01)
 
 
 def test_sigterm_is_a_notice_once(preemption):

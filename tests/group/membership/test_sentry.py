@@ -1,4 +1,4 @@
-"""The sentry: what it tells the thread that trains about newcomers."""
+"""The interrupter: what it tells the thread that trains about newcomers."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from queue import SimpleQueue
 import pytest
 
 from replicax.cluster.patience import Patience
+from replicax.contracts.worlds import Incarnation
 from replicax.errors import MeetingError
 from replicax.group.membership import interrupter as sentry_module
-from replicax.group.membership.job_store import Board
-from replicax.group.membership.quorum import Life, Sheet
-from replicax.group.membership.interrupter import Sentry
-from tests.job.launching.conftest import wait_for
+from replicax.group.membership.interrupter import CollectiveInterrupter
+from replicax.group.membership.job_store import JobStore
+from replicax.group.membership.quorum import QuorumRecord
 from tests.group.membership.fakes import MemoryStore
+from tests.job.launching.conftest import wait_for
 
-OWN, OTHER = Life(0, 0), Life(1, 0)
+OWN, OTHER = Incarnation(0, 0), Incarnation(1, 0)
 PATIENCE = Patience(start=60.0, silence=60.0, end=10.0, again=0.1, stall=60.0)
 
 
 class Meeting:
-    """A meeting of which only the last roll counts."""
+    """A meeting of which only the last quorum counts."""
 
     clique = None
 
     def __init__(self):
-        self.sheet = Sheet(1, 1, (OWN,), (b"",), (OWN,))
+        self.record = QuorumRecord(1, 1, (OWN,), (b"",), (OWN,))
 
 
 @pytest.fixture
@@ -35,35 +36,37 @@ def meeting():
 
 
 @pytest.fixture
-def sentry(meeting):
+def interrupter(meeting):
     store = MemoryStore()
-    board = Board(store)
-    for life in (OWN, OTHER):
-        board.enter(life)
-        board.beat(life, 1, "")
-    board.wait_with(OTHER, 0, b"new")
-    made = Sentry(board, OWN, meeting, PATIENCE, lost=lambda why: None)
+    job_store = JobStore(store)
+    for incarnation in (OWN, OTHER):
+        job_store.enter(incarnation)
+        job_store.beat(incarnation, 1, "")
+    job_store.wait_with(OTHER, 0, b"new")
+    made = CollectiveInterrupter(job_store, OWN, meeting, PATIENCE, lost=lambda why: None)
     yield made
     made.stop()
 
 
-def test_a_newcomer_waits_until_a_roll_names_it(sentry, meeting):
-    wait_for(sentry.somebody_knocks)
+def test_a_newcomer_waits_until_a_roll_names_it(interrupter, meeting):
+    wait_for(interrupter.somebody_knocks)
     # The thread looks ten times a second; the thread that trains asks in each call, and must not take it in again.
-    meeting.sheet = Sheet(2, 2, (OWN, OTHER), (b"", b""), (OWN,))
-    assert not sentry.somebody_knocks()
+    meeting.record = QuorumRecord(2, 2, (OWN, OTHER), (b"", b""), (OWN,))
+    assert not interrupter.somebody_knocks()
 
 
 def test_the_launcher_is_told_of_a_newcomer_that_is_stopped_before_it_takes_part(meeting, monkeypatch):
     told = SimpleQueue()
     monkeypatch.setattr(sentry_module, "tell_launcher", told.put)
     store = MemoryStore()
-    board = Board(store)
-    for life in (OWN, OTHER, Life(2, 0), Life(2, 1)):
-        board.enter(life)
-    for life in (Life(2, 0), Life(2, 1)):  # One is over, and its successor has ended.
-        board.end(life)
-    made = Sentry(board, OWN, meeting, PATIENCE._replace(silence=0.1, again=0.1), lost=lambda why: None)
+    job_store = JobStore(store)
+    for incarnation in (OWN, OTHER, Incarnation(2, 0), Incarnation(2, 1)):
+        job_store.enter(incarnation)
+    for incarnation in (Incarnation(2, 0), Incarnation(2, 1)):  # One is over, and its successor has ended.
+        job_store.end(incarnation)
+    made = CollectiveInterrupter(
+        job_store, OWN, meeting, PATIENCE._replace(silence=0.1, again=0.1), lost=lambda why: None
+    )
     assert told.get(timeout=20) == {"silent": "worker 1", "life": 0}
     time.sleep(0.5)  # It looks ten times a second.
     made.stop()
@@ -79,7 +82,7 @@ class OutOfReach(MemoryStore):
 
 def test_a_process_that_is_cut_off_from_the_board_ends(meeting):
     lost = SimpleQueue()
-    made = Sentry(Board(OutOfReach()), OWN, meeting, PATIENCE, lost.put)
+    made = CollectiveInterrupter(JobStore(OutOfReach()), OWN, meeting, PATIENCE, lost.put)
     assert str(lost.get(timeout=20)) == "cut off"
     made.stop()
 
@@ -88,6 +91,6 @@ def test_a_process_ends_where_a_stranger_has_written_to_the_board(meeting, monke
     monkeypatch.setenv("REPLICAX_TOKEN", "secret")
     lost, store = SimpleQueue(), MemoryStore()
     store.put("life/1", b"0")
-    made = Sentry(Board(store), OWN, meeting, PATIENCE, lost.put)
+    made = CollectiveInterrupter(JobStore(store), OWN, meeting, PATIENCE, lost.put)
     assert "a stranger wrote it" in str(lost.get(timeout=20))
     made.stop()

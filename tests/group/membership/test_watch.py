@@ -5,14 +5,14 @@ import time
 import jax
 import pytest
 
+from replicax.contracts.worlds import Incarnation
 from replicax.errors import MeetingError
+from replicax.group.membership.heartbeat import Heartbeat, Watch, doing
+from replicax.group.membership.job_store import JobStore
 from replicax.runtime.activity import COMPILE, IDLE, Activity
-from replicax.group.membership.job_store import Board
-from replicax.group.membership.quorum import Life
-from replicax.group.membership.heartbeat import Pulse, Watch, doing
 from tests.group.membership.fakes import MemoryStore
 
-A, B = Life(0, 0), Life(1, 3)
+A, B = Incarnation(0, 0), Incarnation(1, 3)
 
 
 class Clock:
@@ -63,18 +63,18 @@ def test_in_slow_phases_the_pulse_is_enough():
 
 
 def test_a_pulse_beats_until_it_is_stopped():
-    board = Board(MemoryStore())
-    pulse = Pulse(board, B)
-    first = board.beats()
+    job_store = JobStore(MemoryStore())
+    heartbeat = Heartbeat(job_store, B)
+    first = job_store.beats()
     deadline = time.monotonic() + 20
-    while board.beats() == first:
+    while job_store.beats() == first:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    pulse.stop()
-    assert [*board.beats()] == [B]
-    last = board.beats()
+    heartbeat.stop()
+    assert [*job_store.beats()] == [B]
+    last = job_store.beats()
     time.sleep(0.6)
-    assert board.beats() == last
+    assert job_store.beats() == last
 
 
 @pytest.mark.parametrize("error", [MeetingError("cut off"), jax.errors.JaxRuntimeError("INTERNAL: no")])
@@ -87,11 +87,11 @@ def test_a_pulse_outlasts_an_outage(error, caplog):
                 raise self.errors.pop()
             super().put(key, value)
 
-    board = Board(CutOff())
-    pulse = Pulse(board, B)
+    job_store = JobStore(CutOff())
+    heartbeat = Heartbeat(job_store, B)
     deadline = time.monotonic() + 20
-    while not board.beats():
+    while not job_store.beats():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    pulse.stop()
+    heartbeat.stop()
     assert ("No sign of life" in caplog.text) == (not isinstance(error, MeetingError))

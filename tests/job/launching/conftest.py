@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from replicax.job import Options, Terminal, launch
+from replicax.job.launching import Options, Terminal, launch
 
 # What the scripts of these tests begin with: cheap imports only, so that a process starts in no time.
 PREAMBLE = """

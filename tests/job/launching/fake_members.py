@@ -3,13 +3,13 @@
 import io
 import types
 
-from replicax.job import Options, Terminal
-from replicax.job.supervision.member_record import Attendance
-from replicax.job.supervision.elastic_policy import Members
-from replicax.group.membership.membership_log import MembershipLog
 from replicax.group.membership.launcher_news import ElasticRange
+from replicax.group.membership.membership_log import MembershipLog
+from replicax.job.launching import Options, Terminal
 from replicax.job.processes.task import PlannedTask
+from replicax.job.supervision.elastic_policy import ElasticPolicy
 from replicax.job.supervision.loss_policy import Failure
+from replicax.job.supervision.member_record import MemberRecord
 
 
 class Host:
@@ -20,8 +20,8 @@ class Host:
     def __init__(self):
         self.ended = []
 
-    def tell_end(self, life):
-        self.ended.append(life)
+    def tell_end(self, incarnation):
+        self.ended.append(incarnation)
 
 
 class Process(types.SimpleNamespace):
@@ -33,9 +33,9 @@ class Process(types.SimpleNamespace):
         self.killed = True
 
 
-def process(index, life=0, kind="worker", words="", has_left=False):
+def process(index, incarnation=0, kind="worker", words="", has_left=False):
     """Returns a process."""
-    environment = {"REPLICAX_LIFE": str(life)}
+    environment = {"REPLICAX_LIFE": str(incarnation)}
     task = PlannedTask(kind, index, None, environment)
     return Process(task=task, last_words=words, killed=False, has_left=has_left)
 
@@ -58,14 +58,14 @@ class Job:
         self.now, self.out = 100.0, io.StringIO()
         self.host = Host()
         wanted = Options("train.py", **{"workers": 3, "restarts": restarts, **options})
-        attendance = Attendance(MembershipLog(log_dir) if log_dir is not None else None)
-        self.members = Members(
+        member_record = MemberRecord(MembershipLog(log_dir) if log_dir is not None else None)
+        self.members = ElasticPolicy(
             wanted,
             wanted.single_restarts,
             self.host,
             lambda task: Process(task=task, killed=False, last_words="", has_left=False),
             Terminal(self.out, self.out),
-            attendance,
+            member_record,
             lambda: self.now,
         )
 

@@ -6,15 +6,15 @@ import types
 
 import pytest
 
+from replicax.contracts.worlds import Incarnation
 from replicax.errors import LaunchError
-from replicax.group.membership.quorum import Life
 from replicax.job.processes.events import FoundSilent, MemberNews
 from tests.job.launching.fake_members import Process, elastic, failure, process
 
 
-def tells(job, number, *lives):
-    """Lets the first of some lives tell of a world of them all."""
-    job.members.hears(MemberNews(process(*lives[0]), number, lives), [])
+def tells(job, number, *incarnations):
+    """Lets the first of some incarnations tell of a world of them all."""
+    job.members.hears(MemberNews(process(*incarnations[0]), number, incarnations), [])
 
 
 def began(**options):
@@ -38,7 +38,7 @@ def test_a_lost_worker_starts_again_whichever_it_is():
     job.members.succeed(failure(first))
     (successor,) = job.members.start_due()
     assert (successor.task.index, successor.task.environment["REPLICAX_LIFE"]) == (0, "1")
-    assert job.host.ended == [Life(0, 0)]
+    assert job.host.ended == [Incarnation(0, 0)]
     assert "worker 0 ended with exit code 137: ended by SIGKILL. It starts again" in job.out.getvalue()
 
 
@@ -93,16 +93,16 @@ def test_one_error_on_two_members_ends_the_job():
 
 def test_a_newcomer_that_cannot_join_is_tried_again_after_growing_pauses():
     job, workers = began(restarts=0)
-    for life in range(1, 9):
-        newcomer = process(3, life, words="TimeoutError: nobody")
+    for incarnation in range(1, 9):
+        newcomer = process(3, incarnation, words="TimeoutError: nobody")
         job.members.started(newcomer)
-        assert job.members.bears(failure(newcomer, 71 if life == 1 else 1), workers)
+        assert job.members.bears(failure(newcomer, 71 if incarnation == 1 else 1), workers)
         job.members.succeed(failure(newcomer, 1))
         assert job.members.start_due() == []
         before, job.now = job.now, job.members.due
-        assert job.now - before == min(2.0 ** (life - 1), 30.0)
+        assert job.now - before == min(2.0 ** (incarnation - 1), 30.0)
         (again,) = job.members.start_due()
-        assert again.task.environment["REPLICAX_LIFE"] == str(life + 1)
+        assert again.task.environment["REPLICAX_LIFE"] == str(incarnation + 1)
     assert job.members.revived == 0
 
 
@@ -121,13 +121,13 @@ def test_a_newcomer_with_another_script_is_left_alone(code):
 
 def test_a_newcomer_with_one_error_twice_is_left_alone():
     job, workers = began()
-    for life in (0, 1):
-        newcomer = process(3, life, words="ValueError: mine")
+    for incarnation in (0, 1):
+        newcomer = process(3, incarnation, words="ValueError: mine")
         job.members.started(newcomer)
         assert job.members.bears(failure(newcomer, 1), workers)
         job.members.succeed(failure(newcomer, 1))
         job.now += 60
-        assert len(job.members.start_due()) == 1 - life
+        assert len(job.members.start_due()) == 1 - incarnation
 
 
 def test_a_member_that_says_why_nobody_can_go_on():
@@ -261,7 +261,7 @@ def test_an_end_with_0_in_the_middle_is_a_loss():
 # Guests.
 
 
-class Guest(Process):
+class JoinedWorker(Process):
     """A worker that wants to join."""
 
     host, is_guest = "afar", True
@@ -275,9 +275,9 @@ class Guest(Process):
 
 def test_a_guest_gets_the_next_free_index_and_the_variables():
     job, workers = began()
-    guest = Guest(wanted=None)
-    assert job.members.admits(guest, workers)
-    assert guest.task.environment == {
+    joined_worker = JoinedWorker(wanted=None)
+    assert job.members.admits(joined_worker, workers)
+    assert joined_worker.task.environment == {
         "REPLICAX_COORDINATOR": "127.0.0.1:7",
         "REPLICAX_MEETING": "127.0.0.1:7",
         "REPLICAX_NUM_PROCESSES": "4",
@@ -285,35 +285,35 @@ def test_a_guest_gets_the_next_free_index_and_the_variables():
         "REPLICAX_ELASTIC": "1:4",
         "REPLICAX_LIFE": "0",
     }
-    late = Guest(wanted=None)
-    assert not job.members.admits(late, [*workers, guest])
+    late = JoinedWorker(wanted=None)
+    assert not job.members.admits(late, [*workers, joined_worker])
     assert late.why == "it has as many workers as it may have (--elastic 1:4)"
 
 
 def test_a_guest_gets_its_index_back_as_another_life():
     job, workers = began()
-    guest = Guest(wanted=3)
-    assert job.members.admits(guest, workers[:2])
-    assert guest.task.index == 3
-    again = Guest(wanted=3)
+    joined_worker = JoinedWorker(wanted=3)
+    assert job.members.admits(joined_worker, workers[:2])
+    assert joined_worker.task.index == 3
+    again = JoinedWorker(wanted=3)
     assert job.members.admits(again, workers[:2])
     assert again.task.environment["REPLICAX_LIFE"] == "1"
 
 
 def test_a_guest_that_is_lost_is_not_started_here():
     job, workers = began()
-    guest = Guest(wanted=None, last_words="", has_left=False)
-    job.members.admits(guest, workers)
-    job.members.hears(MemberNews(guest, started_at="afar"), [*workers, guest])
-    assert job.members.bears(failure(guest, 129), workers)
-    job.members.succeed(failure(guest, 129))
+    joined_worker = JoinedWorker(wanted=None, last_words="", has_left=False)
+    job.members.admits(joined_worker, workers)
+    job.members.hears(MemberNews(joined_worker, started_at="afar"), [*workers, joined_worker])
+    assert job.members.bears(failure(joined_worker, 129), workers)
+    job.members.succeed(failure(joined_worker, 129))
     assert job.members.start_due() == []
 
 
 def test_a_job_of_guests_waits_for_the_first():
     job = elastic(workers=0, address="127.0.0.1")
     assert job.members.awaits
-    assert job.members.admits(Guest(wanted=None), [])
+    assert job.members.admits(JoinedWorker(wanted=None), [])
     assert not job.members.awaits
 
 

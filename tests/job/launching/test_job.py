@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from replicax.job import Options, launch
+from replicax.job.launching import Options, launch
 from replicax.job.processes import processes
 from replicax.job.supervision import supervisor
 from tests.job.launching.conftest import Done, is_alive
@@ -120,7 +120,8 @@ def test_a_terminal_shows_the_bar_of_worker_0_only(script: Callable[[str], Path]
         """
     )
     screen, end = pty.openpty()
-    code = f"from replicax.job import *; raise SystemExit(launch(Options({str(path)!r}, workers=2, log_dir=Path())))"
+    launched = f"launch(Options({str(path)!r}, workers=2, log_dir=Path()))"
+    code = f"from replicax.job.launching import *; raise SystemExit({launched})"
     process = subprocess.Popen(
         [sys.executable, "-c", f"from pathlib import Path; {code}"],
         stdout=end,

@@ -15,11 +15,11 @@ import pytest
 from replicax.cluster.addresses import Address
 from replicax.cluster.token_proof import demanded
 from replicax.errors import LaunchError
-from replicax.job.launching.join_credentials import Invitation, invitation_to, write_invitation
+from replicax.group.membership.launcher_news import ElasticRange, Incarnation
+from replicax.job.launching.join_credentials import JoinCredentials, invitation_to, write_invitation
 from replicax.job.launching.joining import _Visitor
 from replicax.job.options import Options
 from replicax.job.plan import MEMBER_VARIABLES, member_environment
-from replicax.group.membership.launcher_news import ElasticRange, Life
 from replicax.job.processes.terminal import Terminal
 from tests.job.launching.conftest import LIMIT_S, wait_for
 
@@ -27,12 +27,12 @@ from tests.job.launching.conftest import LIMIT_S, wait_for
 def test_a_folder_for_logs_says_how_to_join(tmp_path):
     write_invitation(tmp_path, "10.0.0.1:77", "secret")
     write_invitation(tmp_path, "10.0.0.1:78", "secret")
-    assert invitation_to(str(tmp_path), {}) == Invitation(Address("10.0.0.1", 78), "secret")
+    assert invitation_to(str(tmp_path), {}) == JoinCredentials(Address("10.0.0.1", 78), "secret")
     assert (tmp_path / "join.json").stat().st_mode & 0o777 == 0o600
 
 
 def test_an_address_needs_the_token():
-    assert invitation_to("a:1", {"REPLICAX_TOKEN": "secret"}) == Invitation(Address("a", 1), "secret")
+    assert invitation_to("a:1", {"REPLICAX_TOKEN": "secret"}) == JoinCredentials(Address("a", 1), "secret")
     with pytest.raises(LaunchError, match="set REPLICAX_TOKEN to that of its launcher"):
         invitation_to("a:1", {})
 
@@ -46,7 +46,7 @@ def test_neither_a_folder_nor_an_address(tmp_path):
 
 def test_a_worker_that_joins_takes_the_named_variables_of_a_job_and_no_others():
     """Not even from one who knows the token."""
-    environment = member_environment(ElasticRange(1, 4), "127.0.0.1:1", Life(2, 0), 1)
+    environment = member_environment(ElasticRange(1, 4), "127.0.0.1:1", Incarnation(2, 0), 1)
     assert environment.keys() == MEMBER_VARIABLES
 
     def answer(more):
@@ -56,11 +56,11 @@ def test_a_worker_that_joins_takes_the_named_variables_of_a_job_and_no_others():
             session.tell({"index": 2, "environment": {**environment, **more}})
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        invitation = Invitation(Address("127.0.0.1", listener.getsockname()[1]), "secret")
+        join_credentials = JoinCredentials(Address("127.0.0.1", listener.getsockname()[1]), "secret")
         for more in {"PYTHONPATH": "/tmp"}, {"REPLICAX_COORDINATOR": 3}:
             host = threading.Thread(target=answer, args=(more,))
             host.start()
-            visitor = _Visitor(Options("script.py"), invitation, {}, Path(), Terminal(sys.stdout, sys.stderr))
+            visitor = _Visitor(Options("script.py"), join_credentials, {}, Path(), Terminal(sys.stdout, sys.stderr))
             with contextlib.closing(visitor.guard), pytest.raises(LaunchError, match="sends the variables"):
                 visitor._take_seat(LIMIT_S)
             host.join(LIMIT_S)

@@ -2,10 +2,10 @@
 
 import pytest
 
+from replicax.contracts.worlds import Incarnation
 from replicax.errors import LaunchError
-from replicax.job import Options
+from replicax.job.launching import Options
 from replicax.job.plan import Job as PlannedJob, count_ports, make_plan
-from replicax.group.membership.quorum import Life
 from replicax.job.processes.events import FoundSilent
 from tests.job.launching.fake_members import Job, failure, process
 
@@ -26,7 +26,7 @@ def test_a_lost_island_starts_again_as_its_next_life(islands):
     found.succeed(failure(process(1, 4)))
     (successor,) = found.start_due()
     assert successor.task.environment["REPLICAX_LIFE"] == "5"
-    assert found._host.ended == [Life(1, 4)]
+    assert found._host.ended == [Incarnation(1, 4)]
     assert found.revived == 1
 
 

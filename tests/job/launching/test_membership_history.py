@@ -4,11 +4,11 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from replicax.contracts.worlds import Incarnation
 from replicax.errors import LaunchError
+from replicax.group.membership.membership_log import MembershipLog
 from replicax.job.membership_history import Span, history_of, read_history
 from replicax.tools.plots.membership import bars, summary, svg, table
-from replicax.group.membership.quorum import Life
-from replicax.group.membership.membership_log import MembershipLog
 
 BEGIN = 1_700_000_000.0
 
@@ -17,16 +17,16 @@ def lines(*events):
     return [{"time": BEGIN + time, "event": event, **keys} for time, event, keys in events]
 
 
-def start(time, worker, life=0, **keys):
-    return time, "start", {"worker": worker, "life": life, "pid": 100 + worker, **keys}
+def start(time, worker, incarnation=0, **keys):
+    return time, "start", {"worker": worker, "life": incarnation, "pid": 100 + worker, **keys}
 
 
-def end(time, worker, reason, life=0):
-    return time, "end", {"worker": worker, "life": life, "pid": 1, "code": 1, "reason": reason}
+def end(time, worker, reason, incarnation=0):
+    return time, "end", {"worker": worker, "life": incarnation, "pid": 1, "code": 1, "reason": reason}
 
 
-def world(time, number, lives, why="because"):
-    members, numbers = zip(*lives, strict=True)
+def world(time, number, incarnations, why="because"):
+    members, numbers = zip(*incarnations, strict=True)
     return time, "world", {"number": number, "members": list(members), "lives": list(numbers), "why": why}
 
 
@@ -113,10 +113,10 @@ def test_a_job_of_one_line_can_be_drawn():
 def test_what_is_written_is_read(tmp_path):
     log = MembershipLog(tmp_path)
     log.job(1, 2, 1, 0)
-    log.start(Life(0, 0), 7)
-    log.world(1, [Life(0, 0)], "the job has begun")
-    log.leave(Life(0, 0), "preempted")
-    log.end(Life(0, 0), 7, 75, "preempted")
+    log.start(Incarnation(0, 0), 7)
+    log.world(1, [Incarnation(0, 0)], "the job has begun")
+    log.leave(Incarnation(0, 0), "preempted")
+    log.end(Incarnation(0, 0), 7, 75, "preempted")
     log.finish(75, "exit code 75")
     (tmp_path / "members.jsonl").open("a").write('{"time": 1')  # not yet whole
     found = read_history(tmp_path)

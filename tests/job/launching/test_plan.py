@@ -11,8 +11,8 @@ import pytest
 from replicax.errors import LaunchError
 from replicax.job.options import Options, check_script, make_log_dir, parse_workers
 from replicax.job.plan import Job, Plan, count_ports, flags_for_workers, make_plan
-from replicax.job.processes.task import cache_folder
 from replicax.job.processes.ports import reserved_ports
+from replicax.job.processes.task import cache_folder
 
 PORTS = [1001, 1002, 1003, 1004, 1005]
 

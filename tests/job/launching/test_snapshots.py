@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from replicax.checks.environment_names import SNAPSHOTS
+from replicax.job.launching.snapshot_memory import memory_for_snapshots
 from replicax.job.options import Options
-from replicax.job.launching.snapshot_memory import SNAPSHOTS, memory_for_snapshots
 from replicax.job.processes.reaper import Guard
 from tests.job.launching.conftest import Done, Launcher, wait_for
 

@@ -10,8 +10,8 @@ import pytest
 import ray
 
 from replicax.cluster import Task
+from replicax.job.elsewhere.agent import WorkerAgent
 from replicax.ray_cluster.workers import Place
-from replicax.job.elsewhere.agent import WorkerHost
 from tests.parameter_server import fakes
 
 IP = "127.0.0.1"
@@ -74,7 +74,7 @@ class RayOfHosts:
     """
 
     def __init__(self) -> None:
-        self.hosts: list[WorkerHost] = []
+        self.hosts: list[WorkerAgent] = []
         self.actors: list[fakes.Handle] = []
         self.named: dict[str, fakes.Handle] = {}
 

@@ -11,9 +11,9 @@ import pytest
 
 from replicax.errors import ClusterError, ClusterTimeoutError
 from replicax.job.elsewhere import worker_actors as group_module
-from replicax.job.elsewhere.worker_actors import WorkerGroup
-from replicax.job.elsewhere.agent import WorkerHost
+from replicax.job.elsewhere.agent import WorkerAgent
 from replicax.job.elsewhere.messages import Client
+from replicax.job.elsewhere.worker_actors import WorkerGroup
 from tests.job.processes.fakes import FakeWorkerCluster, RayOfHosts
 
 GONE = Client(socket.gethostname(), 2**22 + 1, 0.0)  # no process has such a number
@@ -39,7 +39,7 @@ def test_a_second_client_is_told_of_the_first(hosts: RayOfHosts):
 def test_a_client_that_has_just_ended_is_waited_for(hosts: RayOfHosts, monkeypatch: pytest.MonkeyPatch):
     cluster = FakeWorkerCluster(1)
     first = WorkerGroup(cluster)
-    monkeypatch.setattr(WorkerHost, "client", lambda self: GONE)
+    monkeypatch.setattr(WorkerAgent, "client", lambda self: GONE)
     timer = threading.Timer(1.5, first.close)
     timer.start()
     begin = time.monotonic()
@@ -58,9 +58,9 @@ def test_no_room_is_said_in_time_and_nothing_stays(hosts: RayOfHosts):
 
 
 def test_a_host_that_does_not_start_is_named(hosts: RayOfHosts, monkeypatch: pytest.MonkeyPatch):
-    about = WorkerHost.about
+    about = WorkerAgent.about
     monkeypatch.setattr(
-        WorkerHost, "about", lambda self: about(self) if self is hosts.hosts[0] else hosts.kill(hosts.actors[1])
+        WorkerAgent, "about", lambda self: about(self) if self is hosts.hosts[0] else hosts.kill(hosts.actors[1])
     )
     cluster = FakeWorkerCluster()
     with pytest.raises(ClusterError, match=r"worker:1 at 127.0.0.1:1001 cannot run anything: it is gone"):

@@ -1,4 +1,4 @@
-"""The door of an elastic job, and those who come to it."""
+"""The join listener of an elastic job, and those who come to it."""
 
 import concurrent.futures
 import contextlib
@@ -14,16 +14,16 @@ from replicax.cluster import token_proof
 from replicax.cluster.addresses import Address, parse_address
 from replicax.cluster.token_proof import LONGEST_LINE, proved
 from replicax.job.processes.events import Events, FoundSilent, Joined, MemberNews, ProcessEnded
-from replicax.job.supervision.joined_workers import SECONDS_OF_SILENCE, Door
+from replicax.job.supervision.joined_workers import SECONDS_OF_SILENCE, JoinListener
 
 LIMIT_S = 20.0
 
 
 class Visitor:
-    """A launcher that comes to a door."""
+    """A launcher that comes to a join listener."""
 
-    def __init__(self, door):
-        address = parse_address(door.address, "")
+    def __init__(self, join_listener):
+        address = parse_address(join_listener.address, "")
         self.connection = socket.create_connection(address, timeout=LIMIT_S)
         self.session = None
 
@@ -57,22 +57,22 @@ def events():
 
 
 @pytest.fixture
-def door(events):
-    made = Door(Address("127.0.0.1", 0), "secret", events)
+def join_listener(events):
+    made = JoinListener(Address("127.0.0.1", 0), "secret", events)
     yield made
     made.close()
 
 
 @pytest.fixture
-def visitor(door):
-    made = Visitor(door)
+def visitor(join_listener):
+    made = Visitor(join_listener)
     yield made
     made.close()
 
 
 @pytest.fixture
-def guest(visitor, events):
-    """A guest that has been admitted."""
+def joined_worker(visitor, events):
+    """A joined worker that has been admitted."""
     visitor.asks(host="afar", wanted=5)
     joined = events.get(timeout=LIMIT_S)
     assert isinstance(joined, Joined)
@@ -81,8 +81,13 @@ def guest(visitor, events):
     return joined.process
 
 
-def test_who_knows_the_token_gets_a_place(guest):
-    assert (guest.host, guest.wanted, guest.task.name, guest.is_guest) == ("afar", 5, "worker 3", True)
+def test_who_knows_the_token_gets_a_place(joined_worker):
+    assert (joined_worker.host, joined_worker.wanted, joined_worker.task.name, joined_worker.is_guest) == (
+        "afar",
+        5,
+        "worker 3",
+        True,
+    )
 
 
 @pytest.mark.daily(2)
@@ -135,12 +140,12 @@ def test_who_sits_between_can_change_no_message(changed):
         for _ in range(2):
             his_far.sendall(near.readline())
             his.sendall(far.readline())
-        guests, hosts = (session.result(LIMIT_S) for session in sessions)
+        joined_workers, hosts = (session.result(LIMIT_S) for session in sessions)
         hosts.tell({"signal": 15})
         first = far.readline()
         hosts.tell({"signal": 9})
         second = far.readline()
-        guests.tell({"pid": 1})
+        joined_workers.tell({"pid": 1})
         bad = {
             "forged": first.replace(b"15", b"19"),
             "repeated": first + first,
@@ -149,25 +154,25 @@ def test_who_sits_between_can_change_no_message(changed):
         }[changed]
         his.sendall(bad)
         if changed == "repeated":
-            assert guests.hear() == {"signal": 15}
+            assert joined_workers.hear() == {"signal": 15}
         with pytest.raises(ValueError, match="a message that the other side did not write"):
-            guests.hear(time.monotonic() + LIMIT_S)
+            joined_workers.hear(time.monotonic() + LIMIT_S)
 
 
-def test_silent_strangers_keep_nobody_out_and_are_dropped(door, visitor, guest, events, monkeypatch):
+def test_silent_strangers_keep_nobody_out_and_are_dropped(join_listener, visitor, joined_worker, events, monkeypatch):
     monkeypatch.setattr(token_proof, "MOST_STRANGERS", 8)
     monkeypatch.setattr(token_proof, "SECONDS_TO_PROVE", 60.0)  # Their number drops them, not the time.
     with contextlib.ExitStack() as stack:
-        strangers = [Visitor(door) for _ in range(100)]
+        strangers = [Visitor(join_listener) for _ in range(100)]
         for stranger in strangers:
             stack.callback(stranger.close)
-        late = Visitor(door)
+        late = Visitor(join_listener)
         stack.callback(late.close)
         late.asks(host="late")
         assert events.get(timeout=LIMIT_S).process.host == "late"
         assert all(stranger.is_dropped() for stranger in strangers[:-8])
         visitor.says(pid=77)
-        assert events.get(timeout=LIMIT_S) == MemberNews(guest, started_at="afar")
+        assert events.get(timeout=LIMIT_S) == MemberNews(joined_worker, started_at="afar")
 
 
 @pytest.mark.parametrize("line", [b"hello\n", b"[]\n", b"\xff\n", b"GET / HTTP/1.1\r\n\r\n"])
@@ -184,7 +189,7 @@ def test_a_line_without_an_end_is_not_read_for_ever(visitor, events):
     assert events.empty()
 
 
-def test_it_tells_of_its_process_and_of_the_others(visitor, guest, events):
+def test_it_tells_of_its_process_and_of_the_others(visitor, joined_worker, events):
     visitor.says(pid=77)
     visitor.says(world=4, lives=[[0, 0], [3, 1]])
     visitor.says(leaving="preempted")
@@ -192,42 +197,47 @@ def test_it_tells_of_its_process_and_of_the_others(visitor, guest, events):
     visitor.says(leaves=True)
     visitor.says(ended=75, words="bye")
     assert [events.get(timeout=LIMIT_S) for _ in range(4)] == [
-        MemberNews(guest, started_at="afar"),
-        MemberNews(guest, 4, ((0, 0), (3, 1))),
-        MemberNews(guest, leaving="preempted"),
+        MemberNews(joined_worker, started_at="afar"),
+        MemberNews(joined_worker, 4, ((0, 0), (3, 1))),
+        MemberNews(joined_worker, leaving="preempted"),
         FoundSilent("worker 2", 0),
     ]
     visitor.close()
     ended = events.get(timeout=LIMIT_S)
     assert isinstance(ended, ProcessEnded)
-    assert ended.process is guest
-    assert (guest.pid, guest.has_left, guest.last_words, guest.tidy_up()) == (77, True, "bye", 75)
+    assert ended.process is joined_worker
+    assert (joined_worker.pid, joined_worker.has_left, joined_worker.last_words, joined_worker.tidy_up()) == (
+        77,
+        True,
+        "bye",
+        75,
+    )
 
 
-def test_a_lost_connection_is_a_lost_worker(visitor, guest, events):
+def test_a_lost_connection_is_a_lost_worker(visitor, joined_worker, events):
     visitor.close()
-    assert events.get(timeout=LIMIT_S).process is guest
-    assert guest.tidy_up() == 128 + signal.SIGHUP
+    assert events.get(timeout=LIMIT_S).process is joined_worker
+    assert joined_worker.tidy_up() == 128 + signal.SIGHUP
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_KEEPIDLE"), reason="this system does not let a program choose the time")
-def test_the_system_looks_whether_the_cable_of_a_guest_is_cut(guest):
-    connection = guest._session.connection
+def test_the_system_looks_whether_the_cable_of_a_guest_is_cut(joined_worker):
+    connection = joined_worker._session.connection
     assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     assert 0 < connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= SECONDS_OF_SILENCE
 
 
-def test_signals_travel(visitor, guest):
-    guest.send(signal.SIGTERM)
+def test_signals_travel(visitor, joined_worker):
+    joined_worker.send(signal.SIGTERM)
     assert visitor.hears() == {"signal": signal.SIGTERM}
 
 
-def test_who_is_killed_has_ended_at_once(visitor, guest, events):
-    guest.kill()
+def test_who_is_killed_has_ended_at_once(visitor, joined_worker, events):
+    joined_worker.kill()
     assert visitor.hears() == {"signal": signal.SIGKILL}
     assert visitor.hears() is None
     assert isinstance(events.get(timeout=LIMIT_S), ProcessEnded)
-    assert guest.tidy_up() == -signal.SIGKILL
+    assert joined_worker.tidy_up() == -signal.SIGKILL
 
 
 def test_who_is_refused_hears_why(visitor, events):
@@ -238,9 +248,9 @@ def test_who_is_refused_hears_why(visitor, events):
 
 
 def test_a_closed_door_lets_nobody_in(events):
-    door = Door(Address("127.0.0.1", 0), "secret", events)
-    door.close()
+    join_listener = JoinListener(Address("127.0.0.1", 0), "secret", events)
+    join_listener.close()
     with pytest.raises(ConnectionRefusedError):
-        Visitor(door)
+        Visitor(join_listener)
     with pytest.raises(queue.Empty):
         events.get_nowait()

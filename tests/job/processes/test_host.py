@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from replicax.job.processes.call import Call, payload_of, result_of
-from replicax.job.elsewhere.agent import WorkerHost
+from replicax.job.elsewhere.agent import WorkerAgent
 from replicax.job.elsewhere.messages import Client, Ended, Failed, News, Order, Output
 from replicax.job.elsewhere.outbox import Outbox
+from replicax.job.processes.call import Call, payload_of, result_of
 from replicax.job.processes.task import PlannedTask
 from tests.ray_cluster.conftest import wait_for
 
@@ -21,13 +21,13 @@ ORDER = Order(PlannedTask("worker", 0, None, {}), arguments=("result",))
 
 
 @pytest.fixture
-def host() -> Iterator[WorkerHost]:
-    made = WorkerHost(Client.here(), 60.0)
+def host() -> Iterator[WorkerAgent]:
+    made = WorkerAgent(Client.here(), 60.0)
     yield made
     made.close()
 
 
-def to_the_end(host: WorkerHost) -> list[News]:
+def to_the_end(host: WorkerAgent) -> list[News]:
     found: list[News] = []
     while not any(isinstance(news, Ended) for news in found):
         found += host.news(5.0).news
@@ -38,7 +38,7 @@ def printed(news: list[News]) -> bytes:
     return b"".join(each.chunk for each in news if isinstance(each, Output))
 
 
-def test_a_call_from_the_start_to_its_result(host: WorkerHost):
+def test_a_call_from_the_start_to_its_result(host: WorkerAgent):
     def work() -> str:
         print("words", flush=True)
         return os.environ.get("RAY_AUTH_TOKEN", "no token")
@@ -54,7 +54,7 @@ def test_a_call_from_the_start_to_its_result(host: WorkerHost):
     assert (remains.returncode, result_of(remains.result)) == (0, ("no token",))
 
 
-def test_an_error_is_told_before_the_end(host: WorkerHost):
+def test_an_error_is_told_before_the_end(host: WorkerAgent):
     host.start(ORDER, payload_of(Call(int, ("x",))))
     news = to_the_end(host)
     (failed,) = [each for each in news if isinstance(each, Failed)]
@@ -64,7 +64,7 @@ def test_an_error_is_told_before_the_end(host: WorkerHost):
 
 
 def test_a_silent_client_loses_its_worker():
-    host = WorkerHost(Client.here(), lease_s=1.0)
+    host = WorkerAgent(Client.here(), lease_s=1.0)
     try:
         pid = host.start(ORDER, payload_of(Call(time.sleep, (100,))))
         begin = time.monotonic()
@@ -81,7 +81,7 @@ def _is_zombie(pid: int) -> bool:
         return file.read().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_the_next_process_ends_the_one_before_and_signals_arrive(host: WorkerHost):
+def test_the_next_process_ends_the_one_before_and_signals_arrive(host: WorkerAgent):
     first = host.start(ORDER, payload_of(Call(time.sleep, (100,))))
     second = host.start(ORDER, payload_of(Call(time.sleep, (100,))))
     assert first != second
@@ -91,7 +91,7 @@ def test_the_next_process_ends_the_one_before_and_signals_arrive(host: WorkerHos
     assert host.tidy_up().returncode != 0
 
 
-def test_a_port_is_kept_until_the_process_has_ended(host: WorkerHost):
+def test_a_port_is_kept_until_the_process_has_ended(host: WorkerAgent):
     import socket
 
     port = host.reserve_port("127.0.0.1")

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from replicax.errors import ArgumentError, ClusterError, RemoteWorkerError
-from replicax.job.supervision import supervisor
-from replicax.job.processes.call import Call
 from replicax.job.elsewhere.session import Session
+from replicax.job.processes.call import Call
+from replicax.job.supervision import supervisor
 from replicax.job.supervision.supervisor import Grace
 from tests.job.processes.fakes import FakeWorkerCluster, RayOfHosts
 

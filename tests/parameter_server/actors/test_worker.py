@@ -25,8 +25,7 @@ from replicax.parameter_server.actors.messages import (
 )
 from replicax.parameter_server.actors.parameter_server import ParameterServer
 from replicax.parameter_server.actors.remote_worker import SET_UP, THREADS, WATCH, RemoteWorker
-from replicax.parameter_server.actors.variable_cache import VariableCache
-from replicax.parameter_server.actors.worker import Worker
+from replicax.parameter_server.actors.worker import VariableCache, Worker
 from tests.parameter_server.fakes import make_actor
 from tests.parameter_server.programs import COUNT, FOUR, OTHER, SCALAR, W, descent, step, values, worker_program
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.tensorflow.checkpoints import open_checkpoint
 from replicax.errors import CheckpointError
-from tests.tensorflow.checkpoints.small import dense_model, numbers, write_graph
+from replicax.tensorflow.checkpoints import open_checkpoint
 from tests.migrate import restored, zoo
+from tests.tensorflow.checkpoints.small import dense_model, numbers, write_graph
 
 BESIDE = "keras3_beside"
 LEFT_OUT = {"opt*": None, "epoch": None, "extra*": None}

@@ -7,8 +7,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from replicax.tensorflow.checkpoints.reader import open_checkpoint
 from replicax.errors import CheckpointError
+from replicax.tensorflow.checkpoints.reader import open_checkpoint
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.tensorflow.checkpoints.layer_order import numbered
 from replicax.errors import CheckpointError
-from tests.tensorflow.checkpoints.small import dense_model, dense_tensors, numbers
+from replicax.tensorflow.checkpoints.layer_order import numbered
 from tests.migrate import restored
 from tests.migrate.bundles import write_bundle
+from tests.tensorflow.checkpoints.small import dense_model, dense_tensors, numbers
 
 
 def restore(tmp_path, tensors, model, **arguments):

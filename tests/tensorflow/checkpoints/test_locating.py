@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from replicax.errors import CheckpointError
 from replicax.tensorflow.checkpoints import is_tensorflow, open_checkpoint
 from replicax.tensorflow.checkpoints.locating import located
-from replicax.errors import CheckpointError
 from tests.migrate import bundles, recorded
 
 

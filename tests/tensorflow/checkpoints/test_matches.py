@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from replicax.errors import CheckpointError
 from replicax.tensorflow.checkpoints.matches import Match, Matches
 from replicax.tensorflow.checkpoints.reader import open_checkpoint, without_end
 from replicax.tensorflow.checkpoints.targets import Targets
-from replicax.errors import CheckpointError
 from tests.migrate.bundles import write_bundle
 
 

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.tensorflow.checkpoints.names import grouped
 from replicax.errors import CheckpointError
-from tests.tensorflow.checkpoints.small import dense_model
+from replicax.tensorflow.checkpoints.names import grouped
 from tests.migrate import restored, zoo
+from tests.tensorflow.checkpoints.small import dense_model
 
 
 def test_layers_of_tensorflow_1_with_their_scope_and_momentum():

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.tensorflow.checkpoints.optimizers import SaverSlot, saver_slots
 from replicax.errors import CheckpointError
-from tests.tensorflow.checkpoints.small import dense_model, numbers, write_graph
+from replicax.tensorflow.checkpoints.optimizers import SaverSlot, saver_slots
 from tests.migrate import restored, zoo
 from tests.migrate.bundles import write_bundle
+from tests.tensorflow.checkpoints.small import dense_model, numbers, write_graph
 
 
 def slots(name, **arguments):

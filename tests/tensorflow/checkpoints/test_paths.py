@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from replicax.errors import CheckpointError
 from replicax.tensorflow.checkpoints.object_graph import VALUE
 from replicax.tensorflow.checkpoints.paths import graph_of
-from replicax.errors import CheckpointError
-from tests.tensorflow.checkpoints.small import dense_model, numbers, write_graph
 from tests.migrate import restored, zoo
+from tests.tensorflow.checkpoints.small import dense_model, numbers, write_graph
 
 
 @pytest.mark.parametrize("name", ["fit_save_weights", "saved_model_keras", "manager"])

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.tensorflow.checkpoints.reader import TensorFlowCheckpoint
 from replicax.errors import CheckpointError
-from tests.tensorflow.checkpoints.small import numbers
+from replicax.tensorflow.checkpoints.reader import TensorFlowCheckpoint
 from tests.migrate.bundles import write_bundle
+from tests.tensorflow.checkpoints.small import numbers
 
 SIZE = 1024  # A tensor of 4 MiB.
 _JAX_KEEPS = 64  # JAX keeps a NumPy array whose address is a multiple of this, and copies any other.

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.tensorflow.checkpoints import open_checkpoint
 from replicax.errors import CheckpointError
+from replicax.tensorflow.checkpoints import open_checkpoint
 from tests.migrate import bundles, recorded
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.tensorflow.checkpoints import placing
 from replicax.errors import ArgumentError, CheckpointError, UnmatchedError
-from tests.tensorflow.checkpoints.small import dense_model, numbers, write_graph
+from replicax.tensorflow.checkpoints import placing
 from tests.migrate import restored, zoo
+from tests.tensorflow.checkpoints.small import dense_model, numbers, write_graph
 
 ADAM = "opt_tf_keras_legacy_adam"
 

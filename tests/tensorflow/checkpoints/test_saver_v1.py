@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from replicax.errors import CheckpointError
 from replicax.tensorflow.checkpoints.bundle import slice_key
 from replicax.tensorflow.checkpoints.reader import open_checkpoint
-from replicax.errors import CheckpointError
 from tests.migrate import bundles
 from tests.migrate.bundles import message, varint
 

@@ -6,8 +6,8 @@ import pytest
 
 import replicax as rx
 from replicax.tensorflow.checkpoints.targets import Targets, child_of, names_in_list, own_variables, snake_case
-from tests.tensorflow.checkpoints.small import dense_model
 from tests.migrate import zoo
+from tests.tensorflow.checkpoints.small import dense_model
 
 
 def test_names_are_the_objects_and_the_paths_of_variables():

@@ -6,9 +6,9 @@ import pytest
 
 import replicax as rx
 from replicax.errors import ArgumentError, CheckpointError
-from tests.tensorflow.checkpoints.small import dense_model, dense_tensors
 from tests.migrate import restored
 from tests.migrate.bundles import write_bundle
+from tests.tensorflow.checkpoints.small import dense_model, dense_tensors
 
 
 @pytest.fixture

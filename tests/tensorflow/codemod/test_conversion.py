@@ -2,8 +2,8 @@
 
 import pytest
 
-from replicax.tensorflow.codemod.conversion import convert
 from replicax.errors import ArgumentError
+from replicax.tensorflow.codemod.conversion import convert
 from tests.tensorflow.codemod.converted import conversion, converted
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from replicax.tensorflow.codemod.conversion import convert
 from replicax.errors import ArgumentError
+from replicax.tensorflow.codemod.conversion import convert
 
 HEAD = "import tensorflow as tf\nx = tf.constant(1.0)\n"
 

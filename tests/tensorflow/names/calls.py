@@ -12,7 +12,7 @@ from typing import Any
 
 from replicax.tensorflow.names import NAMES
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 
 #: The names that some test tries.
 TRIED: set[str] = set()

@@ -6,9 +6,9 @@ import pickle
 import pytest
 
 import replicax as rx
+from replicax.contracts.advice import Advised, advice_for
 from replicax.errors import AbsentNameError
-from replicax.tensorflow.names import resolved
-from replicax.contracts.advice import Advised, asked_as
+from replicax.tensorflow.names import asked_as, resolved
 from replicax.tensorflow.names.other_libraries import ELSEWHERE
 from tests.each import each
 
@@ -69,7 +69,7 @@ def test_a_row_of_another_library_is_true_and_whole():
     def check(name):
         row, last = ELSEWHERE[name], name.rpartition(".")[2]
         assert not hasattr(rx, last)
-        assert last in rx.migration.advice_for("", last)
+        assert last in advice_for("", last)
         assert row.note.endswith(".") or row.here
         assert not row.here or resolved(rx, row) is not None
 

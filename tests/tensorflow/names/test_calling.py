@@ -6,8 +6,8 @@ import inspect
 import numpy as np
 import pytest
 
+from replicax.contracts.called_as import called_as
 from replicax.errors import ArgumentError
-from replicax.tensorflow.names import called_as
 
 
 @called_as("tf.distribute.Strategy.reduce")

@@ -11,9 +11,9 @@ import pytest
 import replicax as rx
 from replicax.ray_cluster import task_server as server_module
 from tests.cluster.test_clouds import FakeCompute, FakeKubernetes, pod
-from tests.tensorflow.names.calls import tries
 from tests.parameter_server.conftest import fake_ray
 from tests.parameter_server.fakes import strategy_of
+from tests.tensorflow.names.calls import tries
 
 __all__ = ["fake_ray"]
 

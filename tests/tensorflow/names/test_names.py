@@ -8,10 +8,18 @@ import pickle
 import pytest
 
 import replicax as rx
+from replicax.contracts.called_as import tensorflow_keywords
 from replicax.errors import ArgumentError
 from replicax.tensorflow.names import NAMES
 from tests.each import each
-from tests.tensorflow.names import test_calls_checkpoints as _checkpoints, test_calls_cluster as _cluster, test_calls_dtensor as _dtensor, test_calls_estimator as _estimator, test_calls_strategies as _strategies, test_calls_variables as _variables
+from tests.tensorflow.names import (
+    test_calls_checkpoints as _checkpoints,
+    test_calls_cluster as _cluster,
+    test_calls_dtensor as _dtensor,
+    test_calls_estimator as _estimator,
+    test_calls_strategies as _strategies,
+    test_calls_variables as _variables,
+)
 from tests.tensorflow.names.calls import LISTED, TRIED, load_check_table
 
 CALLS = (
@@ -83,14 +91,14 @@ def is_refused(name_and_keyword):
     tf_name, keyword = name_and_keyword
     row = NAMES[tf_name]
     called = check_table.function_of(row)
-    if tf_name == "tf.distribute.Strategy" or keyword not in getattr(called, "tensorflow_keywords", {}):
+    if tf_name == "tf.distribute.Strategy" or keyword not in tensorflow_keywords(called):
         # The name itself is answered with advice; an abstract class is not called.
         assert tf_name == "tf.distribute.Strategy" or check_table.asked(check_table.asked_as(tf_name)) is None
         return
     with pytest.raises(ArgumentError) as caught:
         called(**{keyword: object()})
     assert f"`{keyword}`" in str(caught.value)
-    assert called.tensorflow_keywords[keyword].note in str(caught.value)
+    assert tensorflow_keywords(called)[keyword].note in str(caught.value)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 

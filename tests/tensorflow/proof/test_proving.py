@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from replicax.cli.app import app
+from replicax.errors import ArgumentError
 from replicax.tensorflow.proof.proving import prove, tensorflow_python, verdict
 from replicax.tensorflow.proof.recording import Recording
 from replicax.tensorflow.proof.running import Run, RunFailedError, on_replicax
-from replicax.errors import ArgumentError
 
 PLANTED = Path(__file__).parents[2] / "migrate" / "planted"
 CONVERTED = (PLANTED / "converted.py").read_text()
@@ -88,7 +88,7 @@ def test_wrong_arguments_are_refused(tmp_path):
 
 def test_what_runs_on_tensorflow_imports_nothing_of_replicax():
     """TensorFlow's interpreter need not have replicax, JAX, or anything but NumPy beside TensorFlow."""
-    folder = Path(__file__).parents[3] / "replicax" / "codemod"
+    folder = Path(__file__).parents[3] / "replicax" / "tensorflow"
     code = (
         "import sys, json, proof.draws, proof.keras_controls, proof.recording, proof.on_tensorflow;"
         "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"

@@ -17,9 +17,11 @@ def test_where_workers_come_and_go(monkeypatch, is_taken_in, index, expected):
     assert chief.is_chief() is expected
 
 
-@pytest.mark.parametrize(("is_taken_in", "life", "expected"), [(True, 0, False), (False, 0, True), (True, 1, True)])
-def test_newcomers_and_replacements_follow_others(monkeypatch, is_taken_in, life, expected):
-    worlds = SimpleNamespace(is_taken_in=is_taken_in, life=SimpleNamespace(number=life))
+@pytest.mark.parametrize(
+    ("is_taken_in", "incarnation", "expected"), [(True, 0, False), (False, 0, True), (True, 1, True)]
+)
+def test_newcomers_and_replacements_follow_others(monkeypatch, is_taken_in, incarnation, expected):
+    worlds = SimpleNamespace(is_taken_in=is_taken_in, incarnation=SimpleNamespace(number=incarnation))
     monkeypatch.setattr(chief, "running", lambda: worlds)
     assert chief.follows_others() is expected
 

@@ -19,7 +19,18 @@ from typing import TypeVar
 
 from replicax.tensorflow.codemod.kinds import KindTables
 from replicax.tensorflow.codemod.rules import MethodRules, Refuse, Rename, Rule, Rules
-from replicax.tensorflow.codemod.tables import absent, config, datasets, distribute, estimators, files, keras_api, random_ops, rows, tensors
+from replicax.tensorflow.codemod.tables import (
+    absent,
+    config,
+    datasets,
+    distribute,
+    estimators,
+    files,
+    keras_api,
+    random_ops,
+    rows,
+    tensors,
+)
 
 _T = TypeVar("_T")
 

@@ -11,13 +11,7 @@ _REMOTE = "Python's functions know local paths only: use `etils.epath` for a rem
 
 
 def _local(shown: str, template: str, *parameters: str) -> Rewrite:
-    """Returns the rule of a function on paths.
-
-    Args:
-        shown: Its name.
-        template: What takes its place, with its parameters in braces.
-        *parameters: Those parameters, in TensorFlow's order.
-    """
+    """Returns the rule of a function on paths."""
 
     def written(rewriting: Rewriting, node: cst.Call, updated: cst.Call) -> cst.BaseExpression | None:
         places = {name: arg.value for name, arg in zip(parameters, updated.args, strict=False) if arg.keyword is None}

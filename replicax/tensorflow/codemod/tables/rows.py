@@ -1,4 +1,4 @@
-"""The rules that follow from `replicax.tensorflow.names`, the table of what each name of tf.distribute and DTensor became."""
+"""The rules that follow from `tensorflow.names`, the table of what each name of tf.distribute and DTensor became."""
 
 from __future__ import annotations
 

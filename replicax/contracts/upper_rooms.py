@@ -1,0 +1,22 @@
+"""Objects of upper rooms that a lower room needs, such as the table of TensorFlow's names.
+
+A room imports only lower ones. So the package itself, which may import all, registers here where the object is found;
+it is loaded when a lower room first asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+_loaders: dict[str, Callable[[], object]] = {}
+
+
+def register(name: str, load: Callable[[], object]) -> None:
+    """Registers the function that loads the object called `name`."""
+    _loaders[name] = load
+
+
+def load(name: str) -> Any:
+    """Returns the object called `name`."""
+    return _loaders[name]()
