@@ -1,1 +1,1 @@
-"""contracts."""
+"""The contracts between rooms: the host of a program (a strategy), placements, variables, worlds."""

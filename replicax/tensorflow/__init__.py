@@ -1,1 +1,1 @@
-"""tensorflow."""
+"""All that people bring from TensorFlow: its names, scripts (`codemod`, proved by `proof`) and checkpoints."""

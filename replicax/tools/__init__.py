@@ -1,1 +1,1 @@
-"""tools."""
+"""Tools around a training: plots, trackers, tuning, notebooks, profiling, progress, and the doctor."""

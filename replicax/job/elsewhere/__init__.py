@@ -1,1 +1,1 @@
-"""Functions that run on the workers of a cluster for a client elsewhere: standalone clients and submitted jobs."""
+"""Workers on other machines: an agent of Ray starts each process there and sends its events to the client."""

@@ -1,1 +1,1 @@
-"""flax."""
+"""The variables and modules of flax's `nnx` in programs."""

@@ -1,1 +1,1 @@
-"""gradients."""
+"""Derivatives with respect to variables, their accumulation over micro-batches, and rematerialization."""

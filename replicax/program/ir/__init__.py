@@ -1,1 +1,1 @@
-"""ir."""
+"""Traced programs as data: evaluating, searching and moving their equations."""

@@ -1,1 +1,1 @@
-"""keras."""
+"""Keras's variables in programs."""

@@ -1,1 +1,1 @@
-"""random."""
+"""Random numbers by rows: what replicas draw together is what one device draws for the global batch."""
