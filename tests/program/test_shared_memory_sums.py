@@ -13,7 +13,7 @@ from replicax.program.cut.transfers import Crossing, summed
 from replicax.program.ir.jaxprs import marked_as_gradient
 from replicax.runtime import mirrored_sharding, replica_mesh
 from replicax.runtime.mesh import REPLICA_AXIS
-from tests.program.test_halves import Site
+from tests.program.test_two_devices import Site
 
 REPLICAS = 3
 X = np.arange(12.0, dtype=np.float32).reshape(6, 2)
