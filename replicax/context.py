@@ -22,8 +22,8 @@ from replicax.contracts.host import Host, RunningReplica
 from replicax.contracts.variable_access import VariableLike
 
 
-class Settling(Protocol):
-    """Notes work that waits for gradients to be known.
+class RowsOwner(Protocol):
+    """An owner of rows that are updated when the gradients of a loss are known: a table.
 
     Attributes:
         last_hook: The value of the hook when gradients outside of programs were known for the last time.
@@ -68,10 +68,10 @@ class StateFrame(Protocol):
     def forget(self, variable: VariableLike) -> None:
         """Drops what was assigned to `variable`: it has been given a value that outlives the trace."""
 
-    def after_gradients(self, owner: Settling, make: Callable[[], Callable[[float], None]]) -> object:
+    def after_gradients(self, owner: RowsOwner, make: Callable[[], Callable[[float], None]]) -> object:
         """Has something done when the gradients of a loss are known, once for each owner."""
 
-    def settle(self, factor: float, refused: str | None, is_checked: bool) -> None:
+    def update_rows(self, factor: float, refused: str | None, is_checked: bool) -> None:
         """Does it, unless it is refused; the gradients are multiplied by the factor."""
 
     def note_changed(self, module: object) -> None:

@@ -63,7 +63,7 @@ def functional(
         frame.is_of_loss = False
         with context.entered(frame=frame), keras_scope():
             outputs = step(data)
-            frame.settle_at_end()
+            frame.update_rows_at_end()
             new = [[frame.read(variable) for variable in group] for group in groups]
         known = set(map(id, variables))
         for variable, value in zip(frame.written.values(), frame.new_values(), strict=True):

@@ -20,7 +20,7 @@ from replicax.compat.jax_tracing import (
     trace_state,
     within_trace,
 )
-from replicax.context import Settling, StateFrame
+from replicax.context import RowsOwner, StateFrame
 from replicax.contracts.host import Host
 from replicax.contracts.variable_access import VariableLike, array_of, name_of
 from replicax.errors import ProgramError
@@ -29,7 +29,7 @@ from replicax.program.ir.decisions import Decisions
 from replicax.program.kept_layouts import KnownLayouts
 from replicax.program.placeholders import placeholder, placeholder_of_component, stacked_in_program
 from replicax.program.results import Counts
-from replicax.program.row_updates import Settlements
+from replicax.program.row_updates import RowUpdates
 from replicax.values.aggregation import VariableAggregation
 from replicax.values.equality import Difference
 
@@ -63,7 +63,7 @@ class _Frame:
         self.written: dict[int, VariableLike] = {}  # id -> variable; holds the variable, so that ids stay unique
         #: Variables that a function has read which JAX differentiates with respect to their values.
         self.passed_by: dict[int, VariableLike] = {}
-        self.settlements = Settlements()
+        self.row_updates = RowUpdates()
         self._values: dict[int, jax.Array] = {}
         self._trace = trace_state()
         self._differentiated: tuple[object, set[int]] = (self._trace, set())
@@ -110,7 +110,7 @@ class _Frame:
         if self.is_in_program:
             trace_readers_anew(variable)
 
-    def after_gradients(self, owner: Settling, make: Callable[[], Callable[[float], None]]) -> object:
+    def after_gradients(self, owner: RowsOwner, make: Callable[[], Callable[[float], None]]) -> object:
         """Has something done when the gradients of a loss are known, once for each owner; a backward pass calls this.
 
         Returns:
@@ -125,15 +125,15 @@ class _Frame:
                 "jax.checkpoint, scan, cond, while_loop or jit), from which an update of its rows cannot come out. "
                 "Call the layer outside of it."
             )
-        return self.settlements.waiting(owner, make)
+        return self.row_updates.waiting(owner, make)
 
-    def settle(self, factor: float, refused: str | None, is_checked: bool) -> None:
-        """Does what is to be done when the gradients of a loss are known; see `Settlements.settle`."""
-        self.settlements.settle(cast(StateFrame, self).read, factor, refused, is_checked)
+    def update_rows(self, factor: float, refused: str | None, is_checked: bool) -> None:
+        """Does what is to be done when the gradients of a loss are known; see `RowUpdates.update_rows`."""
+        self.row_updates.update_rows(cast(StateFrame, self).read, factor, refused, is_checked)
 
-    def settle_at_end(self, refused: str | None = None) -> None:
-        """Does what is left when the function ends; see `Settlements.end`."""
-        self.settlements.end(cast(StateFrame, self).read, self.holds, refused)
+    def update_rows_at_end(self, refused: str | None = None) -> None:
+        """Does what is left when the function ends; see `RowUpdates.end`."""
+        self.row_updates.end(cast(StateFrame, self).read, self.holds, refused)
 
     def note_made(self, variable: VariableLike) -> None:
         """Notes each variable that is made with a value."""

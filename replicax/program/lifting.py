@@ -31,7 +31,7 @@ from replicax.errors import ProgramError
 from replicax.program.capture_changes import Change, Watched, arrays_outside
 from replicax.program.compiled_pass import Arrays, CompiledPass, Returned
 from replicax.program.flax.modules import PassedModules, UsedModules
-from replicax.program.flax.variables import changes_taken_back, flax_state, settled_changes
+from replicax.program.flax.variables import changes_taken_back, flax_state, kept_changes
 from replicax.program.frames import ProgramFrame
 from replicax.program.global_view import GlobalView
 from replicax.program.hints.advice import advise_of_lost_state, advise_of_zeros
@@ -147,9 +147,9 @@ class Program:
         with changes_taken_back(frame), flax_state(), context.entered(frame=frame, strategy=strategy):
             self._modules.note_in(frame)
             result = self._get_fn()(*args, **kwargs)
-            frame.settle_at_end()
+            frame.update_rows_at_end()
             modules.check_returned(result)
-            changes = settled_changes(frame)
+            changes = kept_changes(frame)
             leaves, structure = flatten_outputs(result)
         counted, passed = frame.counts.of_results(leaves)
         layouts = frame.layouts.of_results(leaves) if host_of(frame.strategy).placement.shards_variables else {}

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import jax
 
-from replicax.context import Settling
+from replicax.context import RowsOwner
 from replicax.contracts.variable_access import VariableLike
 from replicax.errors import ProgramError
 
@@ -31,29 +31,29 @@ BY_HAND = (
 
 
 class _Waiting(NamedTuple):
-    owner: Settling
-    settle: Callable[[float], None]
+    owner: RowsOwner
+    update_rows: Callable[[float], None]
 
 
-class _Settled(NamedTuple):
-    owner: Settling
+class _Updated(NamedTuple):
+    owner: RowsOwner
     hook: jax.Array
 
 
-class Settlements:
+class RowUpdates:
     """The things to be done in one function, and those that were done."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, _Waiting] = {}
-        self._settled: dict[int, _Settled] = {}
+        self._updated: dict[int, _Updated] = {}
 
-    def waiting(self, owner: Settling, make: Callable[[], Callable[[float], None]]) -> Callable[[float], None]:
+    def waiting(self, owner: RowsOwner, make: Callable[[], Callable[[float], None]]) -> Callable[[float], None]:
         """Returns what an owner has to do; `make` makes it when there is nothing yet."""
         if id(owner) not in self._waiting:
             self._waiting[id(owner)] = _Waiting(owner, make())
-        return self._waiting[id(owner)].settle
+        return self._waiting[id(owner)].update_rows
 
-    def settle(
+    def update_rows(
         self, read: Callable[[VariableLike], jax.Array], factor: float, refused: str | None, is_checked: bool
     ) -> None:
         """Does what is to be done for the gradients of one loss.
@@ -68,12 +68,12 @@ class Settlements:
             ProgramError: It is refused; or it was done for gradients that have not been applied since.
         """
         while self._waiting:
-            key, (owner, settle) = self._waiting.popitem()
+            key, (owner, update_rows) = self._waiting.popitem()
             if refused is not None:
                 raise ProgramError(f"The rows of {owner!r} cannot be updated: {refused}")
             hook = read(owner.hook)
             is_known = not isinstance(hook, jax.core.Tracer)
-            before = owner.last_hook if is_known else self._settled[key].hook if key in self._settled else None
+            before = owner.last_hook if is_known else self._updated[key].hook if key in self._updated else None
             if is_checked and before is hook:
                 raise ProgramError(
                     f"The rows of {owner!r} would be updated twice: gradients of two losses were computed, and no "
@@ -81,9 +81,9 @@ class Settlements:
                     "rx.value_and_grad; or differentiate the others with respect to variables without those of the "
                     "layer."
                 )
-            settle(factor)
+            update_rows(factor)
             if is_checked:
-                self._settled[key] = _Settled(owner, hook)
+                self._updated[key] = _Updated(owner, hook)
             if is_checked and is_known:
                 owner.last_hook = hook
 
@@ -98,7 +98,7 @@ class Settlements:
         Raises:
             ProgramError: It is refused, or gradients were not applied.
         """
-        unused = [owner for owner, hook in self._settled.values() if read(owner.hook) is hook]
+        unused = [owner for owner, hook in self._updated.values() if read(owner.hook) is hook]
         unused += [owner for owner, _ in self._waiting.values() if not holds(owner.hook)]
         if unused:
             raise ProgramError(
@@ -107,5 +107,5 @@ class Settlements:
                 "model.trainable_variables where they are computed. If they are only looked at, differentiate with "
                 "respect to variables without those of the layer, or freeze it: layer.trainable = False."
             )
-        self._settled.clear()
-        self.settle(read, 1.0, refused, is_checked=False)
+        self._updated.clear()
+        self.update_rows(read, 1.0, refused, is_checked=False)

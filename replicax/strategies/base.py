@@ -319,7 +319,7 @@ class Strategy(Explaining, HostDefaults, AdvisedContract):
         op = ReduceOp.of(op)
         self._check_cross_replica("strategy.reduce", "rx.get_replica_context().all_reduce")
         check_no_slices(value, "strategy.reduce")
-        self._settle_program()
+        self._hold_program()
         return jax.tree_util.tree_map(
             lambda leaf: self._reduce_leaf(op, leaf, axis), opened(value), is_leaf=is_per_replica
         )
@@ -347,7 +347,7 @@ class Strategy(Explaining, HostDefaults, AdvisedContract):
         """
         self._check_cross_replica("strategy.gather", "rx.get_replica_context().all_gather")
         check_no_slices(value, "strategy.gather")
-        self._settle_program()
+        self._hold_program()
 
         def gathered(leaf: Leaf) -> PyTree:
             each = one_per_replica(leaf)
@@ -357,7 +357,7 @@ class Strategy(Explaining, HostDefaults, AdvisedContract):
 
         return jax.tree_util.tree_map(gathered, opened(value), is_leaf=is_per_replica)
 
-    def _settle_program(self) -> None:
+    def _hold_program(self) -> None:
         """Makes this the strategy of the program that is being traced, if there is one."""
 
     def _combined_in_turn(self, each: PyTree, combine: Combine) -> PyTree:

@@ -61,7 +61,7 @@ class Followers:
         self.tracked: Callable[[], Mapping[str, VariableLike]] = dict
         self.waiting: list[tuple[Given, np.ndarray]] = []
         self._variables: weakref.WeakValueDictionary[int, VariableLike] = weakref.WeakValueDictionary()
-        self._settled: weakref.WeakValueDictionary[int, VariableLike] = weakref.WeakValueDictionary()
+        self._placed: weakref.WeakValueDictionary[int, VariableLike] = weakref.WeakValueDictionary()
 
     def add(self, variables: Iterable[VariableLike]) -> None:
         """Lets variables follow from now on.
@@ -123,10 +123,10 @@ class Followers:
             ElasticError: A variable has another shape or dtype here.
         """
         self.waiting = list(zip(given, values, strict=True))
-        self._settled.clear()
-        self.settle(home)
+        self._placed.clear()
+        self.place_anew(home)
 
-    def settle(self, home: Callable[[VariableLike], Sharding]) -> None:
+    def place_anew(self, home: Callable[[VariableLike], Sharding]) -> None:
         """Gives variables that were made since `take` the values that wait for them.
 
         Raises:
@@ -135,7 +135,7 @@ class Followers:
         if not self.waiting:
             return
         with beside_traces():
-            own = [each for each in self.alive() if id(each) not in self._settled]
+            own = [each for each in self.alive() if id(each) not in self._placed]
             tracked = self._tracked()
             names = [(tracked.get(id(each), ""), *described_variable(each)) for each in own]
             pairs = matched(names, [each for each, _ in self.waiting])
@@ -146,7 +146,7 @@ class Followers:
                 for variable, given, value in found
             ]
             store_values([variable for variable, _, _ in found], new)
-            self._settled.update((id(variable), variable) for variable, _, _ in found)
+            self._placed.update((id(variable), variable) for variable, _, _ in found)
             self.waiting = [each for j, each in enumerate(self.waiting) if j not in taken]
 
     def _tracked(self) -> dict[int, str]:

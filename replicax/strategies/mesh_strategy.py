@@ -31,7 +31,7 @@ from replicax.group.renewal import renewed
 from replicax.program.function import ProgramCache, WeakProgramCaches
 from replicax.program.kept_layouts import layout_in
 from replicax.program.pytrees import is_number_like
-from replicax.program.replicas.outer_program import enclosing_program, settle_strategy
+from replicax.program.replicas.outer_program import enclosing_program, hold_to_strategy
 from replicax.program.replicas.per_replica_arguments import without_per_replica
 from replicax.program.replicas.replica import ReplicaCall
 from replicax.runtime.calls import together
@@ -212,8 +212,8 @@ class MeshStrategy(ValuesFromFunction):
 
     # Values and datasets.
 
-    def _settle_program(self) -> None:
-        settle_strategy(self)
+    def _hold_program(self) -> None:
+        hold_to_strategy(self)
 
     def _combined(self, each: Components, combine: Combine) -> jax.Array:
         array = getattr(each, "stacked", None)

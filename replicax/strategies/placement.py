@@ -80,7 +80,7 @@ class Placement(ReplicaDevices):
         """Lets variables follow to the devices of the next world."""
         if self._followers is not None:
             self._followers.add(variables)
-            self._followers.settle(self.variable_sharding)
+            self._followers.place_anew(self.variable_sharding)
 
     @functools.cached_property
     def _agreement(self) -> Agreement:
@@ -135,7 +135,7 @@ class Placement(ReplicaDevices):
             homes: Where a program on all replicas wants the values; by default where variables live between steps.
         """
         if self._followers is not None:
-            self._followers.settle(self.variable_sharding)
+            self._followers.place_anew(self.variable_sharding)
         if homes is None:
             homes = [self.variable_sharding(variable) for variable in variables]
         values = [array_of(variable) for variable in variables]

@@ -16,7 +16,7 @@ from replicax.data import (
 from replicax.errors import ArgumentError, ReplicaShapeError
 from replicax.program.call_checks import check_function
 from replicax.program.pytrees import is_number_like
-from replicax.program.replicas.outer_program import enclosing_program, settle_strategy
+from replicax.program.replicas.outer_program import enclosing_program, hold_to_strategy
 from replicax.strategies.base import Strategy
 from replicax.strategies.per_worker_values import SpreadPerReplica, compared, kind_of
 from replicax.strategies.placement import Placement
@@ -45,7 +45,7 @@ class ValuesFromFunction(Strategy):
         self._check_cross_replica("strategy.distribute_values_from_function")
         replicas = self.num_replicas_in_sync
         if enclosing_program() is not None:
-            settle_strategy(self)
+            hold_to_strategy(self)
             return self._stacked_in_program(
                 [call("value_fn", value_fn, (ValueContext(i, replicas),)) for i in range(replicas)]
             )

@@ -1,8 +1,8 @@
 """A table of a layer: its variables, look-ups in it, and the update that follows from their gradients.
 
 The optimizer of the model never sees a table. A look-up is a function with a backward pass of its own, which returns no
-gradient of the table but notes those of the rows; when the gradients of the loss are known (`settle` of a frame), the
-rows that all look-ups of the step have touched are updated once. JAX goes back through a look-up only if what it
+gradient of the table but notes those of the rows; when the gradients of the loss are known (`update_rows` of a frame),
+the rows that all look-ups of the step have touched are updated once. JAX goes back through a look-up only if what it
 computes depends on what is differentiated: so each look-up takes the value of a trainable scalar, and does not use it.
 """
 

@@ -175,7 +175,7 @@ def changes_taken_back(frame: _TracedFrame) -> Iterator[None]:
         frame.accesses.changes.undo()
 
 
-def settled_changes(frame: _TracedFrame) -> list[ModuleChange]:
+def kept_changes(frame: _TracedFrame) -> list[ModuleChange]:
     """Returns what a traced function has done to the attributes of modules, where its frame is the current one.
 
     Variables that it has made and put into modules from outside are variables from outside from now on, which the

@@ -228,16 +228,16 @@ class Differentiation:
                 around.is_of_loss = False
                 with context.entered(frame=around):
                     (loss, (aux, new_values)), gradients = evaluate(values)
-                around.settle(1.0, self._refused(), self._is_applied())
+                around.update_rows(1.0, self._refused(), self._is_applied())
             else:
                 with traced_apart(), context.entered(differentiates_apart=self._replica is not None):
                     (loss, (aux, new_values)), gradients = evaluate(values)
         if self._saw_new and outer is not None:
             raise VariablesCreatedError
         for variable, value in zip(self._written, new_values, strict=True):
-            stored_by(variable, value if self._replica is None else settled(variable, value, outer), outer)
+            stored_by(variable, value if self._replica is None else made_equal(variable, value, outer), outer)
         if outer is not None and not outer.is_of_loss:
-            outer.settle(self._factor(), self._refused(), self._is_applied())
+            outer.update_rows(self._factor(), self._refused(), self._is_applied())
         if self._replica is not None and self._op is ReduceOp.SUM and not self._loss_is_equal:
             loss = marked_as_summed_loss(loss)
         return loss, aux, [None if cut else g for g, cut in zip(gradients, self._unconnected, strict=True)]
@@ -331,7 +331,7 @@ def _finished(gradient: jax.Array | None, variable: VariableLike, marked: bool) 
     return marked_as_gradient(gradient) if marked else gradient
 
 
-def settled(variable: VariableLike, value: jax.Array, frame: StateFrame | None) -> jax.Array:
+def made_equal(variable: VariableLike, value: jax.Array, frame: StateFrame | None) -> jax.Array:
     """Returns a value that a loss has assigned, typed as equal on all replicas where the variable wants that.
 
     Raises:

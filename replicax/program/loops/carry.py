@@ -17,7 +17,7 @@ from replicax.compat.jax_tracing import traced_apart
 from replicax.contracts.variable_access import VariableLike, name_of
 from replicax.errors import VariableError
 from replicax.program.frames import OverrideFrame, VariablesCreatedError
-from replicax.program.gradients.autodiff import settled, stored_by
+from replicax.program.gradients.autodiff import made_equal, stored_by
 from replicax.program.library_state import value_to_carry
 from replicax.typing import PyTree, PyTreeFunction
 
@@ -62,7 +62,7 @@ class Carried:
                 continue
         frame = context.current().frame
         for variable, value in zip(self._variables.values(), values, strict=True):
-            stored_by(variable, value if self._replica is None else settled(variable, value, frame), frame)
+            stored_by(variable, value if self._replica is None else made_equal(variable, value, frame), frame)
         return result
 
     def body(self, fn: PyTreeFunction, values: Sequence[jax.Array], *args: PyTree) -> tuple[PyTree, list[jax.Array]]:
@@ -77,7 +77,7 @@ class Carried:
         frame = _BodyFrame(list(self._variables.values()), values)
         with context.entered(frame=frame):
             result = fn(*args)
-            frame.settle_at_end()
+            frame.update_rows_at_end()
         if frame.saw_new and frame.parent is not None:
             raise VariablesCreatedError
         new = [variable for key, variable in frame.written.items() if key not in self._variables]

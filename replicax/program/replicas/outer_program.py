@@ -39,7 +39,7 @@ def returned_by(value: Leaf) -> int | None:
 
 def agree(program: ProgramFrame, strategy: Host, count: int | None) -> int:
     """Holds a program to the strategy and the number of replicas of one `run` in it."""
-    _settle_strategy(program, strategy)
+    _hold_to_strategy(program, strategy)
     replicas = count or program.replicas or strategy.num_replicas_in_sync
     if program.replicas is not None and program.replicas != replicas:
         raise ContextError(
@@ -49,17 +49,17 @@ def agree(program: ProgramFrame, strategy: Host, count: int | None) -> int:
     return replicas
 
 
-def settle_strategy(strategy: Host) -> None:
+def hold_to_strategy(strategy: Host) -> None:
     """Tells the program that is being traced, if any, that it combines values of a strategy's replicas.
 
     The batch it is called with may be a partial one, which lives on fewer devices; then the program runs there.
     """
     program = enclosing_program()
     if program is not None:
-        _settle_strategy(program, strategy)
+        _hold_to_strategy(program, strategy)
 
 
-def _settle_strategy(program: ProgramFrame, strategy: Host) -> None:
+def _hold_to_strategy(program: ProgramFrame, strategy: Host) -> None:
     if program.strategy is not None and program.strategy is not strategy:
         raise ContextError(f"One program can run under one strategy only, got {program.strategy!r} and {strategy!r}.")
     program.strategy = strategy

@@ -33,7 +33,7 @@ from replicax.contracts.variable_access import (
 from replicax.errors import ReplicaDivergenceError, ReplicaShapeError
 from replicax.program.accesses import Accesses
 from replicax.program.flax.modules import PassedModules, UsedModules, around_modules
-from replicax.program.flax.variables import changes_taken_back, flax_state, settled_changes
+from replicax.program.flax.variables import changes_taken_back, flax_state, kept_changes
 from replicax.program.flax_changes import ModuleChange, apply_changes
 from replicax.program.frames import ReplicaFrame
 from replicax.program.hints.advice import (
@@ -446,9 +446,9 @@ class ReplicaCall:
             install_plain_gradients()
             with axes_explained(), types_explained():
                 result = self.fn(*args, **kwargs)
-                frame.settle_at_end(BY_HAND if self.replicas > 1 else None)
+                frame.update_rows_at_end(BY_HAND if self.replicas > 1 else None)
             modules.check_returned(result)
-            self._changes = settled_changes(frame)
+            self._changes = kept_changes(frame)
             frame.aggregate_deferred()
             if frame.passed_by:
                 advise_of_zeros(self.strategy, _name(self.fn), frame.passed_by.values())
