@@ -86,3 +86,13 @@ def test_eager_execution_is_switched_on_for_the_current_thread_only():
     finally:
         rx.config.run_eagerly(False)
     assert not rx.config.runs_eagerly()
+
+
+def test_what_is_traced_does_not_run_eagerly():
+    rx.config.run_eagerly(True)
+    try:
+        with context.traced():
+            assert not rx.config.runs_eagerly()
+        assert rx.config.runs_eagerly()
+    finally:
+        rx.config.run_eagerly(False)
