@@ -216,6 +216,7 @@ if TYPE_CHECKING:
         latest_checkpoint,
     )
     from replicax.data import FileSource as FileSource
+    from replicax.errors import exit_codes as exit_codes
     from replicax.exporting import LoadedFunction, export, load_export, load_export as load  # noqa: F401
     from replicax.islands import DiLoCoStrategy, LocalSGDStrategy
     from replicax.keras.sidecar import SidecarEvaluator as SidecarEvaluator

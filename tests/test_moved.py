@@ -25,8 +25,21 @@ def test_an_old_path_gives_the_module_and_says_where_it_is():
 
 def test_the_old_path_of_tensorflows_checkpoints():
     sys.modules.pop("replicax.checkpoint.tensorflow", None)
-    with pytest.warns(DeprecationWarning, match=r"replicax\.tensorflow\.checkpoints now"):
+    message = (
+        r"^The module replicax\.checkpoint\.tensorflow is replicax\.tensorflow\.checkpoints now.*rx\.checkpoint\.t"
+    )
+    with pytest.warns(DeprecationWarning, match=message):
         assert importlib.import_module("replicax.checkpoint.tensorflow") is rx.checkpoint.tensorflow
+
+
+def test_modules_below_an_old_path_are_not_loaded_twice():
+    sys.modules.pop("replicax.plots", None)
+    with pytest.warns(DeprecationWarning, match=r"replicax\.plots is"):
+        importlib.import_module("replicax.plots")
+    assert importlib.import_module("replicax.plots.timeline") is importlib.import_module(
+        "replicax.tools.plots.timeline"
+    )
+    assert importlib.import_module("replicax.tools.plots.timeline").Period is rx.plots.Period
 
 
 def test_what_users_write_does_not_warn():

@@ -66,3 +66,6 @@ if not TYPE_CHECKING:
         if name == "tensorflow":
             return tensorflow_checkpoints()
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), "tensorflow"})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import operator
+import pkgutil
 import sys
 import warnings
 from collections.abc import Mapping
@@ -23,14 +24,17 @@ RENAMED: Mapping[str, str] = {
 
 def moved(old: str, new: str) -> None:
     """Puts the module `new` in the place of the module `old`, which is being imported, with a `DeprecationWarning`."""
-    name = old.rpartition(".")[2]
+    name = old.removeprefix("replicax.")
     warnings.warn(
         f"The module replicax.{name} is replicax.{new} now. The old path works in this release and is removed in the "
         f"next; rx.{name} stays.",
         DeprecationWarning,
         stacklevel=3,
     )
-    sys.modules[old] = importlib.import_module(f"replicax.{new}")
+    module = sys.modules[old] = importlib.import_module(f"replicax.{new}")
+    # Its own modules, too: loaded once more under the old path their classes would be other ones.
+    for each in pkgutil.walk_packages(getattr(module, "__path__", []), f"{module.__name__}."):
+        sys.modules[old + each.name.removeprefix(module.__name__)] = importlib.import_module(each.name)
 
 
 def renamed(root: ModuleType, name: str) -> object:
