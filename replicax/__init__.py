@@ -17,7 +17,7 @@ from replicax.collectives import (
     RingAllReduce,
 )
 from replicax.contracts import upper_rooms
-from replicax.contracts.advice import NAME_TABLES, not_found
+from replicax.contracts.advice import not_found
 from replicax.contracts.reduce_op import ReduceOp
 from replicax.data import AutoShardPolicy, InputContext, InputOptions, ValueContext
 from replicax.errors import ReplicaDivergenceError, ReplicaxError
@@ -46,14 +46,15 @@ from replicax.values import DistributedValues, Mirrored, PerReplica
 from replicax.values.aggregation import VariableAggregation, VariableSynchronization
 from replicax.values.scattering import IndexedSlices
 from replicax.variables import Module, Variable
-from replicax.variables.whole_values import EXCHANGE
 from replicax.version import __version__
 
 choose_jax_for_keras()  # The one thing that importing replicax does: it can be done before Keras is imported only.
 __path__.append(f"{__path__[0]}/moved")  # Old import paths of public modules.
-upper_rooms.register(EXCHANGE, lambda: importlib.import_module("replicax.cluster.exchange").exchanged)
-upper_rooms.register(NAME_TABLES, lambda: importlib.import_module("replicax.tensorflow.names").tables())
-upper_rooms.register("TensorFlow's checkpoints", lambda: importlib.import_module("replicax.tensorflow.checkpoints"))
+upper_rooms.register(upper_rooms.EXCHANGE, lambda: importlib.import_module("replicax.cluster.exchange").exchanged)
+upper_rooms.register(upper_rooms.NAME_TABLES, lambda: importlib.import_module("replicax.tensorflow.names").tables())
+upper_rooms.register(
+    upper_rooms.TENSORFLOW_CHECKPOINTS, lambda: importlib.import_module("replicax.tensorflow.checkpoints")
+)
 
 __all__ = [
     "AutoShardPolicy",

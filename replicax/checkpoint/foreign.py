@@ -42,11 +42,7 @@ class TensorFlowCheckpoints(Protocol):
         """Opens one; its `step` is the one it was saved at, if it says so."""
 
 
-#: The name of the module, among `upper_rooms`.
-TENSORFLOW_CHECKPOINTS = "TensorFlow's checkpoints"
-
-
 def tensorflow_checkpoints() -> TensorFlowCheckpoints:
     """Returns the module that reads TensorFlow's checkpoints."""
-    module: TensorFlowCheckpoints = upper_rooms.load(TENSORFLOW_CHECKPOINTS)
+    module: TensorFlowCheckpoints = upper_rooms.load(upper_rooms.TENSORFLOW_CHECKPOINTS)
     return module

@@ -67,13 +67,9 @@ class NameTables(NamedTuple):
     by_asked_name: Mapping[str, tuple[str, str, Row]]
 
 
-#: The name of the function that returns the tables, among `upper_rooms`.
-NAME_TABLES = "tables of names"
-
-
 @functools.cache
 def _tables() -> NameTables:
-    found: NameTables = upper_rooms.load(NAME_TABLES)
+    found: NameTables = upper_rooms.load(upper_rooms.NAME_TABLES)
     return found
 
 

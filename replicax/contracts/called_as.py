@@ -34,8 +34,8 @@ def called_as(*tf_names: str) -> Callable[[_F], _F]:
             setattr(fn, "__init__", decorate(fn.__init__))  # noqa: B010 - a type checker does not let methods be set
             return fn
 
-        places, owners = _places(fn)
-        own = frozenset(inspect.signature(fn).parameters)
+        parameters = inspect.signature(fn).parameters
+        (places, owners), own = _places(parameters), frozenset(parameters)
 
         @functools.wraps(fn)
         def called(*args: object, **given: object) -> object:
@@ -57,10 +57,10 @@ def tensorflow_keywords(fn: object) -> Mapping[str, Keyword]:
     return {} if known is None else known()[0]
 
 
-def _places(fn: Callable[..., object]) -> tuple[int, int]:
-    """Returns how many positional arguments a function takes, and how many of them are its owner (`self`)."""
+def _places(parameters: Mapping[str, inspect.Parameter]) -> tuple[int, int]:
+    """Returns how many positional arguments these parameters take, and how many of them are the owner (`self`)."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    found = [each.name for each in inspect.signature(fn).parameters.values() if each.kind in kinds]
+    found = [each.name for each in parameters.values() if each.kind in kinds]
     return len(found), int(found[:1] in (["self"], ["cls"]))
 
 

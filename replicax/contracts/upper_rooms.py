@@ -9,6 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+#: The function that exchanges the messages of all processes.
+EXCHANGE = "exchange of messages"
+#: The tables of other libraries' names.
+NAME_TABLES = "tables of names"
+#: The module that reads TensorFlow's checkpoints.
+TENSORFLOW_CHECKPOINTS = "TensorFlow's checkpoints"
+
 _loaders: dict[str, Callable[[], object]] = {}
 
 

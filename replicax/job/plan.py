@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from replicax.checks import environment_names
-from replicax.checks.environment_names import LOG_DIR, PS_SERVERS, PS_WORKERS
+from replicax.checks.environment_names import ELASTIC, LIFE, LOG_DIR, MEETING, PS_SERVERS, PS_WORKERS
 from replicax.cluster.addresses import join_address
 from replicax.cluster.own_address import LOOPBACK
 from replicax.contracts.worlds import Incarnation
-from replicax.group.membership.launcher_news import ELASTIC, ElasticRange
-from replicax.group.membership.opening import LIFE, MEETING
+from replicax.group.membership.launcher_news import ElasticRange
 from replicax.job.options import Options
 from replicax.job.processes.task import CHIEF, EVALUATOR, WORKER, PlannedTask, common_environment, jax_environment
 

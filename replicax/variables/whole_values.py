@@ -23,9 +23,6 @@ from replicax.errors import WorkersDisagreeError
 from replicax.runtime.calls import place_in_program, take_back, together
 from replicax.runtime.transfer import put
 
-#: The function that exchanges the messages of all processes, among `upper_rooms`.
-EXCHANGE = "exchange of messages"
-
 
 def lies_in_several_processes(value: object) -> TypeGuard[jax.Array]:
     """Returns whether no process has all shards of a value, so that none can read it alone."""
@@ -72,7 +69,7 @@ def _agree(what: str, kind: str) -> None:
     ):
         calls, digest = place = place_in_program()
         own = f"{what} {kind}\n{calls} steps and other calls before it\n{digest}"
-        exchanged = upper_rooms.load(EXCHANGE)
+        exchanged = upper_rooms.load(upper_rooms.EXCHANGE)
         told = [message.decode(errors="replace").partition("\n") for message in exchanged(own.encode())]
     # One that reads alone must not be paired with another worker's later read: the collectives of the steps between
     # the two are on their way already.

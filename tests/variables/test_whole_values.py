@@ -22,7 +22,7 @@ def sharded():
 
 def exchange_by(monkeypatch, exchanged):
     """Lets the processes exchange their messages by a function."""
-    monkeypatch.setattr(upper_rooms, "load", {whole_values.EXCHANGE: exchanged}.__getitem__)
+    monkeypatch.setattr(upper_rooms, "load", {upper_rooms.EXCHANGE: exchanged}.__getitem__)
 
 
 def test_what_this_process_has_is_in_one_piece(sharded):

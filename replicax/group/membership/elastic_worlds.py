@@ -344,8 +344,7 @@ class ElasticWorlds:
         raise MeetingError(
             f"A worker was interrupted in call {number}, which others have completed, and none of "
             f"{', '.join(self._names(quorum))} has its outcome any more. Start the job again; it goes on from its "
-            "newest "
-            "checkpoint."
+            "newest checkpoint."
         )
 
     def _states(self) -> list[State]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from replicax.checks.environment_names import ELASTIC as ELASTIC, LOG_DIR
+from replicax.checks.environment_names import ELASTIC, LOG_DIR
 from replicax.contracts.worlds import Incarnation
 from replicax.errors import ClusterError
 from replicax.group.health.launcher_messages import tell_launcher

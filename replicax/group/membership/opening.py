@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import jax
 
-from replicax.checks.environment_names import LIFE as LIFE, MEETING as MEETING
+from replicax.checks.environment_names import LIFE, MEETING
 from replicax.cluster import ClusterConfig, parse_address
 from replicax.cluster.own_address import own_ip, own_ip_of
 from replicax.cluster.patience import Patience

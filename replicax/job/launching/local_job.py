@@ -119,8 +119,7 @@ def _join_listener(
     if options.join_listener is not None:
         terminal.say(
             f"Workers join with: replicax run --join {join_listener.address} {options.script} (their REPLICAX_TOKEN is "
-            "in "
-            f"{log_dir / INVITATION})"
+            f"in {log_dir / INVITATION})"
         )
     return join_listener
 

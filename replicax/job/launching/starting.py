@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from replicax.group.membership.opening import LIFE
+from replicax.checks.environment_names import LIFE
 from replicax.job.plan import Job, Plan
 from replicax.job.processes.events import Event, Events
 from replicax.job.processes.outlets import outlets_to

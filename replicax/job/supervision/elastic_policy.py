@@ -12,9 +12,9 @@ import re
 import time
 from collections.abc import Callable, Sequence
 
+from replicax.checks.environment_names import LIFE
 from replicax.contracts.worlds import Incarnation
 from replicax.errors.exit_codes import ExitCode, describe, is_restartable
-from replicax.group.membership.opening import LIFE
 from replicax.group.membership.store_process import Host
 from replicax.job.options import Options
 from replicax.job.plan import WORKER, member_environment
