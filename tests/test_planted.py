@@ -60,8 +60,15 @@ def test_there_are_enough_faults_in_every_room() -> None:
 
 
 def test_the_tests_that_should_find_a_fault_exist() -> None:
-    named = {test for fault in FAULTS for test in (*fault.tests, *fault.room_tests)}
-    assert [test for test in sorted(named) if not (planted.ROOT / test.partition("::")[0]).exists()] == []
+    wrong = []
+    for test in sorted({test for fault in FAULTS for test in (*fault.tests, *fault.room_tests)}):
+        path, _, name = test.partition("::")
+        # A folder whose tests have moved away still holds compiled ones on the machine of whoever moved them.
+        files = [planted.ROOT / path] if path.endswith(".py") else [*(planted.ROOT / path).rglob("*.py")]
+        function = name.rpartition("::")[2].partition("[")[0]
+        if not any(file.exists() and (not name or f"def {function}(" in file.read_text("utf-8")) for file in files):
+            wrong.append(test)
+    assert wrong == []
 
 
 def test_make_test_says_which_tests_run() -> None:
