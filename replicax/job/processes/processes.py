@@ -152,8 +152,9 @@ class Process:
                 selector.register(source, selectors.EVENT_READ)
             heard = b""
             while any(source in selector.get_map() for source in self._sources):
+                has_ended = self._ended.is_set()  # Before the look: its last words may come just after one.
                 ready = [key.fd for key, _ in selector.select(_SECONDS_BETWEEN_LOOKS)]
-                if not ready and self._ended.is_set():
+                if not ready and has_ended:
                     break  # A process that cannot be killed holds the other end.
                 for source, stream in zip(sources, self._streams, strict=True):
                     # Output from before a message must be read before it, even if it is found later.

@@ -116,9 +116,13 @@ class TensorFlowRestore:
         """Assigns what was matched; the rest waits. Returns what was restored."""
         variables = {name: match for name, match in matches.found.items() if match.target.variable is not None}
         self._done.update(match.target.path for match in matches.found.values())
+        before = None
         for match in variables.values():
             assert match.target.variable is not None
-            match.target.variable.assign(placed_value(self.checkpoint, match))
+            value = placed_value(self.checkpoint, match)
+            match.target.variable.assign(value)
+            jax.block_until_ready(before)  # Otherwise the host holds what is on its way to the devices, of all tensors.
+            before = value
         new = {
             match.target.path: _like(value_of(self.checkpoint, match), match.target.old)
             for name, match in matches.found.items()
