@@ -32,14 +32,7 @@ class AgentLostError(Exception):
 
 
 class RemoteAgent:
-    """A worker's host, asked with a limit: neither a lost machine nor a stopped process keeps the client waiting.
-
-    Args:
-        actor: The actor.
-        name: The worker's name and address.
-        quiet_s: How long an answer may take, in seconds.
-        lost_head: Returns the name of the server that holds the cluster together if that is gone; Ray does not say so.
-    """
+    """A worker's host, asked with a limit: neither a lost machine nor a stopped process keeps the client waiting."""
 
     def __init__(self, actor: ActorHandle[object], name: str, quiet_s: float, lost_head: Callable[[], str | None]):
         self.actor, self.name, self.quiet_s, self._lost_head = actor, name, quiet_s, lost_head
@@ -50,12 +43,7 @@ class RemoteAgent:
         return ref
 
     def answer(self, ref: ObjectRef[object], seconds: float | None = None) -> object:
-        """Returns the answer of a call.
-
-        Raises:
-            HostLostError: The actor is gone, or has not answered in time.
-            Exception: What the method raised.
-        """
+        """Returns the answer of a call, or raises the error of the method; `AgentLostError` if none comes."""
         import ray
 
         limit = self.quiet_s if seconds is None else seconds
@@ -68,6 +56,7 @@ class RemoteAgent:
                 except ray.exceptions.GetTimeoutError:
                     if left <= _SECONDS_BETWEEN_QUESTIONS:
                         raise AgentLostError(f"has not answered for {limit:g} s") from None
+                # Ray does not report that the server which holds the cluster together is gone.
                 if (head := self._lost_head()) is not None:
                     raise AgentLostError(f"cannot be reached: {head}, which holds the cluster together, is gone")
         except ray.exceptions.RayTaskError as error:
@@ -91,26 +80,7 @@ class RemoteAgent:
 
 
 class RemoteProcess:
-    """A worker's process on another machine, like `Process` on this one.
-
-    Args:
-        host: Its host.
-        order: What it runs.
-        payload: The pickled call, in the object store, if it runs one.
-        outlets: Where its output goes.
-        events: Where it reports events.
-
-    Attributes:
-        task: The task.
-        last_words: The end of its output, or its error.
-        told: Its message that it has failed, if it has sent one.
-        meets: The number of processes in the cluster that it has begun to join; 0 before.
-        watched: Whether it watches the others of its cluster, and ends by itself when one is lost.
-        has_left: Whether it has left the cluster normally.
-        result: What its call returned, pickled.
-        is_lost: Whether its host is gone.
-        ended_early: Whether it ended with exit code 0 before its call returned, which is a failure too.
-    """
+    """A worker's process on another machine, like `Process` on this one."""
 
     is_guest = False
     pid = 0
@@ -128,7 +98,7 @@ class RemoteProcess:
         self.last_words = ""
         self.told: ScriptEnded | None = None
         self.meets, self.watched, self.has_left, self.is_lost = 0, False, False, False
-        self.result: bytes | None = None
+        self.result: bytes | None = None  # see `Remains`
         self.ended_early, self._is_call = False, order.kind == "call"
         self._returncode: int = ExitCode.PEER_LOST
         self._is_over = threading.Event()
@@ -190,11 +160,13 @@ class RemoteProcess:
             if news.words:
                 self._outlets.log.write(f"{news.words}\n".encode())
             self.last_words = news.words or self._last_words()
-            self.told = ScriptEnded(self, news.code, news.time + offset, news.blames)
-            self._events.put(self.told)
+            event = ScriptEnded(self, news.code, news.time + offset, news.blames)
+            self.told = self.told or event  # The first says who is to blame; the end of the script may follow.
+            self._events.put(event)
 
     def _end(self, remains: Remains, at: float) -> None:
         self._returncode, self.has_left, self.result = remains
+        # An end with exit code 0 before the call has returned is a failure too.
         if self._is_call and self.result is None and self._returncode == 0:
             self.ended_early, self._returncode = True, _FAILED
         self._close()

@@ -44,35 +44,15 @@ _SECONDS_TO_HEAR = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Outlets:
-    """Where the output of a task's process goes.
+    """Where the output of a task's process goes."""
 
-    Attributes:
-        streams: For its standard output and its standard error.
-        log: For both, byte for byte.
-        size: Columns and rows, if its standard output shall be a terminal; None for a pipe.
-    """
-
-    streams: tuple[StreamLike, StreamLike]
-    log: LogLike
-    size: tuple[int, int] | None = None
+    streams: tuple[StreamLike, StreamLike]  # for its standard output and its standard error
+    log: LogLike  # for both, byte for byte
+    size: tuple[int, int] | None = None  # columns and rows, if its standard output shall be a terminal; None for a pipe
 
 
 class Process:
-    """One task's process on this machine.
-
-    Create it in the main thread: Linux ends a child with the thread that started it.
-
-    Raises:
-        LaunchError: The system cannot start it.
-
-    Attributes:
-        task: The task.
-        last_words: The end of its output, or its error.
-        told: Its message that its script has failed, if it has sent one.
-        meets: The number of processes in the cluster that it has begun to join; 0 before.
-        watched: Whether it watches the others of its cluster, and ends by itself when one is lost.
-        has_left: Whether it has left the cluster normally, when Python exited.
-    """
+    """One task's process on this machine; create it in the main thread: Linux ends a child with its starting thread."""
 
     is_guest = False
 
@@ -208,8 +188,9 @@ class Process:
         if words:
             self._log.write(f"{words}\n".encode())
         self.last_words = words or self._last_words()
-        self.told = ScriptEnded(self, told["code"], told["time"], tuple(told.get("blames", ())))
-        self._events.put(self.told)
+        event = ScriptEnded(self, told["code"], told["time"], tuple(told.get("blames", ())))
+        self.told = self.told or event  # The first says who is to blame; the end of the script may follow.
+        self._events.put(event)
 
     def _last_words(self) -> str:
         output, error = (list(stream.last_lines) for stream in self._streams)
