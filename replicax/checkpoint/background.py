@@ -34,11 +34,7 @@ class BackgroundSave:
         self._ended.wait()
 
     def wait(self) -> None:
-        """Returns when the checkpoint is written.
-
-        Raises:
-            CheckpointError: It could not be written. A failure is raised once.
-        """
+        """Returns when the checkpoint is written. A failure is raised once."""
         self.join()
         self.raise_failure()
 

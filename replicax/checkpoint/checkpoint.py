@@ -419,43 +419,24 @@ def _check_none(coordination: Coordination) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """The contents of a checkpoint that is to be written, as known before any variable's value is read.
-
-    Attributes:
-        parts: The parts of the objects.
-        waiting: Restored values that wait for objects to be built.
-        state: The encoded states, by name.
-        step: The training step.
-    """
+    """The contents of a checkpoint that is to be written, as known before any variable's value is read."""
 
     parts: ObjectParts
-    waiting: dict[str, np.ndarray]
-    state: dict[str, dict[str, object]]
+    waiting: dict[str, np.ndarray]  # restored values that wait for objects to be built
+    state: dict[str, dict[str, object]]  # encoded, by name
     step: int | None
 
 
 @dataclasses.dataclass(frozen=True)
 class ReadCheckpoint:
-    """The values, states and metadata that were read of a checkpoint, for some objects.
-
-    Attributes:
-        path: The checkpoint.
-        names: The names in it.
-        expected: The names in the objects.
-        parts: The parts of the objects.
-        values: The values of variables and arrays, by name.
-        large: How those of large variables are to be read, when all is known to be there.
-        states: The states, by name.
-        waiting: The values that wait for objects to be built.
-        metadata: The metadata of the checkpoint.
-    """
+    """The values, states and metadata that were read of a checkpoint, for some objects."""
 
     path: Path
-    names: list[str]
-    expected: list[str]
+    names: list[str]  # in it
+    expected: list[str]  # names in the objects
     parts: ObjectParts
-    values: dict[str, jax.Array | np.ndarray]
-    large: dict[str, jax.ShapeDtypeStruct]
+    values: dict[str, jax.Array | np.ndarray]  # of variables and arrays
+    large: dict[str, jax.ShapeDtypeStruct]  # how large variables are to be read, when all is known to be there
     states: dict[str, PyTree]
     waiting: list[DeferredRestore]
     metadata: Metadata
@@ -489,11 +470,7 @@ class Keepers:
         return [keeper.get_state() for keeper in self._alive()]
 
     def set_states(self, states: Sequence[Mapping[str, PyTree]]) -> None:
-        """Gives all of them the states of another worker's.
-
-        Raises:
-            ElasticError: There are others here.
-        """
+        """Gives all of them the states of another worker's."""
         alive = self._alive()
         if len(alive) != len(states):
             raise ElasticError(
@@ -514,16 +491,10 @@ _SECONDS_BETWEEN_LOOKS = 0.05
 
 
 def values_of(variables: Mapping[str, AssignableLike], states: Iterable[object] = ()) -> dict[str, SavedArray]:
-    """Returns the values of variables: all from before, or all from after a lost parameter server was replaced.
-
-    They are read in the order of their names, the same in all processes: reading some of them is a computation of all.
-
-    Args:
-        variables: The variables.
-        states: What is saved with them. A strategy of islands among them knows what this island's own values mean.
-    """
+    """Returns the values of variables: all from before, or all from after a lost parameter server was replaced."""
     with contextlib.ExitStack() as stack:
         for state in states:
+            # A strategy of islands knows what this island's own values mean.
             if hasattr(state, "own_values"):
                 stack.enter_context(state.own_values())
         return _values_at_once(variables)
@@ -532,6 +503,7 @@ def values_of(variables: Mapping[str, AssignableLike], states: Iterable[object] 
 def _values_at_once(variables: Mapping[str, AssignableLike]) -> dict[str, SavedArray]:
     while True:
         before = _restorations(variables)
+        # In the order of their names, the same in all processes: reading some of them is a computation of all.
         values = {name: saved_value(variable) for name, variable in sorted(variables.items(), key=lambda item: item[0])}
         if before == _restorations(variables) and not any(count % 2 for count in before):
             return values

@@ -23,26 +23,15 @@ _STRANGERS = (
 
 
 class CheckpointFolder:
-    """The checkpoints of a training in a directory.
-
-    Args:
-        directory: The directory.
-        prefix: The beginning of the names of checkpoints, before the `-`; None if a name is only the number.
-        max_to_keep: Number of checkpoints to keep; None for all.
-        permanent: The checkpoints that are kept for good; None if none is.
-
-    Attributes:
-        known: The steps that belong to this training: it has written them, or they were there when it restored.
-        is_clean: Whether nothing unfinished of an earlier run is left in it.
-    """
+    """The checkpoints of a training in a directory."""
 
     def __init__(
         self, directory: Path, prefix: str | None, max_to_keep: int | None, permanent: PermanentCheckpoints | None
     ):
-        self._directory, self._prefix = directory, prefix
+        self._directory, self._prefix = directory, prefix  # without a prefix, names are numbers
         self._max_to_keep, self._permanent = max_to_keep, permanent
-        self.known: set[int] = set()
-        self.is_clean = False
+        self.known: set[int] = set()  # steps that this training has written, or found when it restored
+        self.is_clean = False  # Nothing unfinished of an earlier run is left.
 
     def path(self, step: int) -> Path:
         """Returns the path of the checkpoint of a step, which need not exist."""

@@ -19,17 +19,11 @@ _SECONDS_BETWEEN_WORDS = 600.0
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """A checkpoint.
-
-    Attributes:
-        path: Where it is.
-        step: Its step, as far as it is known.
-        version: When it was written and how large it is, for a file that may be written again; empty for others.
-    """
+    """A checkpoint."""
 
     path: Path
-    step: int | None
-    version: tuple[int, ...] = ()
+    step: int | None  # None if it is unknown
+    version: tuple[int, ...] = ()  # time of writing and size of a file that may be written again; empty for others
 
     @property
     def name(self) -> str:
@@ -47,44 +41,27 @@ class Outcome(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """When checkpoints are visited, and when the following ends.
+    """When checkpoints are visited, and when the following ends."""
 
-    Attributes:
-        poll_s: How often to look for checkpoints, in seconds.
-        start_delay_s: How long to wait before the first look.
-        throttle_s: How many seconds pass at least from the start of a visit to that of the next; then the newest
-            checkpoint is visited, and older ones are left out. With 0 each is visited, in order.
-        idle_timeout_s: After how many seconds without a new checkpoint it ends; None for never.
-        max_visits: After how many visits it ends; None for any number.
-        last_step: The step with which the training ends; None if that is not known. Its checkpoint waits for no
-            throttle.
-    """
-
-    poll_s: float = 1.0
-    start_delay_s: float = 0.0
+    poll_s: float = 1.0  # between looks
+    start_delay_s: float = 0.0  # before the first look
+    # At least from the start of a visit to that of the next; then the newest checkpoint is visited, and older ones are
+    # left out. With 0 each is visited, in order.
     throttle_s: float = 0.0
-    idle_timeout_s: float | None = None
-    max_visits: int | None = None
-    last_step: int | None = None
+    idle_timeout_s: float | None = None  # without a new checkpoint until it ends; None for never
+    max_visits: int | None = None  # until it ends; None for any number
+    last_step: int | None = None  # of the training; None if it is unknown. Its checkpoint waits for no throttle.
 
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """How far it is; times are those of one monotonic clock.
-
-    Attributes:
-        began: When it began.
-        news: When the last visit ended; `began` before the first.
-        visits: How many visits there were.
-        visit_began: When the last visit began.
-        step: The highest step that was visited.
-    """
+    """How far it is; times are those of one monotonic clock."""
 
     began: float
-    news: float
+    news: float  # end of the last visit; `began` before the first
     visits: int = 0
-    visit_began: float | None = None
-    step: int | None = None
+    visit_began: float | None = None  # the last visit
+    step: int | None = None  # the highest that was visited
 
 
 class Visit(NamedTuple):
@@ -101,15 +78,10 @@ class Wait(NamedTuple):
 
 
 class End(NamedTuple):
-    """Nothing more is to be done.
+    """Nothing more is to be done."""
 
-    Attributes:
-        why: The reason, as a part of a sentence.
-        idle: Whether it is that nothing came for too long.
-    """
-
-    why: str
-    idle: bool = False
+    why: str  # as a part of a sentence
+    idle: bool = False  # Nothing came for too long.
 
 
 def decide(rules: Rules, progress: Progress, new: Sequence[Found], now: float) -> Visit | Wait | End:
@@ -139,22 +111,7 @@ def _reaches(step: int | None, last: int | None) -> bool:
 
 
 class Follower:
-    """Visits the checkpoints of a training as they appear.
-
-    Args:
-        look: Returns the checkpoints that are there, in order.
-        visit: Visits one.
-        rules: The rules.
-        where: Where the checkpoints appear, for messages.
-        done: Checkpoints that were visited before.
-        last_step: Asked at each look: the step with which the training has ended, None if it is not known to have.
-        clock: The time in seconds.
-        sleep: Waits so many seconds.
-
-    Attributes:
-        rules: As given. They may be replaced before `run`.
-        progress: How far it is.
-    """
+    """Visits the checkpoints of a training as they appear."""
 
     def __init__(
         self,
@@ -168,7 +125,7 @@ class Follower:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ):
-        self.rules = rules
+        self.rules = rules  # may be replaced before `run`
         self._look, self._visit, self._where = look, visit, where
         self._done, self._last_step = set(done), last_step
         self._clock, self._sleep = clock, sleep
@@ -180,7 +137,7 @@ class Follower:
         self.progress = dataclasses.replace(self.progress, began=now, news=now)
         said = now
         while True:
-            told = self._last_step()
+            told = self._last_step()  # None if the training is not known to have ended
             rules = self.rules if told is None else dataclasses.replace(self.rules, last_step=told)
             new = [found for found in self._look() if found not in self._done]
             action = decide(rules, self.progress, new, now := self._clock())

@@ -1,4 +1,8 @@
-"""The contents of a checkpoint: variables, arrays, and states that JSON can hold, each by its name."""
+"""The contents of a checkpoint: variables, arrays, and states that JSON can hold, each by its name.
+
+Lists, tuples, dicts and other pytrees are searched. Of plain objects and of Keras's only the variables count; one that
+is found twice has the first name. An object under the empty name is a root: its attributes count.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +28,12 @@ SavedState: TypeAlias = bool | int | float | str | bytes | HasState
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """The contents of a checkpoint that is to be written.
+    """The contents of a checkpoint that is to be written."""
 
-    Attributes:
-        arrays: Arrays by name; over a mesh of several processes each of them has its view of the same arrays.
-        state: What JSON can hold, by name, as this process has it.
-        step: The training step.
-        notes: Small values that belong to the checkpoint as a whole.
-    """
-
-    arrays: Mapping[str, SavedArray]
-    state: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    arrays: Mapping[str, SavedArray]  # over a mesh of several processes, each has its view of the same arrays
+    state: Mapping[str, object] = dataclasses.field(default_factory=dict)  # what JSON can hold, as in this process
     step: int | None = None
-    notes: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    notes: Mapping[str, object] = dataclasses.field(default_factory=dict)  # small values, of the checkpoint as a whole
 
 
 @runtime_checkable
@@ -50,17 +47,11 @@ class MayBeEmpty(Protocol):
 
 @dataclasses.dataclass
 class ObjectParts:
-    """The parts of some objects that a checkpoint holds, by name: the path to them, such as `state/params/w`.
-
-    Attributes:
-        variables: Variables, of replicax or Keras.
-        arrays: Arrays that are not variables, random keys among them.
-        states: Numbers, strings, random generators, and objects with `get_state` and `set_state`.
-    """
+    """The parts of some objects that a checkpoint holds, by name: the path to them, such as `state/params/w`."""
 
     variables: dict[str, AssignableLike] = dataclasses.field(default_factory=dict)
-    arrays: dict[str, SavedArray] = dataclasses.field(default_factory=dict)
-    states: dict[str, SavedState] = dataclasses.field(default_factory=dict)
+    arrays: dict[str, SavedArray] = dataclasses.field(default_factory=dict)  # not variables; random keys among them
+    states: dict[str, SavedState] = dataclasses.field(default_factory=dict)  # random generators among them
 
     def names(self) -> list[str]:
         """Returns the names of all parts."""
@@ -68,19 +59,7 @@ class ObjectParts:
 
 
 def parts_of(objects: Mapping[str, PyTree], allow_unbuilt: bool = False) -> ObjectParts:
-    """Returns the parts of objects.
-
-    Lists, tuples, dicts and other pytrees are searched. Of plain objects and of Keras's only the variables count; one
-    that is found twice has the first name. An object under the empty name is a root: its attributes count.
-
-    Args:
-        objects: The objects by name.
-        allow_unbuilt: Whether there may be objects that hold nothing yet because they are not built.
-
-    Raises:
-        CheckpointError: There is nothing to save in an object, a dict's key cannot be part of a name, or two parts
-            would have the same name.
-    """
+    """Returns the parts of objects; `allow_unbuilt`: some may hold nothing yet, because they are not built."""
     parts, seen = ObjectParts(), set[int]()
     for name, value in objects.items():
         found = list(_leaves(value, name, seen))

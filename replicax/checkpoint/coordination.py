@@ -49,11 +49,9 @@ class _Numbers:
         return self._next[kind] - 1
 
     def ended(self, kind: str, number: int) -> int | None:
-        """Notes that a coordination has ended; returns the one that ended before it, which all processes have left.
-
-        The script makes one after the other, and so does the thread of saves. But a save may go on in that thread while
-        the script has long begun and ended the next coordination.
-        """
+        """Notes that a coordination has ended; returns the one that ended before it, which all processes have left."""
+        # The script makes one after the other, and so does the thread of saves. But a save may go on in that thread
+        # while the script has long begun and ended the next coordination.
         of_script = threading.current_thread() is threading.main_thread()
         before = self._ended.get((kind, of_script))
         self._ended[kind, of_script] = number
@@ -64,17 +62,7 @@ _numbers = _Numbers()
 
 
 class Coordination:
-    """All processes in one save, restore or look-up. All of them make the same ones in the same order.
-
-    Args:
-        name: What they do, for messages.
-        timeout_s: How long to wait for the others at each stage, in seconds.
-        process: The index of this process; by default as JAX counts.
-        count: Number of processes; by default as JAX counts.
-        store: Where the processes leave messages for each other; by default JAX's coordination service.
-        kind: What is counted: the processes may differ in how often they have done something of another kind.
-        called: What the script has called, for a report that only some processes have; by default `name`.
-    """
+    """All processes in one save, restore or look-up. All of them make the same ones in the same order."""
 
     def __init__(
         self,
@@ -88,11 +76,12 @@ class Coordination:
         called: str = "",
     ):
         self._name, self._timeout_s = name, timeout_s
+        # Counted by kind: the processes may differ in how often they have done something of another kind.
         self._kind, self._number = kind, _numbers.next(kind)
         self._place = place_in_program()  # Now: a thread may go on with it while the script trains.
         self._count = jax.process_count() if count is None else count
         if kind == _KIND and self._count > 1:
-            note_outside(called or name)
+            note_outside(called or name)  # what the script has called, for a report that only some processes have
         self._exchange = Exchange(
             f"replicax/{kind}",
             jax.process_index() if process is None else process,
@@ -114,22 +103,14 @@ class Coordination:
         return self._exchange.process == 0
 
     def from_chief(self, what: str, value: str = "") -> str:
-        """Returns the chief's `value` in every process.
-
-        Raises:
-            CheckpointError: The chief did not come in time.
-        """
+        """Returns the chief's `value` in every process."""
         if self._count == 1:
             return value
         with self._explained():
             return self._exchange.from_first(self._stage(what), value.encode()).decode()
 
     def check_same(self, what: str, value: str) -> None:
-        """Checks that all processes have the same `value`, such as the path that all of them write to.
-
-        Raises:
-            CheckpointError: They have not, or some process did not come in time.
-        """
+        """Checks that all processes have the same `value`, such as the path that all of them write to."""
         if self._count == 1:
             return
         try:
@@ -142,14 +123,9 @@ class Coordination:
             ) from None
 
     def check_same_place(self) -> None:
-        """Checks that all processes have come here after the same calls of programs.
-
-        Else one of them saves alone, and what it is paired with is another's later save, of other values. Then all
-        refuse it, and go on from where they are.
-
-        Raises:
-            CheckpointError: They have not, or some process did not come in time.
-        """
+        """Checks that all processes have come here after the same calls of programs."""
+        # Else one of them saves alone, and what it is paired with is another's later save, of other values. Then all
+        # refuse it, and go on from where they are.
         places = [json.loads(each) for each in self.all_values("the same calls before it", json.dumps(self._place))]
         if any(place != places[0] for place in places):
             take_back(self._place)
@@ -161,28 +137,14 @@ class Coordination:
             )
 
     def all_values(self, what: str, value: str) -> list[str]:
-        """Returns the values of all processes, in their order.
-
-        Raises:
-            CheckpointError: Some process did not come in time.
-        """
+        """Returns the values of all processes, in their order."""
         if self._count == 1:
             return [value]
         with self._explained():
             return [each.decode() for each in self._exchange.exchange(self._stage(what), value.encode())]
 
     def run(self, stage: str, action: Callable[[], _T], failed: str) -> _T:
-        """Calls `action`, waits until all processes have called theirs, and returns its result.
-
-        Args:
-            stage: What all processes do.
-            action: Does it.
-            failed: What to say where it fails: `"... could not be written"`.
-
-        Raises:
-            CheckpointError: It failed, here or in another process, or some process did not come in time.
-            ReplicaxError: `action` has raised it here.
-        """
+        """Calls `action`, waits until all processes have called theirs, and returns its result."""
         try:
             with activity.phase(activity.CHECKPOINT), self._explained():
                 return action() if self._count == 1 else self._exchange.run(self._stage(stage), action)
@@ -194,12 +156,7 @@ class Coordination:
             raise CheckpointError(f"{failed}: {error}") from error
 
     def tried(self, stage: str, action: Callable[[], _T], failed: str) -> _T:
-        """Returns what `action` returns, without waiting. If it fails, the others learn it when they come to `stage`.
-
-        Raises:
-            CheckpointError: It failed.
-            ReplicaxError: `action` has raised it.
-        """
+        """Returns what `action` returns, without waiting. The others learn of a failure when they come to `stage`."""
         try:
             return action()
         except Exception as error:

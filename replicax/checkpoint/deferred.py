@@ -33,33 +33,18 @@ _WAITING = "_replicax_waiting"  # the attribute of a `build` that restores value
 
 
 class DeferredRestore:
-    """The values of a checkpoint that wait for one object to be built. A checkpoint of the object stores them.
-
-    Args:
-        directory: The checkpoint.
-        path: The path to the object.
-        target: A Keras model, layer or optimizer that is not built.
-        found: How the checkpoint describes the variables whose values wait, by name. There may be none: then the
-            object must not make more variables than it has.
-        restored: The names of variables that have their values already.
-
-    Attributes:
-        values: The values by name, as NumPy arrays; to be set before `wait`.
-        path: The path to the object.
-        target: The object.
-        is_done: Whether its variables have the values, or those of a later restore.
-        failure: Why the variables that `build` made could not get the values; None if nothing is wrong.
-    """
+    """The values of a checkpoint that wait for one object to be built. A checkpoint of the object stores them."""
 
     def __init__(
         self, directory: Path, path: str, target: KerasObject, found: Mapping[str, Entry], restored: Iterable[str] = ()
     ):
         self.directory, self.path, self.target = directory, path, target
+        # Where no values wait, the object must not make more variables than it has.
         self._found, self._restored = dict(found), frozenset(restored)
         self._variables_before = len(target.variables)
-        self.values: dict[str, np.ndarray] = {}
-        self.is_done = False
-        self.failure: str | None = None
+        self.values: dict[str, np.ndarray] = {}  # to be set before `wait`
+        self.is_done = False  # The variables have the values, or those of a later restore.
+        self.failure: str | None = None  # why the variables that `build` made could not get the values
 
     @property
     def wanted(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -72,12 +57,7 @@ class DeferredRestore:
         return not self.is_done and (bool(self._found) or self.failure is not None)
 
     def wait(self, variables: Callable[[], Mapping[str, AssignableLike]], partial: bool) -> None:
-        """Makes the object's `build` give its variables the values.
-
-        Args:
-            variables: Returns all variables by name when it is built.
-            partial: Whether the object and the checkpoint may have names that the other lacks.
-        """
+        """Makes the object's `build` give its variables the values; with `partial`, names may be on one side only."""
         build = self.target.build
         before = getattr(build, _WAITING, None)
         if before is not None:  # The values of an earlier restore are not needed any more.
@@ -132,11 +112,7 @@ class DeferredRestore:
         return self.failure or how_to_build(self.path or "root", self.target)
 
     def to_write(self, path: str) -> dict[str, np.ndarray]:
-        """Returns the values that wait, by the names that they have in a checkpoint with the object at `path`.
-
-        Raises:
-            CheckpointError: The object did not take them, and never will.
-        """
+        """Returns the values that wait, by the names that they have in a checkpoint with the object at `path`."""
         if self.failure is not None:
             raise CheckpointError(self.failure)
         is_lost = bool(self._found) and not is_unbuilt(self.target)
@@ -168,10 +144,8 @@ class DeferredRestore:
         self.values = {}
 
     def _build_layers_left(self, shapes: Sequence[PyTree]) -> None:
-        """Builds the layers that `build` has made and not built, by an abstract call.
-
-        Otherwise the next call would compute with some variables before all have their values.
-        """
+        """Builds the layers that `build` has made and not built, by an abstract call."""
+        # Otherwise the next call would compute with some variables before all have their values.
         hint = self._layers_left()
         if not self.lacks_variables or not hint:
             return
@@ -197,11 +171,7 @@ class DeferredRestore:
 def deferred_restores(
     directory: Path, objects: Mapping[str, PyTree], parts: ObjectParts, found: Mapping[str, Entry], partial: bool
 ) -> list[DeferredRestore]:
-    """Returns what has to wait for objects that are not built and lack variables of the checkpoint.
-
-    Unless the restore is partial, this includes objects for which the checkpoint has no more variables: they must not
-    make more.
-    """
+    """Returns what has to wait for objects that are not built and lack variables of the checkpoint."""
     waiting = []
     known = set(parts.names())
     for path, target in unbuilt_objects(objects).items():
@@ -211,7 +181,7 @@ def deferred_restores(
         is_own = _is_variable_of(path)
         stored = {name: entry for name, entry in found.items() if is_own(name)}
         if all(name in parts.variables for name in stored):
-            if not partial:
+            if not partial:  # The object must not make more variables.
                 waiting.append(DeferredRestore(directory, path, target, {}, stored))
             continue
         restored = known.intersection(stored) if is_append_only(target) else set()
@@ -227,11 +197,7 @@ def waiting_for(target: KerasObject) -> DeferredRestore | None:
 
 
 def values_to_write(objects: Mapping[str, PyTree]) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Returns the restored values that no variable has yet, by name, and what to do about unbuilt objects without any.
-
-    Raises:
-        CheckpointError: An object did not get its values.
-    """
+    """Returns the restored values that no variable has yet, by name, and what to do about unbuilt objects without."""
     values: dict[str, np.ndarray] = {}
     hints = []
     for path, target in keras_objects(objects).items():

@@ -15,20 +15,12 @@ _T = TypeVar("_T")
 
 
 def coordinated(name: str, timeout_s: float, call: Callable[[Coordination], _T], alone: Callable[[], _T]) -> _T:
-    """Returns what `call` returns, which all workers make together.
-
-    Where workers come and go, it is made again in the next world if one is lost meanwhile. It must change nothing then.
-
-    Args:
-        name: What they do, for messages.
-        timeout_s: How long they wait for each other at each stage, in seconds.
-        call: Gets what they coordinate with, anew for each attempt.
-        alone: Returns what `call` has returned in others which have gone on already.
-    """
+    """Returns what `call` returns, which all workers make together; it may be made again, so it changes nothing."""
     running = worlds.running()
     if running is None or not running.is_taken_in:  # A newcomer's world is its own.
         return call(Coordination(name, timeout_s))
 
+    # It is made again in the next world if a worker is lost meanwhile; `alone` if the others have gone on already.
     def executed() -> _T:
         return running.executed(lambda: call(Coordination(name, timeout_s)), lambda _: [], lambda _: alone())
 
@@ -36,11 +28,7 @@ def coordinated(name: str, timeout_s: float, call: Callable[[Coordination], _T],
 
 
 def coordinated_text(name: str, timeout_s: float, call: Callable[[Coordination], str]) -> tuple[str, bool]:
-    """Runs `call` in all workers and returns its text; survivors take it from one that has finished.
-
-    Returns:
-        The text, and whether this worker took part: else the others had gone on, and told it.
-    """
+    """Returns the text of `call`, which all workers make; and whether this one took part, or got it from another."""
     running = worlds.running()
     assert running is not None
 
@@ -58,13 +46,7 @@ def coordinated_text(name: str, timeout_s: float, call: Callable[[Coordination],
 
 
 def agreed_latest(directory: Path, latest_step: Callable[[], int | None], timeout_s: float) -> int | None:
-    """Returns the newest step of a folder as the chief sees it; all processes call this together.
-
-    Args:
-        directory: The folder.
-        latest_step: Returns the newest step that this process sees.
-        timeout_s: How long they wait for each other at each stage, in seconds.
-    """
+    """Returns the newest step of a folder as the chief sees it; all processes call this together."""
 
     def look(coordination: Coordination) -> int | None:
         coordination.check_same("directory", str(directory))

@@ -48,18 +48,7 @@ def begun_save(
     contents_of: Callable[[], Contents],
     committed: Callable[[], object] = lambda: None,
 ) -> WorldSave:
-    """Begins a save, which all workers begin together.
-
-    Args:
-        name: What they do, for messages.
-        timeout_s: How long they wait for each other, and for the writer, in seconds.
-        path_of: Returns the new directory, after checks.
-        contents_of: Returns what is to be saved.
-        committed: Called by the writer when the checkpoint is complete.
-
-    Raises:
-        CheckpointError: There is nothing to save, here or in another worker, or the workers save different things.
-    """
+    """Begins a save, which all workers begin together."""
     known = running()
     assert known is not None
     found: list[tuple[Path, Contents]] = []
@@ -81,20 +70,7 @@ def begun_save(
 
 
 class WorldSave:
-    """A save that has begun; `begun_save` makes it.
-
-    Args:
-        worlds: Those of this process.
-        path: The new directory.
-        contents: What is to be saved, on the host.
-        token: Tells this save from others to the same path.
-        owners: The indices of the workers that have the contents, in the order in which they are to write.
-        timeout_s: How long to wait for the writer, in seconds.
-        committed: Called by the writer when the checkpoint is complete.
-
-    Attributes:
-        path: The new directory.
-    """
+    """A save that has begun; `begun_save` makes it."""
 
     def __init__(
         self,
@@ -107,6 +83,8 @@ class WorldSave:
         committed: Callable[[], object],
     ):
         self.path = path
+        # The contents are on the host. The token tells this save from others to the same path. The owners are the
+        # indices of the workers that have the contents, in the order in which they are to write.
         self._worlds, self._contents, self._token, self._owners = worlds, contents, token, owners
         self._timeout_s, self._committed = timeout_s, committed
         self._thread: threading.Thread | None = None
@@ -116,11 +94,7 @@ class WorldSave:
         self._begin_if_writer()
 
     def wait(self) -> None:
-        """Returns when the checkpoint is complete.
-
-        Raises:
-            CheckpointError: It could not be written, here or by another worker, or nothing was heard of the writer.
-        """
+        """Returns when the checkpoint is complete, whichever worker has written it."""
         try:
             with activity.phase(activity.CHECKPOINT):
                 self._worlds.attempt(self._await)

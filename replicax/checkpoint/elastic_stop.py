@@ -1,8 +1,8 @@
 """How the workers of an elastic job agree where to stop: one of them leaves alone, or all stop after the same call.
 
 A worker that is preempted leaves, and the others go on; nothing is agreed on then. If all of them are to end, which the
-board of their meeting says, each tells after how many calls its program has last passed a check, and passes no further
-one before all have told. All stop at the first check after more calls than any of them has told.
+job store of their meeting says, each tells after how many calls its program has last passed a check, and passes no
+further one before all have told. All stop at the first check after more calls than any of them has told.
 """
 
 from __future__ import annotations
@@ -24,17 +24,7 @@ _LOOK_S = 0.1
 
 
 class ElasticStop:
-    """Tells when to stop, like `StopAgreement`; all workers make one, and check it at the same points of programs.
-
-    Args:
-        worlds: Those of this process.
-        preemption: What decides whether it leaves alone.
-        is_preempted: Asked every second whether this process is preempted; None if only `preempt` says so.
-        timeout_s: How long to wait for the other processes when all are to stop, in seconds.
-
-    Attributes:
-        preempted_at: When this process was preempted (`time.monotonic`), or None if it was another one or none.
-    """
+    """Tells when to stop, like `StopAgreement`; all workers make one, and check it at the same points of programs."""
 
     def __init__(
         self,
@@ -43,7 +33,7 @@ class ElasticStop:
         is_preempted: Callable[[], bool] | None = None,
         timeout_s: float = 60.0,
     ):
-        self.preempted_at: float | None = None
+        self.preempted_at: float | None = None  # when this process was preempted (`time.monotonic`)
         self._worlds, self._preemption = worlds, preemption
         self._is_preempted, self._timeout_s = is_preempted, timeout_s
         self._lock = threading.Lock()
@@ -62,11 +52,7 @@ class ElasticStop:
             self._preemption.notice("preempted")
 
     def check(self) -> bool:
-        """Returns whether to stop here: the same in all processes.
-
-        Raises:
-            CheckpointError: All are to stop, and some process did not tell how far it is.
-        """
+        """Returns whether to stop here: the same in all processes."""
         with self._lock:
             if not self._halted:
                 self._passed = self._worlds.calls
@@ -105,11 +91,7 @@ class ElasticStop:
         self._agreed.set()
 
     def _heard(self) -> int:
-        """Returns the largest number of calls that a member has told; those that are lost meanwhile do not count.
-
-        Raises:
-            CheckpointError: A member has not told in time.
-        """
+        """Returns the largest number of calls that a member has told; those that are lost meanwhile do not count."""
         job_store, deadline = self._preemption.job_store, time.monotonic() + self._timeout_s
         while True:
             passed, gone = job_store.passed(), job_store.gone()

@@ -115,29 +115,19 @@ def has_state(value: object) -> TypeGuard[HasState]:
 
 
 def saved_state(name: str, value: Leaf) -> dict[str, object]:
-    """Returns the state of a value or object in a form that JSON can hold.
-
-    Raises:
-        CheckpointError: JSON cannot hold it.
-    """
+    """Returns the state of a value or object in a form that JSON can hold."""
     encoded = _encoded(name, current_state(value))
     return {"value": encoded} if isinstance(value, VALUES) else {"state": encoded}
 
 
 def restored_state(name: str, states: Sequence[Mapping[str, object]], process: int, processes: int) -> PyTree:
-    """Returns the state that process `process` of `processes` gets.
-
-    Numbers are the chief's. States of objects may differ between processes: if as many processes restore as have
-    written, each gets its own; otherwise all must be equal.
-
-    Raises:
-        CheckpointError: The states differ, and there are more or fewer processes than before; or there is no state.
-    """
+    """Returns the state that process `process` of `processes` gets."""
     found = [_part(name, state) for state in states]
     if len({kind for kind, _ in found}) > 1:
         raise CheckpointError(f"{name!r} is a value in the checkpoint of one process, and an object in another's.")
-    if found[0][0] == "value":
+    if found[0][0] == "value":  # Numbers are the chief's.
         return _decoded_part(name, found[0][1])
+    # States of objects may differ between processes if as many restore as have written; otherwise all must be equal.
     if len(found) == processes:
         return _decoded_part(name, found[process][1])
     if any(state != found[0] for state in found):
@@ -166,11 +156,7 @@ def set_state(target: HasState | np.random.Generator, state: PyTree) -> None:
 
 
 def set_states(targets: Mapping[str, PyTree], states: Mapping[str, PyTree]) -> None:
-    """Sets the states of all objects, or of none.
-
-    Raises:
-        CheckpointError: An object does not take its state.
-    """
+    """Sets the states of all objects, or of none."""
     before = {name: current_state(target) for name, target in targets.items()}
     done: list[str] = []
     try:

@@ -12,13 +12,7 @@ from replicax.typing import Leaf
 
 
 def flax_arrays(value: Leaf, path: str, seen: set[int]) -> Iterator[tuple[str, FlaxVariable]]:
-    """Yields what stands for the arrays in the variables of a module, state or variable, and their names.
-
-    Args:
-        value: The module.
-        path: Its name, with which theirs begin.
-        seen: The `id` of each module and variable that was searched. More are added.
-    """
+    """Yields what stands for the arrays in the variables of a module, state or variable, and their names."""
     if id(value) in seen:
         return
     seen.add(id(value))

@@ -41,42 +41,24 @@ def problems(directory: Path, files: Files) -> dict[str, str]:
 
 
 def check_sizes(directory: Path, files: Files) -> None:
-    """Checks that all files exist and have their sizes, which costs next to nothing.
-
-    Raises:
-        CheckpointError: Some files are missing or have another size.
-    """
+    """Checks that all files exist and have their sizes, which costs next to nothing."""
     _raise_damage(directory, {name: _wrong_size(directory / name, size) for name, (size, _) in files.items()})
 
 
 def check_no_others(directory: Path, folders: Iterable[str], files: Files) -> None:
-    """Checks that the folders of arrays have no parts that were not written with them: they would be read.
-
-    Raises:
-        CheckpointError: There are such parts.
-    """
+    """Checks that the folders of arrays have no parts that were not written with them: they would be read."""
     for folder in folders:
         parts = [name for name in os.listdir(directory / folder) if _PART.fullmatch(name)]
         _raise_damage(directory, {f"{folder}/{name}": "was added" for name in parts if f"{folder}/{name}" not in files})
 
 
 def check(directory: Path, files: Files) -> None:
-    """Reads files and checks that they are as they were written.
-
-    Raises:
-        CheckpointError: Some files are damaged.
-    """
+    """Reads files and checks that they are as they were written."""
     _raise_damage(directory, problems(directory, files))
 
 
 def checked_in_turn(directory: Path, groups: Sequence[Files]) -> Iterator[None]:
-    """Checks groups of files in threads, and yields once for each when it is found to be as it was written.
-
-    While the caller reads a group, which the system still has in memory, the next ones are being checked.
-
-    Raises:
-        CheckpointError: A group has files that are not as they were written.
-    """
+    """Checks groups of files in threads, and yields once for each when it is found to be as it was written."""
     pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="replicax-checksums")
     try:
         begun = [

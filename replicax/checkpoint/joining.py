@@ -62,11 +62,7 @@ class CheckpointState:
         return arrays, json.dumps(meta).encode()
 
     def take(self, arrays: Sequence[np.ndarray], meta: bytes) -> None:
-        """Gives the objects the state of another worker's.
-
-        Raises:
-            ElasticError: They are others there.
-        """
+        """Gives the objects the state of another worker's."""
         if meta.startswith(OF_FIT):
             raise ElasticError(
                 "This worker waits in strategy.join, or in CheckpointManager.restore_or_initialize, and the others are "
@@ -121,12 +117,7 @@ def name_state(checkpoint: Checkpoint) -> None:
 
 
 def join(checkpoint: Checkpoint | None) -> bool:
-    """Names the state that newcomers get, and lets them join; returns whether this process was one of them.
-
-    Raises:
-        ArgumentError: None was named before.
-        ElasticError: The others' state does not fit.
-    """
+    """Names the state that newcomers get, and lets them join; returns whether this process was one of them."""
     running = worlds.running()
     if running is None:
         return False
@@ -145,11 +136,7 @@ def join(checkpoint: Checkpoint | None) -> bool:
 
 
 def state_named(checkpoint: object, objects: Mapping[str, PyTree]) -> Checkpoint | None:
-    """Returns the checkpoint that a user has named by itself or by its objects; None for neither.
-
-    Raises:
-        ArgumentError: It is none, or both are given.
-    """
+    """Returns the checkpoint that a user has named by itself or by its objects; None for neither."""
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         raise ArgumentError(f"strategy.join takes an rx.Checkpoint, or objects by name, got {checkpoint!r:.100}.")
     if checkpoint is not None and objects:

@@ -16,11 +16,7 @@ _T = TypeVar("_T")
 
 
 def parsed(text: str | bytes) -> PyTree:
-    """Returns the contents of a JSON document.
-
-    Raises:
-        ValueError: It is not JSON, not text, or nested too deeply.
-    """
+    """Returns the contents of a JSON document."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -28,11 +24,7 @@ def parsed(text: str | bytes) -> PyTree:
 
 
 def field_of(document: object, key: str, kind: type[_T]) -> _T:
-    """Returns what `document` has under `key`, which must be of type `kind`; a bool is not an int.
-
-    Raises:
-        ValueError: It is not a JSON object, or has no such entry.
-    """
+    """Returns what `document` has under `key`, which must be of type `kind`; a bool is not an int."""
     if not isinstance(document, dict) or key not in document:
         raise ValueError(f"{document!r:.100} has no {key!r}")
     value = document[key]
@@ -42,11 +34,7 @@ def field_of(document: object, key: str, kind: type[_T]) -> _T:
 
 
 def count_of(document: object, key: str, least: int = 0) -> int:
-    """Returns the whole number, `least` or more, that `document` has under `key`.
-
-    Raises:
-        ValueError: There is no such number.
-    """
+    """Returns the whole number, `least` or more, that `document` has under `key`."""
     value = field_of(document, key, int)
     if value < least:
         raise ValueError(f"{key!r} should be {least} or more, is {value}")
@@ -54,11 +42,7 @@ def count_of(document: object, key: str, least: int = 0) -> int:
 
 
 def dtype_of(document: object, key: str) -> np.dtype:
-    """Returns the dtype of arrays whose name `document` has under `key`, such as `"bfloat16"`.
-
-    Raises:
-        ValueError: There is no dtype, or one of Python objects or structures.
-    """
+    """Returns the dtype of arrays whose name `document` has under `key`, such as `"bfloat16"`."""
     name = field_of(document, key, str)
     try:
         dtype = np.dtype(jnp.dtype(name))
@@ -70,11 +54,7 @@ def dtype_of(document: object, key: str) -> np.dtype:
 
 
 def digest_of(document: Mapping[str, object]) -> str:
-    """Returns the SHA-256 of the contents of a document: the order of its keys and its blanks do not count.
-
-    Raises:
-        ValueError: It is nested too deeply.
-    """
+    """Returns the SHA-256 of the contents of a document: the order of its keys and its blanks do not count."""
     try:
         text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     except RecursionError:

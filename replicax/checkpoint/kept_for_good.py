@@ -16,31 +16,18 @@ _FILE = "kept.json"  # Beside the checkpoints: a later run of the training goes 
 
 
 class PermanentCheckpoints:
-    """The checkpoints that are kept for good, because each was written long enough after the one before.
-
-    Args:
-        directory: The folder of the checkpoints.
-        hours: How long after the last permanent checkpoint the next one must have been written.
-    """
+    """The checkpoints that are kept for good, because each was written `hours` or more after the one before."""
 
     def __init__(self, directory: Path, hours: float):
         self._path, self._seconds = directory / _FILE, hours * 3600.0
         self._made_at = time.time()
 
     def names(self) -> list[str]:
-        """Returns the names of the checkpoints that are kept for good.
-
-        Raises:
-            CheckpointError: The file that says so is damaged.
-        """
+        """Returns the names of the checkpoints that are kept for good."""
         return self._read()[1]
 
     def rest(self, old: Sequence[NumberedCheckpoint]) -> list[NumberedCheckpoint]:
-        """Decides about checkpoints that are not among the newest any more, and returns those to be deleted.
-
-        Args:
-            old: The checkpoints, oldest first, without those that are permanent already.
-        """
+        """Decides about checkpoints that are not among the newest any more, oldest first; returns those to delete."""
         last, names = self._read()
         rest = []
         for each in old:

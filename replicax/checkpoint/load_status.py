@@ -16,19 +16,6 @@ class LoadStatus(dict[str, PyTree]):
     A restore is strict unless it is asked to be partial: every name must be on both sides. Only models and optimizers
     that are not built may lack values after it: they get them when they are built. The assertions are TensorFlow's;
     each returns the status.
-
-    Args:
-        values: The values by the objects' names.
-        source: The checkpoint, for messages; None if there was no checkpoint to restore.
-        matched: How many names both sides have.
-        unused: Names in the checkpoint that no object has.
-        unmatched: Names in the objects that the checkpoint lacks.
-        waiting: The values that wait for objects to be built.
-        notes: What was left out on purpose, as sentences.
-
-    Attributes:
-        notes: What was left out on purpose, and why, as sentences: of a checkpoint of TensorFlow's, say, the state of
-            metrics.
     """
 
     def __init__(
@@ -42,15 +29,13 @@ class LoadStatus(dict[str, PyTree]):
         notes: Sequence[str] = (),
     ):
         super().__init__(values)
+        # The notes say, in sentences, what was left out on purpose: of a checkpoint of TensorFlow's, say, the state of
+        # metrics. The source is None if there was no checkpoint to restore.
         self._source, self._matched, self.notes = source, matched, tuple(notes)
         self._unused, self._unmatched, self._waiting = tuple(unused), tuple(unmatched), tuple(waiting)
 
     def assert_consumed(self) -> LoadStatus:
-        """Checks that all of the checkpoint was given to objects, and that it had something for all of them.
-
-        Raises:
-            UnmatchedError: Something is left; it lists the names, and the objects that are not built yet.
-        """
+        """Checks that all of the checkpoint was given to objects, and that it had something for all of them."""
         self._check_any()
         waiting = [each.what_to_do() for each in self._waiting if each.is_missed]
         if self._unused or self._unmatched or waiting:
@@ -62,22 +47,14 @@ class LoadStatus(dict[str, PyTree]):
         return self
 
     def assert_existing_objects_matched(self) -> LoadStatus:
-        """Checks that the checkpoint had something for all variables that exist; some may not be made yet.
-
-        Raises:
-            UnmatchedError: It did not; it lists the names.
-        """
+        """Checks that the checkpoint had something for all variables that exist; some may not be made yet."""
         self._check_any()
         if self._unmatched:
             raise UnmatchedError(f"The checkpoint {self._source} has nothing for {list(self._unmatched)}.")
         return self
 
     def assert_nontrivial_match(self) -> LoadStatus:
-        """Checks that the checkpoint and the objects have something in common.
-
-        Raises:
-            UnmatchedError: They have nothing in common.
-        """
+        """Checks that the checkpoint and the objects have something in common."""
         self._check_any()
         if not self._matched and not any(each.wanted for each in self._waiting):
             raise UnmatchedError(f"Nothing in the checkpoint {self._source} belongs to one of the objects.")

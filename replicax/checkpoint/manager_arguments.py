@@ -18,22 +18,14 @@ from replicax.typing import PyTree
 
 
 def check_counts(**counts: int | None) -> None:
-    """Checks that each argument is None or a whole number of at least 1.
-
-    Raises:
-        ArgumentError: One is something else; it is named.
-    """
+    """Checks that each argument is None or a whole number of at least 1."""
     for name, number in counts.items():
         if number is not None:
             checked_int(name, number, least=1)
 
 
 def checked_init(init_fn: Callable[[], object] | None) -> Callable[[], object] | None:
-    """Returns `init_fn`.
-
-    Raises:
-        ArgumentError: It is neither a function nor None.
-    """
+    """Returns `init_fn`, if it is a function or None."""
     if init_fn is not None and not callable(init_fn):
         raise ArgumentError(f"`init_fn` is a function or None, got {init_fn!r:.100}.")
     return init_fn
@@ -42,17 +34,7 @@ def checked_init(init_fn: Callable[[], object] | None) -> Callable[[], object] |
 def positional(
     given: Sequence[PyTree], checkpoint: Checkpoint | None, directory: Directory | None, max_to_keep: int | None
 ) -> tuple[Checkpoint | None, Directory, int | None]:
-    """Returns the checkpoint, the directory and `max_to_keep`, given by keyword or not.
-
-    Args:
-        given: What was given without a keyword: the directory, or what TensorFlow's manager takes.
-        checkpoint: What was given by keyword, or None; the same holds for the others.
-        directory: Likewise.
-        max_to_keep: Likewise; one that was given without a keyword counts.
-
-    Raises:
-        ArgumentError: There are too many, or one was given twice.
-    """
+    """Returns the checkpoint, the directory and `max_to_keep`, each given by keyword or by position."""
     names = ["checkpoint", "directory", "max_to_keep"] if given and isinstance(given[0], Checkpoint) else ["directory"]
     if len(given) > len(names):
         raise ArgumentError(
@@ -73,11 +55,7 @@ def positional(
 
 
 def checkpoint_of(checkpoint: Checkpoint | None, objects: Mapping[str, PyTree] | None) -> Checkpoint:
-    """Returns the checkpoint of a manager.
-
-    Raises:
-        ArgumentError: `checkpoint` is not an `rx.Checkpoint`, or both or neither of the two are given.
-    """
+    """Returns the checkpoint of a manager."""
     if (objects is None) == (checkpoint is None):
         raise ArgumentError("Pass either `objects` or a `checkpoint`, and not both.")
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
@@ -86,11 +64,7 @@ def checkpoint_of(checkpoint: Checkpoint | None, objects: Mapping[str, PyTree] |
 
 
 def checked_name(name: str | None) -> str | None:
-    """Returns the prefix of the names of checkpoints.
-
-    Raises:
-        ArgumentError: It cannot be part of a directory's name.
-    """
+    """Returns the prefix of the names of checkpoints."""
     if name is not None and (not isinstance(name, str) or not name or "/" in name or name.startswith(".")):
         raise ArgumentError(
             f"`checkpoint_name` is the beginning of directories' names, such as 'ckpt', got {name!r:.100}: it contains "
@@ -100,11 +74,7 @@ def checked_name(name: str | None) -> str | None:
 
 
 def permanent_checkpoints(directory: Path, hours: float | None) -> PermanentCheckpoints | None:
-    """Returns the checkpoints that are kept for good; None if `hours` is None.
-
-    Raises:
-        ArgumentError: `hours` is not a number above 0.
-    """
+    """Returns the checkpoints that are kept for good; None if `hours` is None."""
     if hours is None:
         return None
     if not is_real(hours) or not hours > 0:
@@ -113,11 +83,7 @@ def permanent_checkpoints(directory: Path, hours: float | None) -> PermanentChec
 
 
 def whole_number(given: int | jax.Array | np.ndarray | VariableLike | None, name: str) -> int:
-    """Returns an argument that is a number, or a variable or an array with a number, as an int.
-
-    Raises:
-        ArgumentError: It is not a whole number of at least 0.
-    """
+    """Returns an argument that is a number, or a variable or an array with a number, as an int."""
     found = np.asarray(getattr(given, "value", given) if hasattr(given, "assign") else given)
     if found.shape != () or found.dtype.kind not in "iu" or found < 0:
         raise ArgumentError(f"`{name}` is a whole number of at least 0, got {given!r:.100}.")

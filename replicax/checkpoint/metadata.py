@@ -34,19 +34,12 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """An array in a checkpoint.
-
-    Attributes:
-        shape: Its shape.
-        dtype: The dtype in which it is stored.
-        folder: Where its files are, relative to the checkpoint; empty if it has no numbers.
-        checksum: SHA-256 of the checksums of its files.
-    """
+    """An array in a checkpoint."""
 
     shape: tuple[int, ...]
-    dtype: np.dtype
-    folder: str = dataclasses.field(default="", compare=False)
-    checksum: str = dataclasses.field(default="", compare=False)
+    dtype: np.dtype  # in which it is stored
+    folder: str = dataclasses.field(default="", compare=False)  # of its files; empty if it has no numbers
+    checksum: str = dataclasses.field(default="", compare=False)  # SHA-256 of the checksums of its files
 
     @property
     def nbytes(self) -> int:
@@ -56,23 +49,14 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Metadata:
-    """The contents of `metadata.json`.
-
-    Attributes:
-        arrays: The arrays by name.
-        files: For each file, relative to the checkpoint, its size in bytes and SHA-256.
-        step: The training step, or None.
-        notes: Small values that belong to the checkpoint as a whole.
-        processes: Number of processes that wrote it.
-        versions: Versions of replicax and JAX that wrote it.
-    """
+    """The contents of `metadata.json`."""
 
     arrays: Mapping[str, Entry]
-    files: Mapping[str, tuple[int, str]]
+    files: Mapping[str, tuple[int, str]]  # by path relative to the checkpoint: size in bytes and SHA-256
     step: int | None = None
-    notes: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    processes: int = 1
-    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    notes: Mapping[str, object] = dataclasses.field(default_factory=dict)  # small values, of the checkpoint as a whole
+    processes: int = 1  # that wrote it
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of replicax and JAX
 
     def noted_number(self, name: str) -> int | None:
         """Returns the int that is noted under a name; None if there is none."""
@@ -121,12 +105,7 @@ def name_of_replaced(name: str) -> str | None:
 
 
 def read_metadata(directory: str | os.PathLike[str]) -> Metadata:
-    """Returns the metadata of a checkpoint; reads none of its numbers.
-
-    Raises:
-        CheckpointError: There is no complete checkpoint, its metadata is damaged, or a later version of replicax wrote
-            it.
-    """
+    """Returns the metadata of a checkpoint; reads none of its numbers."""
     path = place_of(directory)
     if not path.is_dir():
         raise CheckpointError(f"There is no checkpoint {path}.")

@@ -16,11 +16,7 @@ _SHOWN = 10  # names that a warning lists
 
 
 def check_names(directory: Directory, found: Iterable[str], expected: Iterable[str]) -> None:
-    """Checks that a checkpoint and the objects have the same names.
-
-    Raises:
-        CheckpointError: They do not; it lists the names that one side lacks.
-    """
+    """Checks that a checkpoint and the objects have the same names."""
     unused, missing = differences(found, expected)
     if unused or missing:
         raise CheckpointError(
@@ -44,11 +40,7 @@ def warn_of_left_out(directory: Directory, found: Iterable[str], expected: Itera
 
 
 def check_kinds(directory: Directory, parts: ObjectParts, metadata: Metadata, state: Mapping[str, object]) -> None:
-    """Checks that what is an array in a checkpoint is one here, and the reverse.
-
-    Raises:
-        CheckpointError: It is not.
-    """
+    """Checks that what is an array in a checkpoint is one here, and the reverse."""
     for name in parts.names():
         is_array, has = name not in parts.states, "an array" if name in metadata.arrays else "no array"
         if (name in metadata.arrays and not is_array) or (name in state and is_array):

@@ -18,17 +18,11 @@ _DIGITS = 8  # At least so many without a prefix, since other folders may have a
 
 @dataclasses.dataclass(frozen=True)
 class NumberedCheckpoint:
-    """A complete checkpoint with a number in its name.
-
-    Attributes:
-        path: Its directory.
-        number: Its number.
-        prefix: The beginning of its name, before the `-`; None if the name is only the number.
-    """
+    """A complete checkpoint with a number in its name."""
 
     path: Path
     number: int
-    prefix: str | None
+    prefix: str | None  # of its name, before the `-`; None if the name is only the number
 
     @property
     def name(self) -> str:
@@ -62,11 +56,7 @@ def numbered(directory: Path) -> list[NumberedCheckpoint]:
 
 
 def newest(directory: Path) -> NumberedCheckpoint | None:
-    """Returns the newest checkpoint in a folder: the one with the highest number among those of one prefix.
-
-    If there are several prefixes, or names with and without one, the prefix whose last checkpoint was written last
-    counts.
-    """
+    """Returns the newest checkpoint in a folder: the highest number of the prefix that was written last."""
     last = {each.prefix: each for each in numbered(directory)}
     return max(last.values(), key=lambda each: each.written_at, default=None)
 

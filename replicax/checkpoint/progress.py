@@ -18,11 +18,7 @@ _STEP = "step"
 
 
 class Progress:
-    """Counts steps since the last save or restore, by what a checkpoint tracks.
-
-    The first of these is taken: the manager's `step_counter`; a variable called `step` in the checkpoint; the number of
-    updates of the first Keras optimizer in it since a step whose number was known.
-    """
+    """Counts steps since the last save or restore, by what a checkpoint tracks."""
 
     def __init__(self, checkpoint: Checkpoint, counter: VariableLike | None):
         self._checkpoint, self._counter = checkpoint, counter
@@ -42,11 +38,7 @@ class Progress:
         self._step, self._updates = state[_STEP], self._count()
 
     def step_of_others(self, directory: Path) -> int:
-        """Returns the step at which the others were when they gave their state.
-
-        Raises:
-            ElasticError: They did not know it.
-        """
+        """Returns the step at which the others were when they gave their state."""
         if self._step is None:
             raise ElasticError(
                 f"The manager of {directory} cannot say at which step the others are: its checkpoint tracks nothing "
@@ -56,6 +48,8 @@ class Progress:
         return self._step
 
     def _now(self) -> int | None:
+        # The first that there is: the manager's `step_counter`; a variable called `step` in the checkpoint; the number
+        # of updates of the first Keras optimizer in it since a step whose number was known.
         counter = self._counter
         if counter is None and is_variable(self._checkpoint.objects.get(_STEP)):
             counter = self._checkpoint.objects[_STEP]

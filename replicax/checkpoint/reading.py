@@ -30,31 +30,19 @@ _MOST_MISSING = 100  # parts of an array that are listed: a forged description m
 
 
 def entries(directory: Directory) -> dict[str, Entry]:
-    """Returns the names, shapes and dtypes of the arrays in a checkpoint; reads none of their numbers.
-
-    Raises:
-        CheckpointError: There is no complete checkpoint.
-    """
+    """Returns the names, shapes and dtypes of the arrays in a checkpoint; reads none of their numbers."""
     return dict(read_metadata(directory).arrays)
 
 
 def damaged_files(directory: Directory) -> dict[str, str]:
-    """Reads all of a checkpoint and returns its damaged files, with what is wrong with each; empty if there are none.
-
-    Raises:
-        CheckpointError: There is no complete checkpoint.
-    """
+    """Reads all of a checkpoint and returns its damaged files, with what is wrong with each."""
     path = place_of(directory)
     metadata = read_metadata(path)
     return problems(path, metadata.files) | _never_written(path, metadata)
 
 
 def checked_metadata(directory: Directory) -> Metadata:
-    """Returns the metadata of a checkpoint, after a check that all its files are there.
-
-    Raises:
-        CheckpointError: There is no complete checkpoint.
-    """
+    """Returns the metadata of a checkpoint, after a check that all its files are there."""
     metadata = read_metadata(directory)
     check_sizes(place_of(directory), metadata.files)
     return metadata
@@ -67,19 +55,7 @@ def read_arrays(
     metadata: Metadata | None = None,
     verify: bool = True,
 ) -> dict[str, jax.Array | np.ndarray]:
-    """Returns arrays of a checkpoint; each device reads its own parts.
-
-    Args:
-        directory: The checkpoint.
-        wanted: For each name the shape, the dtype to convert to and the sharding; without a sharding a NumPy array is
-            returned.
-        metadata: The result of `checked_metadata`, if it has been called.
-        verify: Whether to compare the checksums of the files that this process reads.
-
-    Raises:
-        CheckpointError: There is no complete checkpoint, it is damaged, or it has no array of that name and shape, or
-            one of another kind of numbers, such as a float for an integer.
-    """
+    """Returns arrays of a checkpoint as `wanted`, NumPy arrays without a sharding; each device reads its own parts."""
     path = place_of(directory)
     metadata = metadata or checked_metadata(path)
     found = metadata.arrays
@@ -95,11 +71,7 @@ def read_arrays(
 def check_arrays(
     directory: Directory, wanted: Mapping[str, jax.ShapeDtypeStruct], metadata: Metadata, verify: bool = True
 ) -> None:
-    """Checks that `read_arrays` can read arrays of a checkpoint.
-
-    Raises:
-        CheckpointError: As for `read_arrays`.
-    """
+    """Checks that `read_arrays` can read arrays of a checkpoint."""
     path = place_of(directory)
     found = metadata.arrays
     check_wanted(path, found, wanted)
@@ -110,11 +82,7 @@ def check_arrays(
 
 @activity.phase(activity.CHECKPOINT)
 def read_state(directory: Directory, metadata: Metadata | None = None, verify: bool = True) -> list[dict[str, object]]:
-    """Returns the state that each process wrote, in their order; `metadata` and `verify` are as for `read_arrays`.
-
-    Raises:
-        CheckpointError: There is no complete checkpoint, or the state is damaged.
-    """
+    """Returns the state that each process wrote, in their order."""
     path = place_of(directory)
     metadata = metadata or checked_metadata(path)
     names = [STATE.format(i) for i in range(metadata.processes)]
@@ -134,12 +102,10 @@ def _state(path: Path) -> dict[str, object]:
 
 
 def _checked_groups(path: Path, metadata: Metadata, wanted: _Wanted) -> Iterator[_Wanted]:
-    """Yields the folders to read in groups, each when all that is read of it has been checked.
-
-    The small files are checked first: they say how to read the others.
-    """
+    """Yields the folders to read in groups, each when all that is read of it has been checked."""
     folders = {entry.folder for entry in metadata.arrays.values() if entry.folder}
     described = {f"{folder}/{_ZARR}" for folder in wanted}
+    # The small files first: they say how to read the others.
     check(
         path,
         {name: f for name, f in metadata.files.items() if name in described or name.partition("/")[0] not in folders},
@@ -231,11 +197,7 @@ def _empty(wanted: jax.ShapeDtypeStruct) -> jax.Array | np.ndarray:
 
 
 def check_wanted(path: Path, found: Mapping[str, Entry], wanted: Mapping[str, jax.ShapeDtypeStruct]) -> None:
-    """Checks that a checkpoint has arrays of these names and shapes, and of dtypes that can be converted to these.
-
-    Raises:
-        CheckpointError: It does not have them.
-    """
+    """Checks that a checkpoint has arrays of these names and shapes, and of dtypes that can be converted to these."""
     missing = [name for name in wanted if name not in found]
     if missing:
         raise CheckpointError(f"The checkpoint {path} has no {missing}. It has: {', '.join(found)}.")

@@ -23,16 +23,11 @@ _ABSENT = "nothing"
 
 
 def check_same_contents(coordination: Coordination, contents: Contents) -> None:
-    """Checks that all processes save the same names, with the same shapes and dtypes, for the same step.
-
-    Only a checksum travels, unless it differs. The order of the names does not matter.
-
-    Raises:
-        CheckpointError: They do not, or some process did not come in time.
-    """
+    """Checks that all processes save the same names, with the same shapes and dtypes, for the same step."""
     own = described(contents)
-    document = json.dumps(own, sort_keys=True)
+    document = json.dumps(own, sort_keys=True)  # The order of the names does not matter.
     digest = hashlib.sha256(document.encode()).hexdigest()
+    # Only a checksum travels, unless it differs.
     if len(set(coordination.all_values("checksum of the names", digest))) == 1:
         return
     everyones = [json.loads(each) for each in coordination.all_values("names", document)]

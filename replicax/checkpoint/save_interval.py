@@ -8,20 +8,7 @@ from replicax.errors import ArgumentError
 
 
 class SaveInterval:
-    """Decides whether it is time to save.
-
-    Args:
-        steps: Save at steps that are multiples of this.
-        counter: An integer variable that counts the training's steps, or None.
-        growth: Save when `counter` has grown by this since the last save or restore; None to look at steps only.
-
-    Attributes:
-        growth: As given.
-        last: The counter at the last save or restore; None before.
-
-    Raises:
-        ArgumentError: There is a `growth` without a counter, or beside other `steps` than 1.
-    """
+    """Decides whether it is time to save: at multiples of `steps`, or when `counter` has grown by `growth`."""
 
     def __init__(self, steps: int, counter: VariableLike | None, growth: int | None):
         if growth is not None and (counter is None or steps != 1):
@@ -31,7 +18,7 @@ class SaveInterval:
             )
         self.growth = growth
         self._steps, self._counter = steps, counter
-        self.last: int | None = None
+        self.last: int | None = None  # the counter at the last save or restore
 
     def is_over(self, step: int | None) -> bool:
         """Returns whether it is time to save at a step; None is a step without a number."""

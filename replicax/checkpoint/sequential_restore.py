@@ -27,11 +27,7 @@ _LARGE_BYTES = 1 << 30  # Fewer bytes together are all read before the first cha
 def large_variables(
     path: Path, wanted: _Wanted, variables: Mapping[str, AssignableLike], metadata: Metadata, verify: bool
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns what `restore_in_turn` is to restore, after a check that it can be read; empty if all of it is small.
-
-    Raises:
-        CheckpointError: The checkpoint is damaged, or a shape or dtype differs.
-    """
+    """Returns what `restore_in_turn` is to restore, after a check that it can be read; empty if all of it is small."""
     chosen = {name: spec for name, spec in wanted.items() if name in variables and spec.sharding is not None}
     if sum(map(_bytes, chosen.values())) < _LARGE_BYTES:
         return {}
@@ -40,11 +36,7 @@ def large_variables(
 
 
 def restore_in_turn(path: Path, wanted: _Wanted, variables: Mapping[str, AssignableLike], metadata: Metadata) -> None:
-    """Gives variables their values, some at a time: no more bytes than the largest has.
-
-    Raises:
-        CheckpointError: A file cannot be read any more.
-    """
+    """Gives variables their values, some at a time: no more bytes than the largest has."""
     restored = 0
     for group in _groups(wanted):
         try:

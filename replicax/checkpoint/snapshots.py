@@ -51,34 +51,20 @@ _log = logging.getLogger(__name__)
 
 
 class RestoredSnapshot(NamedTuple):
-    """A snapshot from which a training goes on.
-
-    Attributes:
-        step: Its step.
-        status: What was restored.
-    """
+    """A snapshot from which a training goes on."""
 
     step: int
     status: LoadStatus
 
 
 class MemorySnapshots:
-    """The snapshots of one training in the memory of this machine.
-
-    Args:
-        directory: The folder of its checkpoints.
-        parent: The folder in memory, in which all processes of the job see the same; None for no snapshots.
-        clock: Returns the time in seconds.
-
-    Attributes:
-        restored_path: The snapshot from which the training goes on; None if it does not.
-    """
+    """The snapshots of one training in the memory of this machine, where all processes of the job see the same."""
 
     def __init__(self, directory: Path, parent: Path | None, clock: Callable[[], float] = time.monotonic):
         name = hashlib.sha256(str(directory).encode()).hexdigest()[:16]
         self._folder, self._is_on = (parent or Path()) / name, parent is not None
         self._clock = clock
-        self.restored_path: Path | None = None
+        self.restored_path: Path | None = None  # of the snapshot from which the training goes on
         self._calls, self._due, self._pause = 0, _FIRST_CALLS, _FIRST_PAUSE
         self._begun: tuple[int, float] | None = None  # The call and the time of the last snapshot.
         self._thread: threading.Thread | None = None
@@ -100,12 +86,7 @@ class MemorySnapshots:
         return self._is_on and self._calls >= self._due
 
     def take(self, step: int, contents: Callable[[], Contents]) -> None:
-        """Takes a snapshot; it is written in the background. A failure is logged: the training goes on without.
-
-        Args:
-            step: The step.
-            contents: Returns what the snapshot is to hold; it may compute together with the other processes.
-        """
+        """Takes a snapshot; it is written in the background. A failure is logged: the training goes on without."""
         self.wait()
         if self._agreed is None:
             self._due = 2**62
@@ -117,7 +98,7 @@ class MemorySnapshots:
         raised: Exception | None = None
         found = Contents({})
         try:
-            found = contents()
+            found = contents()  # It may compute together with the other processes.
             found = Contents(copied(found.arrays), found.state, found.step, found.notes)
         except Exception as error:
             raised = error
@@ -134,14 +115,12 @@ class MemorySnapshots:
             self._thread = None
 
     def latest(self) -> int | None:
-        """Returns the step of the snapshot; None if there is none, or the training was restored from it before.
-
-        A training that fails again and again after it was restored from a snapshot thus goes back to its checkpoint.
-        """
+        """Returns the step of the snapshot; None if there is none, or the training was restored from it before."""
         found = numbered(self._folder)
         if not found:
             return None
         step = found[-1].number
+        # A training that fails again and again after it was restored from a snapshot thus goes back to its checkpoint.
         tried = self._folder / _TRIED
         return None if tried.exists() and tried.read_text(encoding="utf-8") == str(step) else step
 
@@ -152,19 +131,7 @@ class MemorySnapshots:
         restored: Callable[[int], object],
         timeout_s: float,
     ) -> RestoredSnapshot | None:
-        """Restores the snapshot if it is newer than all checkpoints; all processes call it together.
-
-        If it does not fit the objects, because the job was changed, all of them go on from a checkpoint.
-
-        Args:
-            checkpoint: The objects.
-            on_disk: Returns the step of the newest checkpoint; the chief calls it.
-            restored: Called with its step when a snapshot was restored.
-            timeout_s: How long to wait for the others, in seconds.
-
-        Returns:
-            The step and what was restored; None if nothing was.
-        """
+        """Restores the snapshot if it is newer than all checkpoints; all processes call it together."""
         if not self._is_on:
             return None
         coordination = Coordination(f"Looking for a snapshot in {self._folder}", timeout_s)
@@ -177,7 +144,7 @@ class MemorySnapshots:
             return None
         try:
             status = checkpoint.restore(self.path(int(step)))
-        except CheckpointError as error:
+        except CheckpointError as error:  # It does not fit the objects, say: all processes go on from a checkpoint.
             _log.warning("The snapshot in memory of step %s is not used, but the newest checkpoint: %s", step, error)
             return None
         if coordination.is_chief:

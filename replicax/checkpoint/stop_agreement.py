@@ -28,18 +28,7 @@ _numbers = itertools.count()
 
 
 class StopAgreement:
-    """Tells when to stop; all processes make it together, and check it at the same points of their programs.
-
-    Args:
-        is_preempted: Asked every second whether this process is preempted; None if only `preempt` says so.
-        timeout_s: How long to wait for the other processes when one is preempted, in seconds.
-        process: The index of this process; by default as JAX counts.
-        count: Number of processes; by default as JAX counts.
-        store: Where the processes leave messages for each other; by default JAX's coordination service.
-
-    Attributes:
-        preempted_at: When this process was preempted (`time.monotonic`), or None if it was another one or none.
-    """
+    """Tells when to stop; all processes make it together, and check it at the same points of their programs."""
 
     def __init__(
         self,
@@ -69,7 +58,7 @@ class StopAgreement:
         self._halted = False
         self._stop_at = 0
         self._failure: Exception | None = None
-        self.preempted_at: float | None = None
+        self.preempted_at: float | None = None  # when this process was preempted (`time.monotonic`)
         self._threads = [StoppedAtEnd("replicax-preemption", self._announce, stop=self._closed.set)]
         if self._count > 1:
             self._threads.append(StoppedAtEnd("replicax-preemption-wait", self._follow, stop=self._closed.set))
@@ -83,11 +72,7 @@ class StopAgreement:
         self._preempted = True
 
     def check(self) -> bool:
-        """Returns whether to stop here: the same in all processes.
-
-        Raises:
-            CheckpointError: A process is preempted, and some process did not tell how far it is.
-        """
+        """Returns whether to stop here: the same in all processes."""
         if self._count == 1:
             return self._preempted
         with self._lock:

@@ -16,25 +16,20 @@ if TYPE_CHECKING:
 
 
 def unbuilt_objects(objects: Mapping[str, PyTree]) -> dict[str, KerasObject]:
-    """Returns the Keras models, layers and optimizers in `objects` that are not built, by the paths to them.
-
-    They make their variables, or most of them, when they are built.
-    """
+    """Returns the Keras models, layers and optimizers in `objects` that are not built, by the paths to them."""
     return {path: found for path, found in keras_objects(objects).items() if is_unbuilt(found)}
 
 
 def is_unbuilt(value: KerasObject) -> bool:
-    """Returns whether a Keras object will make variables when it is built.
-
-    An object whose class adds nothing to Keras's `build` makes none itself: a `Flatten`, say, or a model around others
-    that is never called. It is complete when all of its layers are built, whatever its `built` says.
-    """
+    """Returns whether a Keras object will make variables when it is built."""
     import keras
 
     if getattr(value, "built", True):
         return False
     if not isinstance(value, keras.Layer):
         return True
+    # An object whose class adds nothing to Keras's `build` makes none itself: a `Flatten`, say, or a model around
+    # others that is never called. It is complete when all of its layers are built, whatever its `built` says.
     inner = layers_in(value)
     build = type(value).build
     plain = build is keras.Layer.build or (bool(inner) and build in (keras.Model.build, keras.Sequential.build))
@@ -49,13 +44,11 @@ def layers_in(value: KerasObject) -> list[keras.Layer]:
 
 
 def is_append_only(value: KerasObject) -> bool:
-    """Returns whether the variables that a Keras object has before it is built keep their index.
-
-    Those of an optimizer do: its counter and learning rate come first. (An optimizer that wraps another lists its own
-    variables first.) A layer lists its weights before the seeds that it has from the beginning.
-    """
+    """Returns whether the variables that a Keras object has before it is built keep their index."""
     import keras
 
+    # Those of an optimizer do: its counter and learning rate come first. (An optimizer that wraps another lists its own
+    # variables first.) A layer lists its weights before the seeds that it has from the beginning.
     base = keras.optimizers.Optimizer
     return isinstance(value, base) and type(value).variables is base.variables
 

@@ -14,25 +14,12 @@ from replicax.contracts.variable_access import AssignableLike, VariableLike
 
 
 def write_variables(directory: Directory, variables: Mapping[str, VariableLike]) -> Path:
-    """Writes the values of variables to a new directory and returns its path.
-
-    Raises:
-        CheckpointError: The directory exists, or cannot be written.
-    """
+    """Writes the values of variables to a new directory and returns its path."""
     return write_arrays(directory, {name: saved_value(variable) for name, variable in variables.items()})
 
 
 def restore_variables(directory: Directory, variables: Mapping[str, AssignableLike], partial: bool = False) -> None:
-    """Gives variables the values that a checkpoint has for them: all of them, or none if anything is wrong.
-
-    Args:
-        directory: The checkpoint.
-        variables: Variables by name. Each keeps its layout and dtype, whatever those of the values were.
-        partial: Whether the checkpoint and the variables may have names that the other lacks.
-
-    Raises:
-        CheckpointError: There is no complete checkpoint, a name is missing on either side, or a shape differs.
-    """
+    """Gives variables the values that a checkpoint has for them: all of them, or none if anything is wrong."""
     metadata = checked_metadata(directory)
     found = metadata.arrays
     if not partial:

@@ -1,4 +1,9 @@
-"""Which variables a checkpoint of some objects holds, and under which names."""
+"""Which variables a checkpoint of some objects holds, and under which names.
+
+Lists, tuples, dicts and the attributes of plain objects are searched; a name is the path to the variable, such as
+`model/layers/0/w`. The variables of a Keras model, layer, optimizer or metric have their index as name instead: Keras
+names depend on how many others were made before. A variable that is found twice has the first name.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +32,7 @@ _CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.
 
 
 def variables_of(objects: Mapping[str, PyTree]) -> dict[str, AssignableLike]:
-    """Returns the variables in `objects` by name.
-
-    Lists, tuples, dicts and the attributes of plain objects are searched; a name is the path to the variable, such as
-    `model/layers/0/w`. The variables of a Keras model, layer, optimizer or metric have their index as name instead:
-    Keras names depend on how many others were made before. A variable that is found twice has the first name.
-
-    Raises:
-        CheckpointError: An object holds no variable, a dict's key is not a string or number, or two variables would
-            have the same name.
-    """
+    """Returns the variables in `objects` by name."""
     seen: set[int] = set()
     found: dict[str, AssignableLike] = {}
     for name, value in objects.items():
@@ -53,13 +49,7 @@ def variables_of(objects: Mapping[str, PyTree]) -> dict[str, AssignableLike]:
 
 
 def walk(value: PyTree, path: str, seen: set[int]) -> Iterator[tuple[str, AssignableLike]]:
-    """Yields the variables in `value` and their names.
-
-    Args:
-        value: What to search.
-        path: The name of `value`, with which the variables' names begin.
-        seen: The `id` of each object that has been searched; it is not searched again. More are added.
-    """
+    """Yields the variables in `value`, and their names below `path`; `seen` has the `id` of each object searched."""
     return _found(value, path, seen, is_variable)
 
 
@@ -115,11 +105,7 @@ def is_keras_object(value: object) -> TypeGuard[KerasObject]:
 
 
 def key_name(key: object) -> str:
-    """Returns the name of what a dict has under `key`.
-
-    Raises:
-        CheckpointError: The key cannot be part of a name.
-    """
+    """Returns the name of what a dict has under `key`."""
     if not isinstance(key, (str, int)) or "/" in str(key):
         raise CheckpointError(f"A dict in a checkpoint has string or int keys without '/', got {key!r}.")
     return str(key)

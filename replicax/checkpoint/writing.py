@@ -37,26 +37,14 @@ _SECONDS_TO_APPEAR = 30.0
 
 
 def write_arrays(directory: Directory, arrays: Mapping[str, SavedArray]) -> Path:
-    """Writes arrays to a new directory and returns its absolute path when all of them are on disk.
-
-    Args:
-        directory: The new directory. With several processes, a place that all of them see.
-        arrays: Arrays by name; over a mesh of several processes each of them passes its view of the same arrays.
-
-    Raises:
-        CheckpointError: The directory exists already, cannot be written, or there are no arrays.
-    """
+    """Writes arrays to a new directory and returns its absolute path when all of them are on disk."""
     if not arrays:
         raise CheckpointError(f"There are no arrays to write to {Path(directory).absolute()}.")
     return write(directory, Contents(arrays))
 
 
 def absolute(directory: Directory) -> Path:
-    """Returns the absolute path of a directory.
-
-    Raises:
-        ArgumentError: It is not a path.
-    """
+    """Returns the absolute path of a directory."""
     if not isinstance(directory, (str, os.PathLike)) or not isinstance(os.fspath(directory), str):
         raise ArgumentError(f"A directory is a string or a pathlib.Path, got {directory!r:.100}.")
     return Path(directory).absolute()
@@ -75,12 +63,7 @@ def could_not_write(directory: Directory) -> str:
 
 
 def new_directory(directory: Directory) -> Path:
-    """Returns the absolute path of a directory that is to be made.
-
-    Raises:
-        ArgumentError: It is not a path.
-        CheckpointError: It is there already.
-    """
+    """Returns the absolute path of a directory that is to be made, and must not be there yet."""
     path = absolute(directory)
     if path.exists():
         raise CheckpointError(
@@ -94,17 +77,7 @@ def new_directory(directory: Directory) -> Path:
 def write_in_place(
     path: Path, contents: Contents, coordination: Coordination, committed: Callable[[], None] | None = None
 ) -> Path:
-    """Writes a checkpoint; one that has the name already is replaced when the new one is complete.
-
-    Args:
-        path: The new directory; the parent directory is made.
-        contents: What the checkpoint is to hold.
-        coordination: The processes that write it.
-        committed: Called by the chief when the checkpoint is complete and durable, before the other processes go on.
-
-    Raises:
-        CheckpointError: It could not be written, here or in another process, or another process did not come.
-    """
+    """Writes a checkpoint; one that has the name already is replaced when the new one is complete."""
 
     def make_directory() -> None:
         if coordination.is_chief:
@@ -114,7 +87,7 @@ def write_in_place(
         if coordination.is_chief:
             commit(staging, path, contents, jax.process_count())
             if committed is not None:
-                committed()
+                committed()  # before the other processes go on
 
     failed = could_not_write(path)
     coordination.check_same("directory", str(path))
@@ -155,17 +128,15 @@ def _write_parts(staging: Path, contents: Contents) -> None:
 
 
 def commit(staging: Path, path: Path, contents: Contents, processes: int) -> None:
-    """Gives a directory its name when all is written; one that has the name already is deleted after that.
-
-    There is a complete checkpoint at every moment: until the new one has the name, readers find the old one by
-    `metadata.place_of`.
-    """
+    """Gives a directory its name when all is written; one that has the name already is deleted after that."""
     folders = folders_of(contents.arrays)
     arrays = {
         name: Entry(tuple(np.shape(array)), np.dtype(array.dtype), folders[name])
         for name, array in contents.arrays.items()
     }
     complete(staging, arrays, contents.step, contents.notes, processes)
+    # There is a complete checkpoint at every moment: until the new one has the name, readers find the old one by
+    # `metadata.place_of`.
     if path.exists():
         set_aside(path)
     staging.rename(path)
@@ -182,10 +153,8 @@ def delete(path: Path) -> None:
 
 
 def folders_of(arrays: Mapping[str, SavedArray]) -> dict[str, str]:
-    """Returns a folder for each array, `""` for empty ones. Not any string that names an array can name a folder.
-
-    They are numbered in the order of the names: so all processes have the same, whatever the order of their objects.
-    """
+    """Returns a folder for each array, `""` for empty ones. Not any string that names an array can name a folder."""
+    # They are numbered in the order of the names: so all processes have the same, whatever the order of their objects.
     return {
         name: f"{i:05d}-{re.sub(r'[^A-Za-z0-9_]+', '-', name)[:80]}" if np.size(array) else ""
         for i, (name, array) in enumerate(sorted(arrays.items(), key=lambda item: item[0]))

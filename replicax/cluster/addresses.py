@@ -29,11 +29,7 @@ class Address(NamedTuple):
 
 
 def parse_address(text: object, field: str) -> Address:
-    """Parses an address.
-
-    Raises:
-        ClusterError: It is not of that form.
-    """
+    """Parses an address; errors call it `field`."""
     if not isinstance(text, str):
         raise ClusterError(field, text if text is not None else "null", "must be a string 'host:port'", _CURE)
     if not text:

@@ -219,11 +219,7 @@ class ClusterConfig:
 
 
 def check_roles(spec: ClusterSpec, field: str = "cluster") -> None:
-    """Checks that the jobs are roles of training, and that there is at most one chief and one evaluator.
-
-    Raises:
-        ClusterError: They are not.
-    """
+    """Checks that the jobs are roles of training, and that there is at most one chief and one evaluator."""
     for job in spec.jobs:
         if job not in ROLES:
             raise ClusterError(f"{field}.{job}", job, f"must be one of {[*ROLES]}", _rename(job))
@@ -234,11 +230,7 @@ def check_roles(spec: ClusterSpec, field: str = "cluster") -> None:
 
 
 def check_synchronous(config: ClusterConfig) -> None:
-    """Checks that a cluster can train synchronously: no parameter servers, and a known place to meet.
-
-    Raises:
-        ClusterError: It cannot.
-    """
+    """Checks that a cluster can train synchronously: no parameter servers, and a known place to meet."""
     if "ps" in config.spec.jobs or (config.task is not None and config.task.type == "ps"):
         raise ClusterError(
             f"{config.source} cluster.ps".strip(),

@@ -41,21 +41,13 @@ PRECEDENCE: tuple[type[ClusterResolver], ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One source that was examined.
+    """One source that was examined."""
 
-    Attributes:
-        name: Its name, such as `"Slurm"`.
-        applies: Whether the environment belongs to it.
-        because: Why, or why not.
-        config: The cluster that it describes; None if it does not apply or is malformed.
-        resolver: The resolver that read it; None if it does not apply or is malformed.
-    """
-
-    name: str
+    name: str  # such as "Slurm"
     applies: bool
-    because: str
-    config: ClusterConfig | None = None
-    resolver: ClusterResolver | None = dataclasses.field(default=None, compare=False)
+    because: str  # why it applies, or why not
+    config: ClusterConfig | None = None  # None if the source does not apply or is malformed
+    resolver: ClusterResolver | None = dataclasses.field(default=None, compare=False)  # that read it, if any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,20 +128,12 @@ def detect_cluster(environ: Environ | None = None) -> Detection:
 
 
 def found_cluster() -> ClusterConfig:
-    """Returns the cluster that the environment describes, and warns of contradictions.
-
-    Raises:
-        ClusterError: As `detect_cluster`.
-    """
+    """Returns the cluster that the environment describes, and warns of contradictions."""
     return find_cluster().config
 
 
 def find_cluster() -> Detection:
-    """Does what `found_cluster` does, and returns also how the cluster was found and by which resolver.
-
-    Raises:
-        ClusterError: As `detect_cluster`.
-    """
+    """Returns the cluster that the environment describes and how it was found, and warns of contradictions."""
     found = detect_cluster()
     for conflict in found.conflicts:
         _log.warning("The environment describes more than one cluster. %s", conflict)
@@ -157,15 +141,7 @@ def find_cluster() -> Detection:
 
 
 def cluster_of(resolver: ClusterResolver | None) -> tuple[ClusterResolver | None, ClusterConfig]:
-    """Returns the resolver and the cluster that a strategy is made with: those that are given, or those found.
-
-    Args:
-        resolver: What the user has given; with None the environment says.
-
-    Raises:
-        ArgumentError: It is no resolver.
-        ClusterError: As `detect_cluster`, or the resolver's cluster is malformed.
-    """
+    """Returns the resolver and the cluster that a strategy is made with: those that are given, or those found."""
     if resolver is None:
         found = find_cluster()
         return found.resolver, found.config

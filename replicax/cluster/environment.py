@@ -18,11 +18,7 @@ def text(environ: Environ, name: str) -> str | None:
 
 
 def required(environ: Environ, name: str, cure: str) -> str:
-    """Returns the value of a variable that must be set.
-
-    Raises:
-        ClusterError: It is not.
-    """
+    """Returns the value of a variable that must be set."""
     value = text(environ, name)
     if value is None:
         raise ClusterError(name, None, "is not set", cure)
@@ -30,11 +26,7 @@ def required(environ: Environ, name: str, cure: str) -> str:
 
 
 def to_number(value: str, field: str, least: int, below: int | None = None, cure: str = "") -> int:
-    """Returns a text as an int from `least` to `below - 1`.
-
-    Raises:
-        ClusterError: It is something else.
-    """
+    """Returns a text as an int from `least` to `below - 1`."""
     if not _NUMBER.fullmatch(value) or not least <= int(value) or (below is not None and int(value) >= below):
         allowed = f"of at least {least}" if below is None else f"from {least} to {below - 1}"
         raise ClusterError(field, value, f"must be an int {allowed}", cure)
@@ -42,20 +34,12 @@ def to_number(value: str, field: str, least: int, below: int | None = None, cure
 
 
 def number(environ: Environ, name: str, least: int = 0, below: int | None = None, cure: str = "") -> int:
-    """Returns a variable that must be set, as an int from `least` to `below - 1`.
-
-    Raises:
-        ClusterError: It is not set, or is something else.
-    """
+    """Returns a variable that must be set, as an int from `least` to `below - 1`."""
     return to_number(required(environ, name, cure), name, least, below, cure)
 
 
 def optional_number(environ: Environ, name: str, least: int = 0) -> int | None:
-    """Returns a variable as an int of at least `least`, or None if it is not set.
-
-    Raises:
-        ClusterError: It is set to something else.
-    """
+    """Returns a variable as an int of at least `least`, or None if it is not set."""
     value = text(environ, name)
     return None if value is None else to_number(value, name, least, cure="Correct it or unset it.")
 
@@ -67,17 +51,7 @@ def tells_of_others(environ: Environ, name: str, alone: int) -> bool:
 
 
 def check_complete(environ: Environ, counts: Sequence[str], ranks: Sequence[str], needed: Sequence[str]) -> None:
-    """Checks that none of `needed` is missing if another variable shows that there are other processes.
-
-    Args:
-        environ: The variables.
-        counts: Names of the variables that count processes.
-        ranks: Names of the variables that hold the index of the process.
-        needed: Names of the variables that must be set together.
-
-    Raises:
-        ClusterError: A variable is missing.
-    """
+    """Checks that none of `needed` is missing if one of `counts` or `ranks` shows that there are other processes."""
     missing = [name for name in needed if text(environ, name) is None]
     named = [(name, 1) for name in counts if name] + [(name, 0) for name in ranks if name]
     telling = next((name for name, alone in named if tells_of_others(environ, name, alone)), None)

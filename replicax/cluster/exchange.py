@@ -4,8 +4,8 @@ The values travel through the host, in a key-value store that all processes reac
 may exchange values while the devices compute, and what could break a collective of the devices (arrays of different
 shapes, another program) can be compared first.
 
-All processes make an `Exchange` with the same prefix, and use the same stages in the same order. Three processes that
-compare a path, for example, all call `exchange("path", own_path)`:
+All processes make an `Exchange` with the same prefix, which no other exchange has, and use the same stages in the same
+order. Three processes that compare a path, for example, all call `exchange("path", own_path)`:
 
 1. Each process stores its value under `prefix/path/<its index>` (`tell`).
 2. Each process waits for the values of the others (`collect`). It looks them up again and again, so that it notices
@@ -42,6 +42,8 @@ _MOST_DIRECT = 8  # processes that ask each other; of more, the first collects f
 _SECONDS_FOR_THE_FIRST = 5.0  # that the others wait for it after their own time is up: it knows all that miss
 _ABSENT = (2**32 - 1).to_bytes(4, "big")  # instead of a number of messages
 
+# Makes a context manager that is open during a wait, from the stage and the processes waited for; it tells the watch
+# over the processes (`health`), which lies above.
 Waiting = Callable[[str, Sequence[int]], contextlib.AbstractContextManager[object]]
 
 
@@ -67,12 +69,7 @@ class ExchangeError(Exception):
 
 
 class AbsentError(ExchangeError):
-    """Some processes have not told their values in time.
-
-    Attributes:
-        stage: The stage to which they have not come.
-        missing: Their indices.
-    """
+    """Some processes have not told their values in time."""
 
     def __init__(self, stage: str, missing: Sequence[int]):
         self.stage, self.missing = stage, tuple(missing)
@@ -80,15 +77,10 @@ class AbsentError(ExchangeError):
 
 
 class DifferentValuesError(ExchangeError):
-    """Processes that must have the same value have different ones.
-
-    Attributes:
-        stage: The stage at which the values were compared.
-        processes: For each value the indices of the processes that have it.
-    """
+    """Processes that must have the same value have different ones."""
 
     def __init__(self, stage: str, processes: dict[str, list[int]]):
-        self.stage, self.processes = stage, processes
+        self.stage, self.processes = stage, processes  # for each value the indices of those that have it
         super().__init__(f"The processes have different values at {stage!r}: {self.listed()}.")
 
     def listed(self) -> str:
@@ -97,16 +89,10 @@ class DifferentValuesError(ExchangeError):
 
 
 class FailedElsewhereError(ExchangeError):
-    """Another process has failed in what all processes do together.
-
-    Attributes:
-        stage: What they do.
-        process: The index of the first process that has failed.
-        problem: The type and the message of its error.
-    """
+    """Another process has failed in what all processes do together."""
 
     def __init__(self, stage: str, process: int, problem: str):
-        self.stage, self.process, self.problem = stage, process, problem
+        self.stage, self.process, self.problem = stage, process, problem  # the first that failed; its error as a text
         super().__init__(f"Process {process} failed at {stage!r}: {problem}")
 
 
@@ -115,19 +101,7 @@ class ClosedError(ExchangeError):
 
 
 class Exchange:
-    """Exchanges values among some processes, in stages that all of them go through.
-
-    Args:
-        prefix: What the keys in the store begin with. All processes of this exchange use the same prefix, and no other
-            exchange does.
-        process: The index of this process.
-        processes: The indices of all processes that take part, in the order in which their values are returned.
-        store: Where the values are stored; by default that of JAX's coordination service.
-        timeout_s: How long to wait for the others at a stage, in seconds.
-        closed: Set when the exchange is to end: then a thread that waits raises `ClosedError`.
-        waiting: Makes a context manager that is open while this process waits, of the stage and the processes it waits
-            for; it tells the watch over the processes (`health`), which lies above.
-    """
+    """Exchanges values among some processes, in stages that all of them go through."""
 
     def __init__(
         self,
@@ -146,27 +120,12 @@ class Exchange:
         self._store = SignedStore(ServiceStore() if store is None else store)
 
     def tell(self, stage: str, value: bytes = b"") -> None:
-        """Stores the value of this process at a stage; does not wait.
-
-        Raises:
-            ContextError: The store cannot be reached.
-        """
+        """Stores the value of this process at a stage; does not wait."""
         key = self._key(stage, self.process)
         self._reached(lambda: put_pieces(self._store, key, value))
 
     def collect(self, stage: str, processes: Sequence[int] | None = None, longer_s: float = 0.0) -> list[bytes]:
-        """Waits for the values of processes at a stage, and returns them in the order of `processes`.
-
-        Args:
-            stage: The stage.
-            processes: The indices of the processes; by default all that take part, this one included.
-            longer_s: How many seconds to wait beyond the time of the exchange.
-
-        Raises:
-            AbsentError: Some of them have not come in time; it lists all that have not.
-            ClosedError: The exchange was closed meanwhile.
-            ContextError: The store cannot be reached, or a stranger has written to it.
-        """
+        """Waits for the values of processes, all by default, at a stage; returns them in the order of `processes`."""
         deadline = time.monotonic() + self._timeout_s + longer_s
         whose = self.processes if processes is None else processes
         # When the time is up, the processes after the first missing one are looked up once, to find all that miss.
@@ -181,16 +140,8 @@ class Exchange:
         return [value for value in found if value is not None]
 
     def exchange(self, stage: str, value: bytes = b"") -> list[bytes]:
-        """Tells the value of this process and returns those of all, in their order.
-
-        Few processes ask each other. Many ask the first one, since n processes that each ask all others are n * n
-        questions to one service.
-
-        Raises:
-            AbsentError: Some process has not come in time.
-            ClosedError: The exchange was closed meanwhile.
-            ContextError: The store cannot be reached.
-        """
+        """Tells the value of this process and returns those of all, in their order."""
+        # Where n processes each ask all others, that is n * n questions to one service.
         if len(self.processes) > _MOST_DIRECT:
             return self.exchange_through_first(stage, value)
         self.tell(stage, value)
@@ -199,15 +150,12 @@ class Exchange:
         return [found.get(process, value) for process in self.processes]
 
     def exchange_through_first(self, stage: str, value: bytes = b"") -> list[bytes]:
-        """Exchanges through the first process, which collects the values and hands all of them on.
-
-        Then each process waits for one message, and not for all. The first also tells which processes have not come;
-        where it has not come itself, the others miss it alone.
-        """
+        """Exchanges through the first process, so that each other one waits for one message, and not for all."""
         first = self.processes[0]
         everything = f"{stage}/all"
         if self.process != first:
             self.tell(stage, value)
+            # The first also tells which processes have not come. If it has not come itself, the others miss it alone.
             found = self.collect(everything, [first], _SECONDS_FOR_THE_FIRST)[0]
             if found.startswith(_ABSENT):
                 raise AbsentError(stage, [int(each) for each in found[len(_ABSENT) :].split()])
@@ -228,24 +176,13 @@ class Exchange:
         return value
 
     def check_same(self, stage: str, value: str) -> None:
-        """Checks that all processes have the same value.
-
-        Raises:
-            DifferentValuesError: They have not.
-            AbsentError: Some process has not come in time.
-        """
+        """Checks that all processes have the same value."""
         told = by_value(self.processes, [each.decode() for each in self.exchange(stage, value.encode())])
         if len(told) > 1:
             raise DifferentValuesError(stage, told)
 
     def run(self, stage: str, action: Callable[[], _T]) -> _T:
-        """Calls `action`, waits until all processes have called theirs, and returns the result of this process's.
-
-        Raises:
-            FailedElsewhereError: The action of another process has failed.
-            AbsentError: Some process has not come in time.
-            Exception: Whatever the action of this process has raised, after the others have been told.
-        """
+        """Calls `action`, waits until all processes have called theirs, and returns the result of this process's."""
         try:
             result = action()
         except Exception as error:
@@ -327,12 +264,7 @@ class NumberedExchanges:
         self._numbers = itertools.count()
 
     def all(self, message: bytes) -> list[bytes]:
-        """Returns the messages of all processes, in their order, after all have called it.
-
-        Raises:
-            BarrierTimeoutError: Some process did not come within a day.
-            ContextError: The coordination service, which runs in process 0, is gone.
-        """
+        """Returns the messages of all processes, in their order, after all have called it."""
         number = next(self._numbers)
         process = self._exchange.process
         try:
@@ -350,18 +282,13 @@ def _nothing() -> None:
 
 
 class _OfThisProcess:
-    """The exchanges of this process; made when the first one is wanted, since JAX must be connected by then.
-
-    Attributes:
-        check: Raises an error if no thread of this process should wait for others any more.
-        begins: Called before each exchange of all processes.
-    """
+    """The exchanges of this process; made when the first one is wanted, since JAX must be connected by then."""
 
     def __init__(self) -> None:
         self._exchanges: NumberedExchanges | None = None
         self._closed: threading.Event | None = None
-        self.check: Callable[[], None] = _nothing
-        self.begins: Callable[[], None] = _nothing
+        self.check: Callable[[], None] = _nothing  # raises an error if no thread here should wait for others any more
+        self.begins: Callable[[], None] = _nothing  # called before each exchange of all processes
 
     def get(self) -> NumberedExchanges:
         if self._exchanges is None:
@@ -380,21 +307,12 @@ _of_this_process = _OfThisProcess()
 
 
 def begin_anew(closed: threading.Event) -> None:
-    """Lets the exchanges of this process begin anew: JAX connects it with other processes now.
-
-    Args:
-        closed: Set when the processes will be others again: who waits then gets a `ClosedError`.
-    """
+    """Starts the exchanges of this process anew, as JAX connects it with others; `closed` is set when these change."""
     _of_this_process.begin_anew(closed)
 
 
 def accompany(check: Callable[[], None], begins: Callable[[], None]) -> None:
-    """Lets the exchanges of this process tell what they do.
-
-    Args:
-        check: Called by all of them while they wait; it raises an error if they should not.
-        begins: Called before each one of all processes (`exchanged`).
-    """
+    """Sets what the exchanges of this process call: `check` while they wait, and `begins` before `exchanged`."""
     _of_this_process.check, _of_this_process.begins = check, begins
 
 
@@ -404,12 +322,7 @@ def closing() -> threading.Event | None:
 
 
 def exchanged(message: bytes) -> list[bytes]:
-    """Returns the messages of all processes, in their order; all processes must call this together.
-
-    Raises:
-        BarrierTimeoutError: Some process did not come within a day.
-        ContextError: The coordination service, which runs in process 0, is gone.
-    """
+    """Returns the messages of all processes, in their order; all processes must call this together."""
     if jax.process_count() == 1:
         return [message]
     _of_this_process.begins()

@@ -26,10 +26,7 @@ class Store(Protocol):
 
 
 class ServiceStore:
-    """The store of JAX's coordination service.
-
-    Each method raises `jax.errors.JaxRuntimeError` if the service is gone.
-    """
+    """The store of JAX's coordination service; methods raise `jax.errors.JaxRuntimeError` if the service is gone."""
 
     def put(self, key: str, value: bytes) -> None:
         store_bytes(key, value)

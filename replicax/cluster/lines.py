@@ -10,12 +10,7 @@ _DEEPEST = 16
 
 
 def decoded(line: bytes | bytearray, longest: int) -> dict[str, object]:
-    """Returns the JSON object in a line.
-
-    Raises:
-        ValueError: It is too long, not UTF-8, not JSON, not an object, nested too deeply, has a key twice, or contains
-            something that JSON does not allow: NaN, an infinity, half of a surrogate pair.
-    """
+    """Returns the JSON object in a line; raises a `ValueError` for all else, also what only Python's `json` allows."""
     if len(line) > longest:
         raise ValueError(f"the message has {len(line)} bytes; at most {longest} are allowed")
     text = bytes(line).decode()

@@ -1,4 +1,9 @@
-"""How long connections outlast an outage of the network: those of JAX's coordination service, and our own."""
+"""How long connections outlast an outage of the network: those of JAX's coordination service, and our own.
+
+A gRPC server closes a connection over which nothing was acknowledged for 20 s. JAX then aborts the process on the other
+side, even if the network is back. But `stall_timeout` should decide how long a worker may be away. After
+`outlast_outages` the system closes such a connection, after some 15 minutes.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +19,8 @@ _LONGEST_S = 12 * 60 * 60.0  # The system takes no more than some hours before t
 
 
 def end_if_silent(connection: socket.socket, seconds: float) -> None:
-    """Lets a connection end when the other machine has not answered for some time: then `recv` raises an `OSError`.
-
-    The system asks that machine. A process there that is stopped or busy is not silent.
-    """
+    """Lets a connection end when the other machine has not answered for some time: then `recv` raises an `OSError`."""
+    # The system asks that machine. A process there that is stopped or busy is not silent.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     seconds = min(seconds, _LONGEST_S)
     limits = {
@@ -32,12 +35,7 @@ def end_if_silent(connection: socket.socket, seconds: float) -> None:
 
 
 def outlast_outages(port: int) -> None:
-    """Keeps the connections of the service in this process open while nothing arrives from the other side.
-
-    A gRPC server closes a connection over which nothing was acknowledged for 20 s. JAX then aborts the process on the
-    other side, even if the network is back. But `stall_timeout` should decide how long a worker may be away. After this
-    call the system closes such a connection, after some 15 minutes.
-    """
+    """Keeps the connections of the service in this process open while nothing arrives from the other side."""
     if not hasattr(socket, "TCP_USER_TIMEOUT"):  # Not Linux: gRPC has not set it either.
         return
     for number in _open_sockets():

@@ -3,6 +3,11 @@
 It is the address that the cluster gives for the task. XLA's collectives and Ray would take the address of the machine's
 *name*, which on Debian and Ubuntu is a loopback address (`127.0.1.1 name` in the hosts file). Other machines would then
 connect with themselves.
+
+If the cluster does not know the address, or its name means a loopback address here while other tasks are on other
+machines, it is the address from which this machine reaches the others. `REPLICAX_HOST` overrides it, for networks that
+translate addresses. A process may know only the address of process 0, by a name that means a loopback address here.
+Then only processes on other machines can know the address, and the result is empty.
 """
 
 from __future__ import annotations
@@ -44,25 +49,7 @@ def own_and_others(config: ClusterConfig) -> tuple[str, str, list[str]]:
 def own_ip(
     task: str, address: str, others: Sequence[str], timeout_s: float, environ: Mapping[str, str] = os.environ
 ) -> str:
-    """Returns the IP address of this machine at which the other tasks of its cluster reach it.
-
-    It is that of the task's own address. If the cluster does not know it, or its name means a loopback address here
-    while other tasks are on other machines, it is the address from which this machine reaches the others.
-    `REPLICAX_HOST` overrides it, for networks that translate addresses.
-
-    A process may know only the address of process 0, by a name that means a loopback address here. Then only processes
-    on other machines can know the address, and the result is empty.
-
-    Args:
-        task: Its name, for messages.
-        address: `"host:port"` of this task in the cluster; empty if it is not known.
-        others: The known addresses of other tasks.
-        timeout_s: How many seconds to wait until the name service knows the names; a minute at most.
-        environ: The environment.
-
-    Raises:
-        ClusterError: The address is not known, is not one of this machine's, or is useless for other machines.
-    """
+    """Returns the IP address at which the other tasks of its cluster reach this machine; empty if only they know it."""
     told = environ.get(HOST, "").strip()
     if told:
         found, problem = _mine(told)
@@ -142,10 +129,7 @@ def _from_others(task: str, others: Sequence[str]) -> str:
 
 
 def _mine(host: str) -> tuple[str, str]:
-    """Returns the address of this machine for `host`, a loopback one only without another, and `""`.
-
-    If there is none, it returns `""` and what is wrong.
-    """
+    """Returns this machine's address for `host`, a loopback one if need be, and `""`; or `""` and what is wrong."""
     ips = resolve(host)
     mine = sorted(filter(is_mine, ips), key=is_loopback)
     if mine:

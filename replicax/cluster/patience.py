@@ -7,18 +7,10 @@ from typing import NamedTuple
 
 
 class Patience(NamedTuple):
-    """How long a process waits for others, in seconds.
+    """How long a process waits for others, in seconds."""
 
-    Attributes:
-        start: For those that are about to connect.
-        silence: For a sign of one that is there; afterwards it counts as silent.
-        end: For those that are about to end.
-        again: Until it asks once more.
-        stall: For progress of one that is there; by default it may take any time.
-    """
-
-    start: float
-    silence: float
-    end: float
-    again: float
-    stall: float = math.inf
+    start: float  # for those that are about to connect
+    silence: float  # for a sign of one that is there; afterwards it counts as silent
+    end: float  # for those that are about to end
+    again: float  # until it asks once more
+    stall: float = math.inf  # for progress of one that is there; by default it may take any time

@@ -47,24 +47,7 @@ def agree_on_addresses(
     store: Store | None = None,
     turn: int | None = None,
 ) -> str:
-    """Returns this machine's own address, after every process has connected with all others as collectives will.
-
-    All processes call it, after JAX has connected them. Processes with GPUs or TPUs only log a warning if something
-    does not work, since their collectives may have a network of their own.
-
-    Args:
-        process: The index of this process.
-        names: For each process how to call it in messages.
-        first: `"host:port"` of process 0.
-        ip: This machine's own address; empty if only the other processes know it, which call the machine `first`.
-        timeout_s: How long to wait for the others at each stage, in seconds; a minute at least.
-        store: Where the processes leave messages for each other; by default JAX's coordination service.
-        turn: How often the processes have agreed before; by default it is counted here.
-
-    Raises:
-        ClusterError: A process cannot connect with another one. All processes raise it.
-        ClusterTimeoutError: Not all have answered in time.
-    """
+    """Returns this machine's address after trying all connections; all processes call it when JAX has connected."""
     prefix = f"{_PREFIX}/{next(_turns) if turn is None else turn}"
     seconds = max(timeout_s, _SECONDS_FOR_ALL)
     exchange = Exchange(prefix, process, range(len(names)), store=store, timeout_s=seconds)
@@ -74,7 +57,7 @@ def agree_on_addresses(
 
     try:
         told = told_by_all("first", resolve(parse_address(first, "coordinator address").host))
-        ip = ip or _as_seen(told)
+        ip = ip or _as_seen(told)  # If only the others know it, they call this machine `first`.
         # The system greets them; nothing is read.
         with socket.create_server((ip, 0), family=family(ip), backlog=len(names) + _STRANGERS) as listener:
             ports = told_by_all("listens", (ip, int(listener.getsockname()[1])))
@@ -103,6 +86,7 @@ def _complain(problems: Sequence[str]) -> None:
     shown = "; ".join([*problems[:_MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])])
     if jax.default_backend() == "cpu" and collectives_are_gloo():
         raise ClusterError("The cluster", None, f"cannot train: {shown}", _CURE)
+    # The collectives of GPUs and TPUs may have a network of their own.
     _log.warning("Not all processes can connect with each other, which watching them needs: %s. %s", shown, _CURE)
 
 

@@ -43,7 +43,7 @@ _WHILE_CONNECTING = "; all had come, and JAX was connecting them"
 _GUEST, _HOST = "process", "process 0"  # for what the token is shown
 _FIRST_REPORT_AFTER, _SECONDS_BETWEEN_REPORTS = 3.0, 10.0
 
-Infos: TypeAlias = list[dict[str, object]]  # of all processes
+Infos: TypeAlias = list[dict[str, object]]  # of all processes, in their order, as JSON can hold them
 
 
 def meet(
@@ -56,30 +56,7 @@ def meet(
     work: Callable[[Infos], None] = lambda infos: None,
     patience: Patience = PATIENCE,
 ) -> list[dict[str, object]]:
-    """Returns when all processes have called it and this one has done its work.
-
-    While it waits, it logs a warning that names the missing processes.
-
-    Args:
-        address: `"host:port"` of process 0, which listens there until all have come.
-        process: Index of this process.
-        names: The name of each process in messages, such as `"worker:2 at 10.0.0.3:2222"`.
-        info: What the others should know of this process, as JSON can hold it.
-        timeout_s: How long to wait, in seconds.
-        token: A secret of the job; a process that does not know it is refused, and so is a process 0. It does not
-            travel.
-        work: What to do, in a thread, once all are there, with the `info` of each; all do it at the same time. If a
-            process has gone when the time is up, the thread of the others goes on by itself.
-        patience: How long the work may take at least while all are there, and how long one may say nothing.
-
-    Returns:
-        The `info` of each process, in the order of `names`.
-
-    Raises:
-        ClusterTimeoutError: Some processes did not come in time, or their work took too long.
-        ClusterError: Process 0 cannot listen at its port, or this process does not fit the others.
-        Exception: What `work` raises.
-    """
+    """Returns the `info` of all processes when all have called it and this one has done its `work`, in a thread."""
     try:
         token.encode()
     except UnicodeEncodeError:
@@ -87,6 +64,7 @@ def meet(
             environment_names.TOKEN, None, "has bytes that are not UTF-8", "Take letters and digits."
         ) from None
     waiting = _Waiting(address, process, list(names), timeout_s, work, token, patience)
+    # The token does not travel. A process that does not know it is refused, and so is a process 0.
     own = shown(token, _GUEST)
     greeting: Greeting = {"process": process, "processes": len(names), "token": own, "info": dict(info)}
     if process == 0:
@@ -95,10 +73,8 @@ def meet(
 
 
 def await_listener(address: str, timeout_s: float) -> None:
-    """Returns when somebody listens at an address, or after `timeout_s` seconds.
-
-    JAX's client tries only once a second, so a process that is a moment early would lose that second.
-    """
+    """Returns when a program listens at an address, or after `timeout_s` seconds."""
+    # JAX's client tries only once a second, so a process that is a moment early would lose that second.
     where, deadline = parse_address(address, "coordinator address"), time.monotonic() + timeout_s
     while (left := deadline - time.monotonic()) > 0:
         with contextlib.suppress(OSError), socket.create_connection((where.host, where.port), timeout=left):
@@ -233,31 +209,19 @@ def _join(waiting: _Waiting, greeting: Greeting) -> list[dict[str, object]]:
 
 
 class _RendezvousClient:
-    """A connection with process 0, or with another program that listens at its address.
-
-    Attributes:
-        missing: The indices of the processes that are known to be missing.
-        unnamed: How many more are missing.
-        note: What else is known of them.
-    """
+    """A connection with process 0, or with another program that listens at its address."""
 
     def __init__(self, waiting: _Waiting, connection: socket.socket):
         self._waiting, self._connection = waiting, connection
         self._heard = bytearray()
         self._heard_at: float | None = None
         self._alone = False
-        self.missing: list[int] = [0]
-        self.unnamed = 0
-        self.note = ""
+        self.missing: list[int] = [0]  # those that are known to be missing
+        self.unnamed = 0  # how many more are missing
+        self.note = ""  # what else is known of them
 
     def run(self, greeting: Greeting) -> list[dict[str, object]] | None:
-        """Returns the information of all processes; None if the time is up.
-
-        Raises:
-            ClusterError: This process does not fit the others.
-            ClusterTimeoutError: Process 0 has given up.
-            OSError: The connection broke.
-        """
+        """Returns the information of all processes; None if the time is up."""
         self._say(greeting)
         begun = time.monotonic()
         while time.monotonic() < self._end():
@@ -274,11 +238,7 @@ class _RendezvousClient:
         return None
 
     def accompany(self, infos: Infos) -> Work:
-        """Does this process's work, and answers process 0 meanwhile; returns the work when it is over.
-
-        Raises:
-            ClusterTimeoutError: Process 0 has given up, or the time is up and nothing comes from it.
-        """
+        """Does this process's work, and answers process 0 meanwhile; returns the work when it is over."""
         waiting, begun = self._waiting, time.monotonic()
         work, latest, lost = waiting.begun(infos), begun + waiting.patience.start + waiting.patience.end, ""
         self.missing, self._heard_at = [], begun
@@ -395,39 +355,22 @@ NOT_OURS = "the program that listens there is not process 0 of this job"
 
 
 class Answer(TypedDict, total=False):
-    """A message of process 0. It has one of the keys `ask`, `go`, `no`, `over` and `through`.
+    """A message of process 0. It has one of the keys `ask`, `go`, `no`, `over` and `through`."""
 
-    Attributes:
-        ask: Number of a question, which the receiver repeats in its answer to show that it is there.
-        missing: With `ask`: the processes that have not come.
-        silent: With `ask`: the processes that came and do not answer any more. Of both only the first are named.
-        absent: With `ask`: how many are missing or silent in all.
-        go: All are there: the information of each process.
-        proof: With `go`: that it comes from a process that knows the token.
-        no: Why the receiver does not belong to the job.
-        over: The time is up: the processes that are missing.
-        note: With `over`: what else is known of them.
-        through: Process 0 is connected and needs nobody any more.
-    """
-
-    ask: int
-    missing: list[int]
-    silent: list[int]
-    absent: int
-    go: list[dict[str, object]]
-    proof: str
-    no: str
-    over: list[int]
-    note: str
-    through: bool
+    ask: int  # the number of a question, which the receiver repeats in its answer to show that it is there
+    missing: list[int]  # with `ask`: the processes that have not come
+    silent: list[int]  # with `ask`: those that came and do not answer any more. Of both only the first are named.
+    absent: int  # with `ask`: how many are missing or silent in all
+    go: list[dict[str, object]]  # all are there: the information of each process
+    proof: str  # with `go`: that it comes from a process that knows the token
+    no: str  # why the receiver does not belong to the job
+    over: list[int]  # the time is up: the processes that are missing
+    note: str  # with `over`: what else is known of them
+    through: bool  # process 0 is connected and needs the others no more
 
 
 def checked(line: bytes, processes: int) -> Answer:
-    """Returns a message of process 0.
-
-    Raises:
-        ConnectionError: It is something else.
-    """
+    """Returns a message of process 0; raises a `ConnectionError` for anything else."""
     try:
         message = decoded(line, LONGEST_ANSWER)
     except ValueError as error:

@@ -29,47 +29,27 @@ _ACCEPTED_AT_ONCE = 256
 
 
 class Greeting(TypedDict):
-    """The first message of a process.
-
-    Attributes:
-        process: Its index.
-        processes: The number of processes that it expects.
-        token: What shows that it knows the job's secret.
-        info: What the others should know of it.
-    """
+    """The first message of a process."""
 
     process: int
-    processes: int
-    token: str
-    info: dict[str, object]
+    processes: int  # how many it expects
+    token: str  # shows that it knows the job's secret
+    info: dict[str, object]  # for the others
 
 
 class Arrival:
-    """A connection. It is a stranger's at first, and a process's after its greeting.
-
-    Attributes:
-        connection: The connection.
-        process: Index of the process; None for a stranger.
-        info: The information in its greeting.
-        heard_at: When its last message came.
-        answered: The last question that it has answered.
-    """
+    """A connection. It is a stranger's at first, and a process's after its greeting."""
 
     def __init__(self, connection: socket.socket):
         self.connection = connection
-        self.heard_at = time.monotonic()
-        self.process: int | None = None
-        self.info: dict[str, object] = {}
-        self.answered = 0
+        self.heard_at = time.monotonic()  # when its last message came
+        self.process: int | None = None  # None for a stranger
+        self.info: dict[str, object] = {}  # in its greeting
+        self.answered = 0  # the number of the last question
         self._heard, self._unsent = bytearray(), b""
 
     def lines(self) -> Iterator[bytes]:
-        """Yields the lines that have come.
-
-        Raises:
-            OSError: The connection is closed.
-            ValueError: A line is too long.
-        """
+        """Yields the lines that have come."""
         with contextlib.suppress(BlockingIOError):
             received = self.connection.recv(LONGEST_GREETING)
             if not received:
@@ -272,11 +252,7 @@ def listening(address: str) -> Iterator[socket.socket]:
 
 
 def refused(greeting: Mapping[str, object], mine: Greeting, is_taken: Callable[[int], bool]) -> str | None:
-    """Returns why a greeting does not belong to this job; None if it does.
-
-    Raises:
-        ValueError: It is not a greeting, so the sender needs no answer.
-    """
+    """Returns why a greeting does not belong to this job, None if it does; a `ValueError` needs no answer."""
     process, processes, token, info = (greeting.get(key) for key in ("process", "processes", "token", "info"))
     if not isinstance(token, str) or greeting.keys() != mine.keys():
         raise ValueError("not a greeting")

@@ -42,37 +42,14 @@ _HEARTBEAT_S = 24 * 60 * 60
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """A process of the cluster, as the others know it.
+    """A process of the cluster, as the others know it."""
 
-    Attributes:
-        name: Its task, such as `"worker:2"`.
-        info: The information that it gave the others at the rendezvous.
-    """
-
-    name: str
-    info: Mapping[str, object]
+    name: str  # its task, such as "worker:2"
+    info: Mapping[str, object]  # that it gave the others at the rendezvous
 
 
 def start(config: ClusterConfig, introduce: Callable[[str], Mapping[str, object]], timeout_s: float) -> list[Member]:
-    """Connects this process with the others; returns when all of them have called it.
-
-    Args:
-        config: The cluster and the place of this process in it.
-        introduce: Gets this machine's own address (empty if only the others know it), and returns what the others
-            should know of this process, as JSON can hold it. Keys that begin with `"same "` must have the same value in
-            all processes. If JAX is connected already, it is called only where the job has a token: without one nobody
-            would know who wrote what he reads.
-        timeout_s: How long to wait for the others, in seconds.
-
-    Returns:
-        All processes in their order; an empty list if there is only this one.
-
-    Raises:
-        ClusterError: The cluster cannot train synchronously, its coordinator is not known, this process does not fit,
-            this task's address cannot be used, or some process cannot connect with another.
-        ClusterTimeoutError: Some processes did not come in time; it names them.
-        ContextError: JAX has already started in this process, or cannot connect.
-    """
+    """Connects this process with the others once all have called it; returns all in order, `[]` if it is alone."""
     check_synchronous(config)
     if config.num_processes == 1:
         return []
@@ -87,6 +64,7 @@ def start(config: ClusterConfig, introduce: Callable[[str], Mapping[str, object]
     names = [_name(config, i) for i in range(config.num_processes)]
     deadline = time.monotonic() + timeout_s
     ip = own_ip_of(config, timeout_s)
+    # Keys that begin with "same " must have the same value in all processes. `ip` is empty if only the others know it.
     info = {**introduce(ip), "same number of processes": config.num_processes}
     infos = connect(address, config.process_id, names, info, deadline - time.monotonic(), _HEARTBEAT_S, ip)
     write_compilation_cache_from_every_process()
@@ -102,22 +80,7 @@ def connect(
     heartbeat_s: int,
     ip: str,
 ) -> list[dict[str, object]]:
-    """Waits for all processes, connects them through `jax.distributed`, and returns the information of each.
-
-    Args:
-        address: `"host:port"` of process 0, where they meet and where JAX's coordination service will listen.
-        process: Index of this process.
-        names: The name of each process in messages.
-        info: What the others should know of this process; see `start`.
-        timeout_s: How long to wait for the others, in seconds.
-        heartbeat_s: JAX aborts all processes when one has been silent for so many seconds.
-        ip: This machine's own address, where XLA's collectives will listen; empty if only the others know it.
-
-    Raises:
-        ClusterError: This process does not fit the others, or some process cannot connect with another.
-        ClusterTimeoutError: Some processes did not come in time.
-        ContextError: JAX cannot connect them.
-    """
+    """Waits for all processes, connects them through `jax.distributed`, and returns the information of each."""
     deadline = time.monotonic() + timeout_s
     info = {**info, "same version of JAX": jax.__version__}
     if process == 0:
@@ -180,6 +143,7 @@ def _already_connected(
         if not backends_have_started():
             ip = agree_on_addresses(config.process_id, names, config.coordinator_address, ip, timeout_s)
             let_collectives_listen_at(ip)
+        # Without a token it would be unknown which process wrote what is read.
         if job_token() and (info := introduce(ip)):
             infos = _introduced(config.process_id, names, info, timeout_s)
     return [Member(name.partition(" ")[0], info) for name, info in zip(names, infos, strict=True)]

@@ -54,10 +54,7 @@ def job_token() -> str:
 
 
 def shown(token: str, purpose: str) -> str:
-    """Returns what proves to another process that this one knows a token, of no use for another purpose.
-
-    It is empty if the token is.
-    """
+    """Returns what proves that this process knows a token, of no use for another purpose; empty if the token is."""
     return _signature(token, f"replicax {purpose}", b"").hex() if token else ""
 
 
@@ -68,11 +65,7 @@ def signed(key: str, message: bytes) -> bytes:
 
 
 def checked(key: str, message: bytes, refusal: type[ReplicaxError] = ContextError) -> bytes:
-    """Returns a message without its signature.
-
-    Raises:
-        ReplicaxError: It was not written for this key by a process of this job; of the class `refusal`.
-    """
+    """Returns a message without its signature; raises `refusal` unless a process of this job wrote it for this key."""
     token = job_token()
     if not token:
         return message
@@ -101,12 +94,7 @@ _S = TypeVar("_S", bound=_Store)
 
 
 class SignedStore(Generic[_S]):
-    """A store in which only values count that this job's processes have written.
-
-    Args:
-        store: The store.
-        refusal: The class of the error that `get` raises for a stranger's value, and `put` where one is in the way.
-    """
+    """A store in which only values count that this job's processes have written; `refusal` is raised for others."""
 
     def __init__(self, store: _S, refusal: type[ReplicaxError] = ContextError):
         self._store, self._refusal = store, refusal
@@ -135,32 +123,19 @@ class SignedStore(Generic[_S]):
 
 
 def pickled(purpose: str, value: object) -> bytes:
-    """Returns an object as signed bytes, for `unpickled` in another process of the job.
-
-    Raises:
-        ClusterError: The job has no token.
-    """
+    """Returns an object as signed bytes, for `unpickled` in another process of the job."""
     check_token(purpose)
     return signed(purpose, pickle.dumps(value))
 
 
 def unpickled(purpose: str, message: bytes) -> Any:
-    """Returns the object of `pickled`.
-
-    Raises:
-        ClusterError: The job has no token.
-        ContextError: No process of this job wrote it for this purpose.
-    """
+    """Returns the object of `pickled`."""
     check_token(purpose)
     return pickle.loads(checked(purpose, message))
 
 
 def check_token(purpose: str) -> None:
-    """Checks that the job has a token, for Python objects of other processes.
-
-    Raises:
-        ClusterError: It has none.
-    """
+    """Checks that the job has a token, for Python objects of other processes."""
     if not job_token():
         raise ClusterError(
             TOKEN,

@@ -102,23 +102,14 @@ class Session:
         self._told = self._heard = 0
 
     def tell(self, message: Mapping[str, object]) -> None:
-        """Sends a message.
-
-        Raises:
-            OSError: The connection has ended.
-        """
+        """Sends a message. Any thread may call it."""
         body = encoded(message)
         with self._lock:
             self.connection.sendall(_signature(self._key, self._own, self._told, body[:-1]).encode() + b" " + body)
             self._told += 1
 
     def hear(self, deadline: float | None = None) -> dict[str, object]:
-        """Returns the next message; waits for it until `deadline` (`time.monotonic`), or without limit.
-
-        Raises:
-            OSError: The connection has ended, or nothing came in time.
-            ValueError: It is not the next message of the other side.
-        """
+        """Returns the next message; waits for it until `deadline` (`time.monotonic`), or without limit."""
         signature, _, body = self._lines.next(LONGEST_LINE, deadline).partition(b" ")
         if not hmac.compare_digest(signature, _signature(self._key, self._peer, self._heard, body).encode()):
             raise ValueError("a message that the other side did not write")
@@ -127,13 +118,7 @@ class Session:
 
 
 def proved(connection: socket.socket, token: str, seconds: float) -> Session:
-    """Proves to the host of a job that this process knows the token, and lets the host prove it.
-
-    Raises:
-        ConnectionRefusedError: The host refuses; the error says why.
-        OSError: The connection has ended, or the host says nothing in time.
-        ValueError: Who listens there does not know the token, or is no host of a job.
-    """
+    """Proves to the host of a job that this process knows the token, and lets the host prove it."""
     deadline, lines, mine = time.monotonic() + seconds, _Lines(connection), secrets.token_hex(16)
     connection.settimeout(seconds)
     connection.sendall(encoded({"join": _VERSION, "nonce": mine}))
@@ -145,12 +130,7 @@ def proved(connection: socket.socket, token: str, seconds: float) -> Session:
 
 
 def demanded(connection: socket.socket, token: str) -> Session:
-    """Lets the joining side prove that it knows the token, then proves it in turn.
-
-    Raises:
-        OSError: The connection has ended, or the other side took too long.
-        ValueError: It does not know the token; it has been told so.
-    """
+    """Lets the joining side prove that it knows the token, then proves it in turn."""
     deadline, lines, mine = time.monotonic() + SECONDS_TO_PROVE, _Lines(connection), secrets.token_hex(16)
     connection.settimeout(SECONDS_TO_PROVE)
     asked = lines.stranger(deadline)

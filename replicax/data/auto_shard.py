@@ -28,13 +28,9 @@ from replicax.typing import PyTree
 
 
 class DatasetReading(abc.ABC):
-    """How this worker reads a dataset.
+    """How this worker reads a dataset."""
 
-    Attributes:
-        shares_batches: Whether all workers read the same global batches.
-    """
-
-    shares_batches = False
+    shares_batches = False  # whether all workers read the same global batches
 
     @abc.abstractmethod
     def num_shards(self, position: Position) -> int:
@@ -50,10 +46,8 @@ class DatasetReading(abc.ABC):
 
     @abc.abstractmethod
     def summarize(self, maker: InputStepMaker) -> tuple[ShardSummary, np.ndarray | None]:
-        """Runs through the source; returns what this worker reads in a pass, and digests of all rows of the source.
-
-        The digests are None on other workers than the first, and where one worker cannot read all rows.
-        """
+        """Reads the source; returns what this worker reads in a pass, and digests of all rows of the source."""
+        # Only the first worker's digests count. They are None where one worker cannot read all rows.
 
 
 class SharedReading(DatasetReading):
@@ -98,16 +92,11 @@ class SharedReading(DatasetReading):
 
 
 class ShardReading(DatasetReading):
-    """Each worker reads shards of its own.
-
-    Args:
-        shards_for: Returns the shards of a pass that begins at a position.
-        workers: The workers that take part.
-        batch_size: Rows of a global batch; None for as many as the source's first batch has.
-    """
+    """Each worker reads shards of its own."""
 
     def __init__(self, shards_for: Callable[[Position], Shards], workers: InputWorkers, batch_size: int | None):
         workers.check_all_read()
+        # The shards depend on where a pass begins. A batch size of None stands for that of the source's first batch.
         self._shards_for, self._workers, self._batch_size = shards_for, workers, batch_size
 
     def num_shards(self, position: Position) -> int:
@@ -152,15 +141,12 @@ class ShardReading(DatasetReading):
 def _with_agreed_size(
     reader: ShardReader, batches: Generator[ShardBatch], channel: WorkerChannel | None
 ) -> tuple[int, Iterator[ShardBatch]]:
-    """Returns the size of global batches, on which all workers agree by their first ones, and all batches.
-
-    If the first batch cannot be read, the error is raised when the returned batches are read.
-    """
+    """Returns the size of global batches, on which all workers agree by their first ones, and all batches."""
     first: list[ShardBatch] = []
     failed: list[Exception] = []
     try:
         first.extend([found] if (found := next(batches, None)) is not None else [])
-    except Exception as error:  # It is raised only after the others have heard from this worker.
+    except Exception as error:  # `again` raises it, after the exchange that the others wait for.
         failed.append(error)
     size = agreed_batch_size(reader.first_rows, channel)
 
@@ -228,11 +214,7 @@ class FunctionReading(DatasetReading):
 def choose_reading(
     source: PyTree, batches: HostBatches, batch_size: int | None, options: InputOptions, workers: InputWorkers
 ) -> DatasetReading:
-    """Returns how a dataset is read under a policy.
-
-    Raises:
-        ArgumentError: The policy does not fit the source.
-    """
+    """Returns how a dataset is read under the policy of its options."""
     policy = options.auto_shard_policy
     if isinstance(source, FileSource):
         if policy in (AutoShardPolicy.AUTO, AutoShardPolicy.FILE):
@@ -281,11 +263,7 @@ class _HintReading(ShardReading):
 
 
 def _rows_of_one(position: Position) -> int:
-    """Returns how many rows the loop has got of a source that is read as one.
-
-    Raises:
-        ArgumentError: The position is one in several shards.
-    """
+    """Returns how many rows the loop has got of a source that is read as one."""
     if position.rows and position.shards != 1:
         raise ArgumentError(
             f"The state is of a dataset that was read in {position.shards} parts (files or shards), but this one is "

@@ -23,19 +23,11 @@ _log = logging.getLogger(__name__)
 
 
 class SeenBatches:
-    """The knowledge of the batches that a dataset has given in any pass.
-
-    Args:
-        advice: The subjects of the warnings that the strategy has given already; more are added.
-
-    Attributes:
-        spec: The shapes and dtypes that one replica gets in the first step; None before any.
-        advice: The argument.
-    """
+    """The knowledge of the batches that a dataset has given, in any pass."""
 
     def __init__(self, advice: set[str]):
-        self.spec: PyTree = None
-        self.advice = advice
+        self.spec: PyTree = None  # shapes and dtypes that one replica gets in the first step; None before any
+        self.advice = advice  # subjects of the warnings that the strategy has given already; more are added
 
     def note(self, split: SplitBatch, receivers: Receivers) -> None:
         """Notes what the elements of a batch look like, and warns if replicas are idle."""
@@ -49,11 +41,7 @@ class SeenBatches:
         receivers: ReceiversByWorld,
         options: InputOptions,
     ) -> Generator[WholeBatch]:
-        """Yields the batches of a pass of which each worker reads all; in any thread.
-
-        Raises:
-            BatchError: There is none, although an earlier pass had some.
-        """
+        """Yields the batches of a pass of which each worker reads all; in any thread."""
         is_empty = not position.rows
         with contextlib.closing(batches):
             for batch in batches:
@@ -68,11 +56,7 @@ class SeenBatches:
     def without_dropped(
         self, steps: Generator[InputStep], position: Position, receivers: Receivers
     ) -> Generator[InputStep]:
-        """Yields the steps of a pass that are not dropped.
-
-        Raises:
-            BatchError: There is none, although there were some in the source or in an earlier pass.
-        """
+        """Yields the steps of a pass that are not dropped, each with the rows that were dropped before it."""
         kept, dropped = 0, 0
         rows_read: list[RowsRead] = []
         with contextlib.closing(steps):

@@ -15,15 +15,10 @@ from replicax.typing import Leaf, PyTree
 
 
 class Signature(NamedTuple):
-    """The properties that all batches of a dataset have in common.
-
-    Attributes:
-        structure: The structure of the pytree.
-        leaves: The rank and the dtype of each leaf.
-    """
+    """The properties that all batches of a dataset have in common."""
 
     structure: jax.tree_util.PyTreeDef
-    leaves: tuple[tuple[int, np.dtype], ...]
+    leaves: tuple[tuple[int, np.dtype], ...]  # rank and dtype of each
 
 
 def is_array(value: object) -> bool:
@@ -32,16 +27,7 @@ def is_array(value: object) -> bool:
 
 
 def host_batch(batch: PyTree, where: str) -> PyTree:
-    """Returns a batch with every leaf as a NumPy array, without copying where the memory can be shared.
-
-    Args:
-        batch: A pytree of arrays: NumPy's, JAX's, torch's, or anything with `__array__`.
-        where: Beginning of the error messages, such as `"Batch 3"`.
-
-    Raises:
-        BatchError: There is no leaf, a leaf is not an array of numbers or has no rows to split (rank 0), the leaves
-            disagree in their number of rows, or there are none.
-    """
+    """Returns a batch as NumPy arrays, which share its memory where they can; error messages begin with `where`."""
     arrays = host_arrays(batch, where)
     leaves = jax.tree.leaves(arrays)
     if not leaves:
@@ -58,11 +44,7 @@ def host_batch(batch: PyTree, where: str) -> PyTree:
 
 
 def host_arrays(tree: PyTree, where: str) -> PyTree:
-    """Returns a pytree with every leaf as a NumPy array; the rest is as for `host_batch`, but there are no rows.
-
-    Raises:
-        BatchError: A leaf is not an array of numbers.
-    """
+    """Returns a pytree with every leaf as a NumPy array, as `host_batch`, but the leaves need not have rows."""
     leaves, treedef = jax.tree.flatten(tree)
     arrays = []
     for index, leaf in enumerate(leaves):
@@ -85,11 +67,7 @@ def signature(batch: PyTree) -> Signature:
 
 
 def check_signature(index: int, found: Signature, expected: Signature) -> None:
-    """Checks that batch `index` has the signature of the batches before it.
-
-    Raises:
-        BatchError: It does not. (One compiled step serves batches of one signature.)
-    """
+    """Checks that batch `index` has the signature of the batches before it: one compiled step serves them all."""
     if found != expected:
         raise BatchError(
             f"Batch {index} differs in structure, rank or dtype from the batches before it.\n"

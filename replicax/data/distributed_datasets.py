@@ -77,16 +77,11 @@ class DistributedDataset(DistributedDatasetBase):
             _warn_of_own_batches(source, self._readers().count, self._seen.advice)
 
     def __len__(self) -> int:
-        """Number of steps of a pass, where the source knows its number of batches.
-
-        With remainder="drop", steps dropped for lack of rows are subtracted for arrays only. A Grain dataset with a
-        `filter` also counts what the filter removes.
-
-        Raises:
-            ArgumentError: The source does not know it, or each of several workers reads data of its own.
-        """
+        """Number of steps of a pass, where the source knows its number of batches."""
         if self._readers().count > 1 and not self._reading.shares_batches:
             raise ArgumentError("The number of steps is unknown: each worker reads data of its own.")
+        # Steps that are dropped for lack of rows are subtracted for arrays only; and a Grain dataset with a `filter`
+        # counts what the filter removes.
         last_rows = self._batches.last_rows
         drops = self._options.remainder == "drop" and not worlds.number()
         drops_last = drops and last_rows is not None and last_rows < self._fed.num_replicas
@@ -102,7 +97,7 @@ class DistributedDataset(DistributedDatasetBase):
 
 
 def _warn_of_own_batches(source: PyTree, workers: int, advice: set[str]) -> None:
-    """Warns once for each strategy: whoever batches own data by what one worker gets would have too many steps."""
+    """Warns once for each strategy: batches made for one worker, if taken for global ones, give too many steps."""
     about = "batches of a worker's own"
     if workers == 1 or isinstance(source, FileSource) or about in advice:
         return

@@ -12,17 +12,11 @@ from replicax.data.worker_channel import InputWorkers
 
 
 class Receivers(NamedTuple):
-    """The replicas that a dataset feeds.
-
-    Attributes:
-        num_replicas: Number of replicas of the strategy.
-        mesh_for: Returns the mesh of the strategy's first k devices.
-        workers: The processes of the strategy, which feed them.
-    """
+    """The replicas that a dataset feeds."""
 
     num_replicas: int
-    mesh_for: Callable[[int], Mesh]
-    workers: InputWorkers
+    mesh_for: Callable[[int], Mesh]  # of the strategy's first k devices
+    workers: InputWorkers  # the processes of the strategy, which feed the replicas
 
     @classmethod
     def of(cls, num_replicas: int, mesh_for: Callable[[int], Mesh], workers: InputWorkers | None) -> Receivers:
@@ -31,19 +25,11 @@ class Receivers(NamedTuple):
 
 
 class ReceiversByWorld:
-    """Asks in each world who the receivers are.
-
-    Args:
-        first: The receivers in the present world.
-        anew: Returns them in a later world; None if they never change.
-
-    Attributes:
-        latest: The number of the world in which `now` was called last, and its receivers. Any thread may read it.
-    """
+    """The receivers in each world."""
 
     def __init__(self, first: Receivers, anew: Callable[[], Receivers] | None):
-        self._anew = anew
-        self.latest = (worlds.number(), first)
+        self._anew = anew  # returns the receivers in a later world; None if they never change
+        self.latest = (worlds.number(), first)  # of the world in which `now` was called last; any thread may read it
 
     def now(self) -> tuple[int, Receivers]:
         """Returns the number of the present world and its receivers; for the thread that moves between worlds."""

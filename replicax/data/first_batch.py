@@ -14,31 +14,18 @@ _Item = TypeVar("_Item")
 
 
 def peek(items: Generator[_Item], *, keep: bool) -> Generator[_Item] | None:
-    """Runs a pass up to its first item.
-
-    Args:
-        items: The pass, not begun yet.
-        keep: Whether to return the pass, with its first item, because the source cannot yield it again; else the pass
-            is closed.
-
-    Raises:
-        BatchError: There is no item.
-    """
+    """Runs a pass up to its first item; closes it or, with `keep`, returns it with that item."""
     first = next(items, None)
     if first is None:
         raise BatchError(NO_BATCH)
-    if keep:
+    if keep:  # The source cannot yield the item again.
         return _resume(first, items)
     items.close()
     return None
 
 
 def check_may_be_empty(*, gave_batches_before: bool) -> None:
-    """Checks that a pass without a batch is not a mistake.
-
-    Raises:
-        BatchError: An earlier pass had batches.
-    """
+    """Checks that a pass without a batch is not a mistake."""
     if gave_batches_before:
         raise BatchError(
             "The dataset gave batches before, but none in this pass: its source probably returns the same used-up "

@@ -31,14 +31,9 @@ _BYTES_OF_A_ROW = 4096
 
 
 class InputStep(NamedTuple):
-    """The data of a step.
+    """The data of a step."""
 
-    Attributes:
-        split: What the replicas get; None if the step is dropped.
-        rows_read: Which rows of the source they are.
-    """
-
-    split: SplitBatch | None
+    split: SplitBatch | None  # None if the step is dropped
     rows_read: list[RowsRead]
 
 
@@ -58,14 +53,10 @@ class _WorkerBatchNote(TypedDict):
 
 
 class InputStepMaker:
-    """Makes the steps of one pass, together with the other workers.
-
-    Attributes:
-        everywhere: Whether every worker gets all rows of a step in which not all replicas take part.
-    """
+    """Makes the steps of one pass, together with the other workers."""
 
     def __init__(self, workers: InputWorkers, channel: WorkerChannel | None, options: InputOptions):
-        self.everywhere = False
+        self.everywhere = False  # whether every worker gets all rows of a step in which not all replicas take part
         self._workers, self._channel, self._options = workers, channel, options
         self._replicas = sum(workers.replicas)
 
@@ -127,12 +118,7 @@ class InputStepMaker:
     def of_worker_batches(
         self, batches: Iterator[WorkerBatch], drops_whole_steps: bool = False
     ) -> Generator[InputStep]:
-        """Makes steps of what each worker has for them.
-
-        Args:
-            batches: What this worker has.
-            drops_whole_steps: Whether remainder="drop" leaves out whole steps, not only the rows at their end.
-        """
+        """Makes steps of the batches that each worker has for them."""
         notes_of, tree = _NoteMaker(), None
         announced = (Announcement(batch, notes_of.note(batch), _size(batch.batch)) for batch in batches)
         described: list[BatchDescription | None] = [None] * self._workers.count
@@ -152,6 +138,7 @@ class InputStepMaker:
                 if not self._goes_on(rows, step):
                     return
                 full = all(note and note["full"] for note in notes) and self._is_even(rows)
+                # With `drops_whole_steps`, remainder="drop" leaves out whole steps, not only the rows at their end.
                 keep = full or not drops_whole_steps or self._options.remainder == "exact"
                 kept = _kept_rows(sum(rows), self._replicas, self._options.remainder) if keep else 0
                 tree = tree if own is None else jax.tree.structure(own.batch)

@@ -49,12 +49,7 @@ class DistributedIterator(Iterator[PyTree]):
         self._ahead: list[PyTree] = []  # what was read to look at it, and is still to be returned
 
     def __next__(self) -> PyTree:
-        """Returns the data of the next step.
-
-        Raises:
-            ContextError: The call comes from inside `strategy.run` or a compiled function.
-            BatchError: The source yielded something that is not a batch.
-        """
+        """Returns the data of the next step."""
         check_outside_of_programs("next() of a distributed iterator was called")
         return self._ahead.pop() if self._ahead else self._next_step()
 
@@ -103,43 +98,23 @@ class DistributedIterator(Iterator[PyTree]):
 
 
 class PlacedStep(NamedTuple):
-    """The data of a step on the devices.
+    """The data of a step on the devices."""
 
-    Attributes:
-        value: What the training loop gets.
-        rows_read: Which rows of the source they are, with those that were dropped before them.
-    """
-
-    value: PyTree
-    rows_read: list[RowsRead]
+    value: PyTree  # what the training loop gets
+    rows_read: list[RowsRead]  # with those that were dropped before them
 
 
 class OpenedPass(NamedTuple):
-    """A pass that has been opened.
-
-    Attributes:
-        steps: Its steps.
-        shards: Number of shards of its source.
-        position: Where it begins.
-        close: Ends the exchange of messages with the other workers; None in a single process.
-    """
+    """A pass that has been opened."""
 
     steps: Generator[PlacedStep] | Prefetcher[PlacedStep]
-    shards: int
-    position: Position
-    close: Callable[[], None] | None
+    shards: int  # of its source
+    position: Position  # where it begins
+    close: Callable[[], None] | None  # ends the exchange of messages with the other workers; None if there is none
 
 
 class PassIterator(DistributedIterator):
-    """One pass over a distributed dataset, which knows its position.
-
-    Args:
-        open_pass: Opens a pass at a position.
-        opened: The pass.
-        is_first: Whether it is the dataset's first one, whose first batch may take long.
-        spec: Returns the dataset's `element_spec`; None as long as no batch has been seen.
-        source: The dataset.
-    """
+    """One pass over a distributed dataset, which counts its position in the source."""
 
     #: A loop that asks this for a batch begins a step: there others may join (`checkpoint/joining.py`).
     begins_steps = True
@@ -150,7 +125,7 @@ class PassIterator(DistributedIterator):
         opened: OpenedPass,
         is_first: bool,
         spec: Callable[[], PyTree],
-        source: object = None,
+        source: object = None,  # the dataset
     ):
         self._open_pass, self._spec, self._source = open_pass, spec, source
         self._begin(opened, is_first)
@@ -185,11 +160,7 @@ class PassIterator(DistributedIterator):
         return self._position.state()
 
     def set_state(self, state: Mapping[str, PyTree]) -> None:
-        """Continues at a position that `get_state` has returned, here or in a job with other workers or replicas.
-
-        Raises:
-            ArgumentError: `state` is not one, or this dataset cannot continue there.
-        """
+        """Continues at a position that `get_state` has returned, here or in a job with other workers or replicas."""
         position = Position.of(state)
         self.close()
         self._begin(self._open_pass(position))
@@ -200,18 +171,15 @@ class PassIterator(DistributedIterator):
 
 
 class ElasticIterator(PassIterator):
-    """One pass over a distributed dataset where workers come and go.
-
-    Between two batches workers that have come are taken in. A batch that was read ahead for an earlier world is split
-    anew for the present one, from its rows in host memory.
-    """
+    """One pass over a distributed dataset where workers come and go."""
 
     def __next__(self) -> PyTree:
         check_outside_of_programs("next() of a distributed iterator was called")
         running = worlds.running()
         if running is not None:
-            running.boundary(self, self._source)
+            running.boundary(self, self._source)  # Between two batches, workers that have come are taken in.
         given: Given = super().__next__()
+        # A batch that was read ahead for an earlier world is split anew, from its rows in host memory.
         return given.value()
 
 
@@ -223,11 +191,7 @@ class Given(Protocol):
 
 
 def check_outside_of_programs(what: str) -> None:
-    """Checks that no step or compiled function is being traced, where no batch can be read.
-
-    Raises:
-        ContextError: A step or compiled function is being traced.
-    """
+    """Checks that no step or compiled function is being traced, where no batch can be read."""
     here = context.current()
     if here.replica is not None and here.strategy is not None:
         raise ContextError(

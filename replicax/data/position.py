@@ -19,39 +19,24 @@ _FORMAT = 1
 
 
 class RowsRead(NamedTuple):
-    """Rows of a step that a worker has read from a shard.
+    """Rows of a step that a worker has read from a shard."""
 
-    Attributes:
-        worker: The index of the worker.
-        shard: The index of the shard.
-        rows: Number of rows.
-    """
-
-    worker: int
-    shard: int
+    worker: int  # its index
+    shard: int  # its index
     rows: int
 
 
 class Position:
-    """The rows of a pass that the training loop has got.
-
-    Attributes:
-        number: The number of the pass, from 0.
-        rows: Number of rows that the loop has got in this pass, over all workers.
-        batches: Number of steps that it has got in this pass.
-        shards: Number of shards of the pass; None before its first step.
-        done: The indices of the shards of which it has got all rows.
-        begun: For other shards, how many rows it has got.
-        replicas: Where workers come and go and a function makes per-replica batches: for how many replicas it made
-            those of this pass; else None.
-    """
+    """The rows of a pass that the training loop has got."""
 
     def __init__(self, number: int = 0):
-        self.number = number
-        self.rows = self.batches = 0
-        self.shards: int | None = None
-        self.done: set[int] = set()
-        self.begun: dict[int, int] = {}
+        self.number = number  # of the pass, from 0
+        self.rows = self.batches = 0  # rows of all workers, and steps, that the loop has got in this pass
+        self.shards: int | None = None  # of the pass; None before its first step
+        self.done: set[int] = set()  # shards of which the loop has got all rows
+        self.begun: dict[int, int] = {}  # for other shards, how many rows it has got
+        # Where workers come and go and a function makes per-replica batches: for how many replicas it made those of
+        # this pass.
         self.replicas: int | None = None
         self._reading: dict[int, int] = {}
 
@@ -98,11 +83,7 @@ class Position:
 
     @classmethod
     def of(cls, state: Mapping[str, PyTree]) -> Position:
-        """Returns the position that `state` describes.
-
-        Raises:
-            ArgumentError: It does not describe a position.
-        """
+        """Returns the position that `state` describes."""
         try:
             position = cls(_count(state["pass"]))
             if state["format"] != _FORMAT:

@@ -1,7 +1,8 @@
 """Prefetching: one background thread prepares the next items while the consumer works on this one.
 
 The two share a `_Queue` and nothing else. In particular the thread has no reference to the consumer's `Prefetcher`, so
-an abandoned one is collected and stops its thread.
+an abandoned one is collected and stops its thread. The thread also ends with the data, with an exception (which the
+consumer raises after the items before it), and when `close` is called.
 """
 
 from __future__ import annotations
@@ -29,20 +30,13 @@ def prefetch(items: Generator[_Item], size: int) -> Generator[_Item] | Prefetche
 
 
 class Prefetcher(Iterator[_Item]):
-    """An iterator whose items are produced ahead by a background thread.
-
-    The thread starts at once, produces items until `size` of them wait to be taken, and continues whenever one has been
-    taken. It ends with the data, with an exception (which the consumer raises after the items before it), when `close`
-    is called, and when the prefetcher is garbage-collected.
-
-    The thread runs outside of every strategy and replica context, whatever surrounds the consumer: contexts belong to
-    threads. It takes over one of JAX's settings for the consumer's thread: whether x64 is on, which decides about
-    dtypes.
-    """
+    """An iterator whose items a background thread produces ahead: at once, until `size` of them wait to be taken."""
 
     def __init__(self, items: Generator[_Item], size: int):
         self._queue: _Queue[_Item] = _Queue(size)
-        run = contextvars.Context().run  # Empty, also on Pythons whose threads inherit their creator's context.
+        # The thread runs outside of every strategy and replica context, whatever surrounds the consumer: its context is
+        # empty, also on Pythons whose threads inherit their creator's. Only x64 is taken over: it decides about dtypes.
+        run = contextvars.Context().run
         arguments = (_produce, items, self._queue, _x64_is_enabled())
         self._thread = StoppedAtEnd(_THREAD_NAME, run, *arguments, stop=self._queue.close)
         # It does not wait: any thread may do the collecting.

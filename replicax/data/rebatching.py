@@ -16,29 +16,18 @@ from replicax.typing import PyTree
 
 
 class ShardBatch(NamedTuple):
-    """A batch as its shard yields it.
+    """A batch as its shard yields it."""
 
-    Attributes:
-        shard: The index of the shard.
-        batch: A pytree of host arrays. They may share the source's memory until the next batch is taken.
-    """
-
-    shard: int
-    batch: PyTree
+    shard: int  # its index
+    batch: PyTree  # of host arrays, which may share the source's memory until the next batch is taken
 
 
 class WorkerBatch(NamedTuple):
-    """The batch that one worker has for a step.
+    """The batch that one worker has for a step."""
 
-    Attributes:
-        batch: Its rows, in memory of their own.
-        rows_of_shards: For each shard that rows are from, its index and the number of these rows.
-        full: Whether it is one batch for each of the worker's replicas, all of the same size.
-    """
-
-    batch: PyTree
-    rows_of_shards: list[tuple[int, int]]
-    full: bool = False
+    batch: PyTree  # in memory of its own
+    rows_of_shards: list[tuple[int, int]]  # for each shard that rows are from, its index and the number of these rows
+    full: bool = False  # whether it is one batch for each of the worker's replicas, all of the same size
 
 
 def rebatched(batches: Iterable[ShardBatch], size: int) -> Generator[WorkerBatch]:
@@ -76,11 +65,7 @@ def grouped(batches: Iterable[ShardBatch], count: int) -> Generator[WorkerBatch]
 
 
 def skip_rows(batches: Iterable[PyTree], rows: int) -> Generator[PyTree]:
-    """Yields what follows the first `rows` rows.
-
-    Raises:
-        BatchError: There are fewer rows.
-    """
+    """Yields what follows the first `rows` rows."""
     left = rows
     for batch in batches:
         found = count_rows(batch)
@@ -94,11 +79,7 @@ def skip_rows(batches: Iterable[PyTree], rows: int) -> Generator[PyTree]:
 
 
 def concatenated(parts: Sequence[PyTree]) -> PyTree:
-    """Returns the rows of several batches as one batch.
-
-    Raises:
-        BatchError: They differ in more than their number of rows.
-    """
+    """Returns the rows of several batches as one batch."""
     if len(parts) == 1:
         return parts[0]
     check_row_shapes(parts)

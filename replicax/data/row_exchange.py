@@ -23,17 +23,11 @@ from replicax.typing import PyTree
 
 
 class BatchDescription(TypedDict):
-    """All that is needed to make a batch of its numbers, in a form that JSON can hold.
+    """All that is needed to make a batch of its numbers, in a form that JSON can hold."""
 
-    Attributes:
-        tree: The structure of the pytree, serialized; empty if it has classes of the user's.
-        text: The structure of the pytree, for messages and comparisons.
-        leaves: The dtype of each leaf and the shape of one of its rows.
-    """
-
-    tree: str
-    text: str
-    leaves: list[tuple[str, list[int]]]
+    tree: str  # the structure of the pytree, serialized; empty if it has classes of the user's
+    text: str  # the structure of the pytree, for messages and comparisons
+    leaves: list[tuple[str, list[int]]]  # the dtype of each leaf and the shape of one of its rows
 
 
 def describe(batch: PyTree) -> BatchDescription:
@@ -52,19 +46,11 @@ def describe(batch: PyTree) -> BatchDescription:
 
 
 class BatchStructure:
-    """The structure, the dtypes and the shapes of rows that the batches of a step have.
-
-    Args:
-        description: As `describe` returns it.
-        tree: The structure of this worker's batches, if it has had any.
-
-    Raises:
-        BatchError: This worker cannot make such batches.
-    """
+    """The structure, the dtypes and the shapes of rows that the batches of a step have."""
 
     def __init__(self, description: BatchDescription, tree: jax.tree_util.PyTreeDef | None = None):
         self._leaves = [(jnp.dtype(name), tuple(shape)) for name, shape in description["leaves"]]
-        if tree is not None and str(tree) == description["text"]:
+        if tree is not None and str(tree) == description["text"]:  # This worker has had such batches.
             self._treedef = tree
         elif description["tree"]:
             registry = jax.tree_util.default_registry
@@ -93,19 +79,12 @@ class BatchStructure:
 
 @dataclasses.dataclass(frozen=True)
 class RowAssignment:
-    """Which rows of a step go to which worker.
-
-    Args:
-        workers: The workers that take part.
-        rows: How many rows each worker has read.
-        kept: How many of all rows are used: always the first ones.
-        everywhere: Whether every worker needs all rows if not all replicas take part.
-    """
+    """Which rows of a step go to which worker."""
 
     workers: InputWorkers
-    rows: tuple[int, ...]
-    kept: int
-    everywhere: bool = False
+    rows: tuple[int, ...]  # that each worker has read
+    kept: int  # how many of all rows are used: always the first ones
+    everywhere: bool = False  # whether every worker needs all rows if not all replicas take part
 
     @property
     def replicas(self) -> int:

@@ -25,16 +25,10 @@ class _Counts(TypedDict):
 
 
 class ShardSummary:
-    """A summary of the rows that a worker reads in one pass.
-
-    Attributes:
-        digests: A digest of each of its rows.
-        batches: Number of steps for which it has rows.
-        files: Number of files that it reads; None if the dataset is not in files.
-    """
+    """A worker's rows in one pass: a digest of each, in how many steps it has some, and from how many files."""
 
     def __init__(self, digests: np.ndarray, batches: int, files: int | None = None):
-        self.digests, self.batches, self.files = digests, batches, files
+        self.digests, self.batches, self.files = digests, batches, files  # files: None if not in files
 
     def encode(self) -> bytes:
         """Returns the summary as bytes."""
@@ -66,14 +60,7 @@ def row_digests(batches: Iterable[PyTree]) -> np.ndarray:
 def report(
     summary: ShardSummary, source: np.ndarray | None, workers: InputWorkers, channel: WorkerChannel | None
 ) -> str:
-    """Returns a line for each worker; all workers must call this together, and get the same.
-
-    Args:
-        summary: What this worker reads.
-        source: Digests of all rows of the source, as process 0 has read it; None if they are not known.
-        workers: The workers that take part.
-        channel: To the other workers; None if there are none.
-    """
+    """Returns a line for each worker; all workers must call this together, and get the same."""
     summaries = [summary]
     if channel is not None:
         summaries = _of_all_workers(summary, workers, channel)
@@ -82,12 +69,7 @@ def report(
 
 
 def report_of_world(running: worlds.Worlds, summarize: Callable[[], tuple[ShardSummary, np.ndarray]]) -> str:
-    """Reports on an elastic job: a line for each member of the present world.
-
-    Args:
-        running: The worlds of this process.
-        summarize: Returns what this worker uses in the present world, and digests of all rows.
-    """
+    """Reports on an elastic job: a line for each member of the present world."""
     source: np.ndarray | None = None
 
     def run() -> list[bytes]:

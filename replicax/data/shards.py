@@ -15,15 +15,10 @@ from replicax.typing import PyTree
 
 
 class Shards(Protocol):
-    """The shards of a dataset.
-
-    Attributes:
-        count: Number of shards.
-        fixed: Whether shard w exists on worker w only.
-    """
+    """The shards of a dataset."""
 
     count: int
-    fixed: bool
+    fixed: bool  # whether shard w exists on worker w only
 
     def open(self, shard: int) -> Generator[PyTree]:
         """Yields the checked batches of a shard, of any sizes."""
@@ -69,19 +64,10 @@ def takes_a_hint(source: PyTree) -> bool:
 
 
 class ShardReader(Iterable[ShardBatch]):
-    """Reads shards one after the other, and yields their batches.
-
-    Args:
-        shards: All shards.
-        mine: The indices of those to read.
-        position: The rows of them that have been read already, and are left out.
-
-    Attributes:
-        first_rows: Number of rows of the first batch that the source gave; 0 as long as it has given none.
-    """
+    """Reads shards one after the other, and yields their batches without the rows before a position."""
 
     def __init__(self, shards: Shards, mine: Iterable[int], position: Position):
-        self.first_rows = 0
+        self.first_rows = 0  # of the first batch that the source gave; 0 as long as it has given none
         self._shards, self._mine, self._position = shards, mine, position
 
     def __iter__(self) -> Generator[ShardBatch]:
@@ -102,11 +88,7 @@ class ShardReader(Iterable[ShardBatch]):
 
 
 def shards_of_worker(shards: Shards, position: Position, worker: int, workers: int) -> list[int]:
-    """Returns the indices of the shards that a worker reads, of those that have not been read to their end.
-
-    Raises:
-        ArgumentError: The position is one in other shards.
-    """
+    """Returns the indices of the shards that a worker reads, of those that have not been read to their end."""
     if position.rows and position.shards != shards.count:
         hint = (
             "Each worker's own data can only go on with the same number of workers; use an rx.data.FileSource, or data "

@@ -1,4 +1,10 @@
-"""Sources of data: whatever a user has, as an iterable of host batches that are checked one by one."""
+"""Sources of data: whatever a user has, as an iterable of host batches that are checked one by one.
+
+With `batch_size`, a source is arrays (an array, tuple, dict, any pytree but a list): the first dimension of every leaf
+is the rows, which come in order, `batch_size` at a time; the last batch may have fewer. Without, it is anything that
+yields batches: a list, a generator, a Grain dataset or `DataLoader`, a torch `DataLoader`, a `tf.data.Dataset`, an
+object with `__len__` and `__getitem__`, or a function without arguments that returns one of these.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +22,7 @@ from replicax.typing import PyTree
 
 
 class HostBatches(Iterable[PyTree]):
-    """The batches of a source, as pytrees of NumPy arrays.
-
-    Each pass opens the source anew and checks every batch (see `batches.py`). Arrays may share the source's memory:
-    they keep their values only until the next batch is taken.
-
-    Attributes:
-        name: What the source is, for messages.
-        one_shot: Whether the source is an iterator, which allows only one pass.
-        last_rows: Number of rows of the last batch; None if it is not known.
-        lasts: Whether the batches stay in memory as they are.
-    """
+    """The batches of a source, as pytrees of NumPy arrays; each pass opens the source anew and checks every batch."""
 
     def __init__(
         self,
@@ -38,22 +34,18 @@ class HostBatches(Iterable[PyTree]):
         last_rows: int | None = None,
         lasts: bool = False,
     ):
+        # Unless the batches last, their arrays may share the source's memory: they keep their values only until the
+        # next batch is taken.
         self.name, self.lasts = name, lasts
-        self.one_shot = one_shot
-        self.last_rows = last_rows
+        self.one_shot = one_shot  # whether the source is an iterator, which allows only one pass
+        self.last_rows = last_rows  # of the last batch; None if it is not known
         self._open_pass = open_source
         self._length = length
         self._used = False
 
     @contextlib.contextmanager
     def open_source(self) -> Generator[Iterator[PyTree]]:
-        """Opens the source for a pass; what it yields is not checked, so it need not be batches.
-
-        At the end of the block the source is closed, unless it is an iterator, which the user made and may close.
-
-        Raises:
-            BatchError: The source is an iterator, and this is the second pass.
-        """
+        """Opens the source for a pass; what it yields is not checked, so it need not be batches."""
         if self._used and self.one_shot:
             raise BatchError(
                 f"The dataset is an iterator ({self.name}) and allows only one pass; this is the second pass. "
@@ -65,7 +57,7 @@ class HostBatches(Iterable[PyTree]):
             yield opened
         finally:
             close = getattr(opened, "close", None)
-            if close is not None and not self.one_shot:
+            if close is not None and not self.one_shot:  # The user made an iterator, and may close it.
                 close()
 
     def __iter__(self) -> Generator[PyTree]:
@@ -85,15 +77,10 @@ class HostBatches(Iterable[PyTree]):
 
 
 class ArrayBatches(HostBatches):
-    """The batches of a pytree of arrays: views.
-
-    Attributes:
-        arrays: The arrays.
-        size: Rows of a batch; the last may have fewer.
-    """
+    """The batches of a pytree of arrays: views."""
 
     def __init__(self, arrays: PyTree, size: int):
-        self.arrays, self.size = arrays, size
+        self.arrays, self.size = arrays, size  # size: rows of a batch; the last may have fewer
         rows = count_rows(arrays)
         last_rows = rows % size or size
         super().__init__(self.after, "arrays", length=lambda: -(-rows // size), last_rows=last_rows, lasts=True)
@@ -105,20 +92,7 @@ class ArrayBatches(HostBatches):
 
 
 def host_batches(source: PyTree, batch_size: int | None = None) -> HostBatches:
-    """Returns the batches of `source`.
-
-    Args:
-        source: With `batch_size`, arrays (an array, tuple, dict, any pytree but a list): the first dimension of every
-            leaf is the rows, which come in order, `batch_size` at a time; the last batch may have fewer.
-            Without, anything that yields batches: a list, a generator, a Grain dataset or `DataLoader`, a torch
-            `DataLoader`, a `tf.data.Dataset`, an object with `__len__` and `__getitem__`, or a function without
-            arguments that returns one of these.
-        batch_size: Rows per batch.
-
-    Raises:
-        ArgumentError: `batch_size` is missing for arrays or given for batches, or `source` is none of those.
-        BatchError: The arrays disagree in their number of rows, have none, or cannot be split.
-    """
+    """Returns the batches of `source`; the head of this file says what that can be."""
     if batch_size is not None:
         return _array_batches(source, batch_size)
     name = type(source).__name__
@@ -142,15 +116,7 @@ def host_batches(source: PyTree, batch_size: int | None = None) -> HostBatches:
 
 
 def check_batch_size(batch_size: SupportsIndex, name: str = "batch_size") -> int:
-    """Returns the number of rows of a global batch as an int.
-
-    Args:
-        batch_size: The number: an int, or an object that can serve as an index.
-        name: What the argument is called, for the message.
-
-    Raises:
-        ArgumentError: It is not a positive int.
-    """
+    """Returns the number of rows of a global batch as an int; `name` is what the message calls the argument."""
     try:
         size = -1 if isinstance(batch_size, bool) else operator.index(batch_size)
     except TypeError:
@@ -161,10 +127,7 @@ def check_batch_size(batch_size: SupportsIndex, name: str = "batch_size") -> int
 
 
 def is_array_pytree(source: PyTree) -> bool:
-    """Returns whether `source` is arrays, and not something that yields batches of arrays.
-
-    A list does not count as arrays: it is a list of batches, or of elements.
-    """
+    """Returns whether `source` is arrays, and not something that yields batches of arrays, as a list does."""
     if source is None or isinstance(source, list):
         return False
     return is_array(source) or not jax.tree_util.all_leaves([source])

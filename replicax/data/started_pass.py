@@ -23,15 +23,10 @@ from replicax.typing import PyTree
 
 
 class Form(NamedTuple):
-    """The form in which a loop gets the batches.
+    """The form in which a loop gets the batches."""
 
-    Attributes:
-        put: Puts the parts of a batch on the devices of its receivers.
-        everywhere: Whether every worker gets all rows of a step in which not all replicas take part.
-    """
-
-    put: Callable[[SplitBatch, Receivers], PyTree]
-    everywhere: bool
+    put: Callable[[SplitBatch, Receivers], PyTree]  # puts the parts of a batch on the devices of its receivers
+    everywhere: bool  # whether every worker gets all rows of a step in which not all replicas take part
 
 
 def _as_values(split: SplitBatch, receivers: Receivers) -> PyTree:
@@ -51,21 +46,13 @@ ROWS = Form(_as_rows, everywhere=True)
 
 
 class BegunPass(Protocol):
-    """A pass over the source that has begun.
-
-    Attributes:
-        position: Where it begins.
-    """
+    """A pass over the source that has begun, at a position."""
 
     @property
     def position(self) -> Position: ...
 
     def peeked(self, *, keep: bool) -> Self | None:
-        """Reads the first step; returns the pass with it, or closes the pass if it is not to be kept.
-
-        Raises:
-            BatchError: There is no step.
-        """
+        """Reads the first step; returns the pass with it, or closes the pass if it is not to be kept."""
 
     def opened(self, form: Form, shards: int, size: int) -> OpenedPass:
         """Returns the pass with its steps on the devices, up to `size` of them ahead."""
@@ -75,17 +62,9 @@ class BegunPass(Protocol):
 
 
 class BegunSteps(NamedTuple):
-    """A pass whose workers agree on each step before it is put on devices.
+    """A pass whose workers agree on each step before it is put on devices."""
 
-    Attributes:
-        steps: Its steps without those that are dropped; `rows_read` of a step includes the rows dropped before it.
-        position: Where it begins.
-        maker: Makes the steps.
-        channel: To the other workers.
-        receivers: Who is fed.
-    """
-
-    steps: Generator[InputStep]
+    steps: Generator[InputStep]  # without those that are dropped; a step includes the rows dropped before it
     position: Position
     maker: InputStepMaker
     channel: WorkerChannel | None
@@ -119,21 +98,13 @@ class BegunSteps(NamedTuple):
 
 
 class BegunWhole(NamedTuple):
-    """A pass of which each worker reads all, where workers come and go.
-
-    Attributes:
-        batches: Its batches.
-        position: Where it begins.
-        receivers: Who is fed, by world.
-        options: How the dataset is distributed.
-        note: Called with the first batch that is read, or that the loop gets in another world.
-    """
+    """A pass of which each worker reads all, where workers come and go."""
 
     batches: Generator[WholeBatch]
     position: Position
     receivers: ReceiversByWorld
     options: InputOptions
-    note: Callable[[SplitBatch, Receivers], None]
+    note: Callable[[SplitBatch, Receivers], None]  # called with the first batch that the loop gets in each world
 
     def peeked(self, *, keep: bool) -> Self | None:
         """Reads the first batch; see `BegunPass`."""

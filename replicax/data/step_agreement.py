@@ -23,17 +23,11 @@ _MOST_BYTES = 64 * 2**20
 
 
 class Announcement(NamedTuple, Generic[_Item, _Note]):
-    """The data that a worker has for a step, and what it tells the others of it.
-
-    Attributes:
-        item: The data itself.
-        note: What the other workers learn of it: not None, and something that JSON can hold.
-        size: The bytes that it takes while it waits.
-    """
+    """The data that a worker has for a step, and what it tells the others of it."""
 
     item: _Item
-    note: _Note
-    size: int
+    note: _Note  # for the other workers: not None, and something that JSON can hold
+    size: int  # in bytes, while the item waits
 
 
 class _Message(TypedDict, Generic[_Note]):
@@ -48,18 +42,7 @@ class _Message(TypedDict, Generic[_Note]):
 def agree(
     items: Iterator[Announcement[_Item, _Note]], channel: WorkerChannel | None
 ) -> Generator[tuple[_Item | None, Sequence[_Note | None]]]:
-    """Yields for each step this worker's item and all workers' notes; None for workers that have no more.
-
-    It ends when all workers have no more. All workers get the same notes for the same steps.
-
-    Args:
-        items: What this worker has; closed at the end if it is a generator.
-        channel: To the other workers; None if there are none.
-
-    Raises:
-        BatchError: Another worker's source has failed, or its message does not come in time. (The error of this
-            worker's own source is raised as it is, after the steps before it.)
-    """
+    """Yields this worker's item and all workers' notes for each step, None for those without, until all have ended."""
     with contextlib.ExitStack() as stack:
         if hasattr(items, "close"):
             stack.callback(items.close)
@@ -112,7 +95,7 @@ def _check_errors(reader: _Reader[_Item, _Note], messages: list[_Message[_Note]]
     if all(message["error"] is None for message in messages):
         return
     if reader.error is not None:
-        raise reader.error
+        raise reader.error  # as it is, after the steps before it
     names = channel.workers.names
     failed = "; ".join(f"{names[w]}: {m['error']}" for w, m in enumerate(messages) if m["error"] is not None)
     raise BatchError(f"The data of another worker failed, so that no worker can go on. {failed}")
@@ -164,7 +147,7 @@ class _Reader(Generic[_Item, _Note]):
         return chunk
 
     def message(self, chunk: _StepChunk[_Item, _Note]) -> bytes:
-        """Returns what the others are told of a chunk."""
+        """Returns the message to the other workers on a chunk."""
         error = None if self.error is None else f"{type(self.error).__name__}: {self.error}"[:2000]
         limit = max(1, min(_MOST_STEPS, _MOST_BYTES // self._largest))
         told: _Message[_Note] = {"notes": chunk.notes, "end": self.ended, "error": error, "limit": limit}

@@ -31,29 +31,15 @@ Put = Callable[[SplitBatch, Receivers], PyTree]
 
 
 class WholeBatch(NamedTuple):
-    """A global batch, as a reading gives it.
+    """A global batch, as a reading gives it."""
 
-    Attributes:
-        batch: A pytree of host arrays.
-        rows_read: Which rows of the source they are.
-        lasts: Whether the memory of the arrays stays as it is; else only until the next batch is taken.
-    """
-
-    batch: PyTree
+    batch: PyTree  # of host arrays
     rows_read: list[RowsRead]
-    lasts: bool
+    lasts: bool  # whether the memory of the arrays stays as it is; else only until the next batch is taken
 
 
 class Splitter:
-    """Splits global batches for the present world and puts them on its devices.
-
-    Args:
-        receivers: The replicas, by world.
-        options: How the dataset is distributed.
-        put: Puts the parts of a batch on devices.
-        everywhere: Whether every worker gets all rows of a step in which not all replicas take part.
-        note: Called with the first batch in each world that the loop gets.
-    """
+    """Splits global batches for the present world and puts them on its devices."""
 
     def __init__(
         self,
@@ -65,19 +51,16 @@ class Splitter:
     ):
         self._receivers, self._options = receivers, options
         self._put, self._everywhere = put, everywhere
-        self._note = note
+        self._note = note  # called with the first batch that the loop gets in each world
         self._noted_in: int | None = None
 
     def ahead(self, batch: PyTree) -> _Placed | None:
-        """Returns a batch for the world that the thread that trains has seen last; for any thread.
-
-        That world may come to its end meanwhile. Then this may fail, and returns None; `now` is called later anyway.
-        """
+        """Returns a batch for the world last seen by the thread that trains, or None if that fails; for any thread."""
         number, receivers = self._receivers.latest
         try:
             return self._placed(batch, number, receivers)
         except Exception:
-            return None  # The thread that trains does the same again, and raises the error if it is none of the world.
+            return None  # The world may have ended meanwhile. If it has not, `now` raises the error again.
 
     def now(self, batch: PyTree) -> _Placed:
         """Returns a batch for the present world; for the thread that trains."""
@@ -104,13 +87,11 @@ class _Placed(NamedTuple):
 
 
 class _Rows:
-    """The rows that some arrays were made of; `replicax.group.renewal.Source` says what it does.
-
-    It has no reference to these arrays, which refer to it: so batches need no garbage collector to go.
-    """
+    """The rows that some arrays were made of; `replicax.group.renewal.Source` says what it does."""
 
     def __init__(self, splitter: Splitter, batch: PyTree, number: int):
         self.number = number
+        # No reference to the arrays, which refer to this: so batches need no garbage collector to go.
         self._splitter, self._batch = splitter, batch
         self._later: tuple[int, list[Leaf]] | None = None
 
@@ -125,12 +106,7 @@ class _Rows:
 
 
 class ReadAhead:
-    """A global batch that was read, and split for the world of that time.
-
-    Args:
-        splitter: Splits it.
-        batch: A pytree of host arrays whose memory nobody else changes.
-    """
+    """A global batch, in memory that nothing else changes, split for the world in which it was read."""
 
     def __init__(self, splitter: Splitter, batch: PyTree):
         self._splitter, self._batch = splitter, batch
@@ -146,18 +122,9 @@ class ReadAhead:
 
 
 def whole_split(batch: PyTree, receivers: Receivers, options: InputOptions, everywhere: bool = False) -> SplitBatch:
-    """Returns this worker's parts of a global batch: views.
-
-    With `remainder="drop"` a batch of fewer rows than there are replicas is kept as with `"exact"`: whether a loop has
-    a step must not depend on the world.
-
-    Args:
-        batch: A pytree of host arrays.
-        receivers: The replicas.
-        options: How the dataset is distributed.
-        everywhere: Whether every worker gets all rows of a step in which not all replicas take part.
-    """
+    """Returns this worker's parts of a global batch: views."""
     if count_rows(batch) < receivers.num_replicas:
+        # Whether a loop has a step must not depend on the world.
         options = dataclasses.replace(options, remainder="exact")
     maker = InputStepMaker(receivers.workers, None, options)
     maker.everywhere = everywhere

@@ -19,21 +19,14 @@ from replicax.errors import ArgumentError, BatchError, ContextError
 
 @dataclasses.dataclass(frozen=True)
 class InputWorkers:
-    """The processes that train together.
+    """The processes that train together."""
 
-    Attributes:
-        index: The index of this one.
-        names: What each is called in messages.
-        replicas: For how many replicas each reads data; each replica counts once.
-        store: Where they can leave messages for each other.
-        fed: For each, which replicas have devices there: the first of them and the one after the last. By default those
-            that it reads for, which follow one another. The devices of a replica may belong to several workers.
-    """
-
-    index: int
-    names: tuple[str, ...]
-    replicas: tuple[int, ...]
-    store: Store = dataclasses.field(default_factory=ServiceStore)
+    index: int  # of this one
+    names: tuple[str, ...]  # in messages
+    replicas: tuple[int, ...]  # for how many each reads data; each replica counts once
+    store: Store = dataclasses.field(default_factory=ServiceStore)  # where they leave messages for each other
+    # For each worker, the first replica with devices there and the one after the last; by default those that it reads
+    # for, which follow one another. The devices of a replica may belong to several workers.
     fed: tuple[tuple[int, int], ...] | None = None
 
     @property
@@ -58,11 +51,7 @@ class InputWorkers:
         return first, first + self.replicas[worker]
 
     def check_all_read(self) -> None:
-        """Checks that each worker can read data of its own.
-
-        Raises:
-            ArgumentError: There are fewer replicas than workers.
-        """
+        """Checks that each worker can read data of its own: that it has a replica to read for."""
         idle = [name for name, replicas in zip(self.names, self.replicas, strict=True) if not replicas]
         if idle:
             raise ArgumentError(
@@ -87,7 +76,7 @@ class _UnreadRounds:
             self._rounds.append((next_pass, exchange, rounds))
 
     def take(self, begun: int) -> list[tuple[Exchange, list[str]]]:
-        """Returns the rounds whose messages nobody reads once all workers have begun pass `begun`."""
+        """Returns the rounds whose messages are no longer read once all workers have begun pass `begun`."""
         with self._lock:
             old = [(exchange, rounds) for next_pass, exchange, rounds in self._rounds if next_pass <= begun]
             self._rounds = [each for each in self._rounds if each[0] > begun]
@@ -111,10 +100,7 @@ _numbers = PassNumbers()
 
 
 class WorkerChannel:
-    """Exchanges messages between the workers during one pass over a dataset.
-
-    Make it in the main thread, where all workers do the same things in the same order.
-    """
+    """Exchanges messages between the workers during one pass; made in the main thread, in the same order on all."""
 
     def __init__(self, workers: InputWorkers, timeout_s: float, numbers: PassNumbers = _numbers):
         self.workers = workers
@@ -140,11 +126,7 @@ class WorkerChannel:
         return self.collect()
 
     def publish(self, message: bytes) -> None:
-        """Says what a later `collect` of each worker is to return for this one; does not wait.
-
-        Raises:
-            ClosedError: The pass was closed.
-        """
+        """Sets what a later `collect` of each worker returns for this one; does not wait."""
         if self.closed.is_set():
             raise ClosedError
         name = str(next(self._published))
@@ -152,12 +134,7 @@ class WorkerChannel:
         self._exchange.tell(name, message)
 
     def collect(self) -> list[bytes]:
-        """Waits for all workers' messages of the next round.
-
-        Raises:
-            BatchError: Not all came in time, or the coordination service has gone.
-            ClosedError: The pass was closed.
-        """
+        """Waits for all workers' messages of the next round."""
         name = str(next(self._collected))
         own = self._unread[name]
         others = dict(zip(self.workers.others, self._collected_from(name, self.workers.others), strict=True))
@@ -169,12 +146,7 @@ class WorkerChannel:
         self._exchange.tell(f"{name}/to {worker}", message)
 
     def receive(self, worker: int, name: str) -> bytes:
-        """Waits for the message that a worker has sent to this one, and removes it.
-
-        Raises:
-            BatchError: It did not come in time.
-            ClosedError: The pass was closed.
-        """
+        """Waits for the message that a worker has sent to this one, and removes it."""
         stage = f"{name}/to {self.workers.index}"
         (message,) = self._collected_from(stage, [worker])
         self._exchange.forget(stage, worker)
@@ -206,7 +178,7 @@ class WorkerChannel:
             ) from error
 
     def _remove_read(self, collected: str) -> None:
-        """Removes the messages that all have read: whoever has come to a round has read those before."""
+        """Removes the messages that all have read: a worker that has come to a round has read those before it."""
         for name in itertools.takewhile(lambda name: name != collected, [*self._unread]):
             del self._unread[name]
             self._exchange.forget(name, self.workers.index)

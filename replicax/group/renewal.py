@@ -25,13 +25,9 @@ _SECONDS_TO_READ = 5.0
 
 
 class Source(Protocol):
-    """The rows that arrays on devices were made of, which can be split anew for another world.
+    """The rows that arrays on devices were made of, which can be split anew for another world."""
 
-    Attributes:
-        number: The number of the world that the arrays belong to.
-    """
-
-    number: int
+    number: int  # of the world that the arrays belong to
 
     def leaves(self) -> Sequence[Leaf]:
         """Returns the leaves of the same rows in the present world: the same objects each time it is asked there."""
@@ -41,7 +37,7 @@ class Source(Protocol):
 
 
 def note_source(leaves: Sequence[Leaf], source: Source) -> None:
-    """Notes on the arrays in `leaves` of what they were made, so that `renewed` can make them again."""
+    """Notes on the arrays in `leaves` their source, so that `renewed` can make them again."""
     for index, leaf in enumerate(leaves):
         array = leaf.stacked if isinstance(leaf, PerReplica) else leaf
         if isinstance(array, jax.Array):  # Not rows that stayed on the host: they belong to no world.
@@ -49,22 +45,13 @@ def note_source(leaves: Sequence[Leaf], source: Source) -> None:
 
 
 def renewed(tree: PyTree) -> PyTree:
-    """Returns `tree` for the present world: batches of an earlier one have the same global rows, split anew.
-
-    The same batch renewed twice in one world is the same object. Other values, such as results of an earlier world, are
-    left as they are. A tree without batches of an earlier world is returned itself.
-
-    All members call this for the arguments of their next call. In some calls they compare the batches in them.
-
-    Raises:
-        BatchError: Another member's batch in the same call has other rows.
-        ElasticError: A value of an earlier world is neither a batch nor whole on this worker.
-    """
+    """Returns `tree` for the present world: batches of an earlier one have the same global rows, split anew."""
     leaves, treedef = flattened(tree, _is_stacked)
     number = worlds.number()
     sources: dict[int, Source] = {}
     present = [_present(leaf, number, sources) for leaf in leaves]
     if sources:
+        # All members come here for the arguments of their next call, so in some calls they can compare the batches.
         _comparison.make(list(sources.values()))
     return tree if all(map(operator.is_, leaves, present)) else jax.tree.unflatten(treedef, present)
 
@@ -87,11 +74,7 @@ def _present(leaf: Leaf, number: int, sources: dict[int, Source]) -> Leaf:
 
 
 def _check_readable(array: jax.Array) -> None:
-    """Checks that a value that is no batch is of the present world, or whole on this worker.
-
-    Raises:
-        ElasticError: It is neither.
-    """
+    """Checks that a value that is no batch is of the present world, or whole on this worker."""
     if isinstance(array, jax.core.Tracer) or isinstance(array.sharding, SingleDeviceSharding):
         return  # At first the cheap questions: there may be thousands of arrays.
     if _is_whole(array) or _is_present(array):
@@ -114,18 +97,14 @@ def _is_present(array: jax.Array) -> bool:
 
 
 class Comparison:
-    """Compares the batches that the members give to the same call, in some of their calls. It waits for nobody."""
+    """Compares the batches that the members give to the same call, in some of their calls, without a barrier."""
 
     def __init__(self, store: Store):
         self._store = SignedStore(store)
         self._world, self._first = 0, 0
 
     def make(self, sources: Sequence[Source]) -> None:
-        """Compares the batches in the arguments of this process's next call, if that is one to compare.
-
-        Raises:
-            BatchError: Another member has other rows.
-        """
+        """Compares the batches in the arguments of this process's next call, if that is one to compare."""
         running = worlds.running()
         if running is None or len(running.world.members) == 1:
             return
@@ -146,7 +125,7 @@ class Comparison:
             )
 
     def _first_note(self, key: str, name: str, own: str) -> tuple[str, str]:
-        """Returns who has noted first what it has, and what that is: by default this process."""
+        """Returns the name of the member that has noted its batches first, and their digests: by default its own."""
         try:
             if self._store.put_if_absent(key, f"{name}\n{own}".encode()):
                 return name, own

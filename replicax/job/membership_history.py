@@ -13,58 +13,34 @@ from replicax.group.membership.membership_log import NAME
 
 
 class Span(NamedTuple):
-    """A time in which something holds for a worker.
+    """A time in which something holds for a worker: that its process runs, or that it is a member."""
 
-    Attributes:
-        worker: The worker's index.
-        incarnation: Which run of it.
-        begin: When it began, in seconds since 1970.
-        end: When it ended.
-        how: How it ended; "" if it had not at the end of the log.
-    """
-
-    worker: int
-    incarnation: int
-    begin: float
+    worker: int  # its index
+    incarnation: int  # which run of it
+    begin: float  # in seconds since 1970
     end: float
-    how: str = ""
+    how: str = ""  # the reason of its end; "" if it had not ended at the end of the log
 
 
 class Change(NamedTuple):
-    """A line of the log as a user reads it.
+    """A line of the log as a user reads it."""
 
-    Attributes:
-        time: When, in seconds since 1970.
-        world: The number of the world that began; 0 if none did.
-        members: Its members.
-        text: What happened.
-    """
-
-    time: float
-    world: int
-    members: tuple[int, ...]
+    time: float  # in seconds since 1970
+    world: int  # the number of the world that began; 0 if none did
+    members: tuple[int, ...]  # of that world
     text: str
 
 
 @dataclasses.dataclass
 class History:
-    """The membership of a job over time.
-
-    Attributes:
-        changes: All that happened, in order.
-        runs: The processes: from their starts to their ends.
-        memberships: When they took part.
-        begin: When the log begins, in seconds since 1970.
-        end: When it ends.
-        most: How many workers the job may have; 0 if the log does not say so.
-    """
+    """The membership of a job over time."""
 
     changes: list[Change] = dataclasses.field(default_factory=list)
-    runs: list[Span] = dataclasses.field(default_factory=list)
-    memberships: list[Span] = dataclasses.field(default_factory=list)
-    begin: float = 0.0
+    runs: list[Span] = dataclasses.field(default_factory=list)  # of the processes, from their starts to their ends
+    memberships: list[Span] = dataclasses.field(default_factory=list)  # the times in which workers were members
+    begin: float = 0.0  # of the log, in seconds since 1970
     end: float = 0.0
-    most: int = 0
+    most: int = 0  # workers that the job may have; 0 if the log does not say so
 
     @property
     def workers(self) -> list[int]:
@@ -83,11 +59,7 @@ class History:
 
 
 def read_history(folder: Path) -> History:
-    """Reads the membership log in a folder. A last line that is not whole is left out.
-
-    Raises:
-        LaunchError: There is none, or it is malformed.
-    """
+    """Reads the membership log in a folder. A last line that is not whole is left out."""
     path = folder / NAME if folder.is_dir() else folder
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)

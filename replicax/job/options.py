@@ -25,45 +25,31 @@ _ENDS_WITH_PORT = re.compile(r"(^[^:]*|\]):[^:]*$")
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """A job for this machine.
+    """The options of a job, checked."""
 
-    Attributes:
-        script: The Python file that each task runs, or the name of a module.
-        arguments: The script's `sys.argv[1:]`.
-        module: Whether `script` names a module, as with `python -m`.
-        workers: Number of workers to start; with parameter servers, `min_workers` of them.
-        min_workers: The smallest number of workers with which the job goes on when workers die for good.
-        devices_per_worker: Virtual CPU devices in each.
-        ps: Number of parameter servers. With any, one process runs the script, the coordinator, which itself starts
-            the servers and the workers.
-        evaluator: Whether to start an evaluator.
-        islands: Whether a worker that is lost is started again alone, while the others go on
-            (`rx.LocalSGDStrategy`, `rx.DiLoCoStrategy`).
-        elastic: With how few workers the job goes on when some are lost, and how many it may have
-            (`rx.MultiWorkerMirroredStrategy(elastic=...)`). A worker that is lost is started again alone.
-        address: Where others may join an elastic job, `"host"` or `"host:port"`: the name or IP address at which their
-            machines reach this one. None: only from this machine. With it `workers` may be 0: all of them join.
-        restarts: How often all tasks are started again after a failure; with `islands` or `elastic` how often any of
-            them is. None: none, but the lost workers of an elastic job always start again.
-        grace: Seconds that tasks have to end, from the first signal to SIGKILL. None: 5 for the survivors of a failure,
-            30 if the launcher itself gets a signal.
-        log_dir: Folder for the logs, one per task; None makes a new one in `runs/`.
-    """
-
-    script: str
-    arguments: tuple[str, ...] = ()
-    module: bool = False
-    workers: int = 1
-    min_workers: int | None = None
-    devices_per_worker: int = 1
+    script: str  # the Python file that each task runs, or the name of a module
+    arguments: tuple[str, ...] = ()  # the script's `sys.argv[1:]`
+    module: bool = False  # whether `script` names a module, as with `python -m`
+    workers: int = 1  # to start; with parameter servers `min_workers` is the number
+    min_workers: int | None = None  # with how few the job goes on when workers die for good; None: with no fewer
+    devices_per_worker: int = 1  # virtual CPU devices
+    # Parameter servers. With any, one process runs the script, the coordinator; it starts the servers and the workers.
     ps: int = 0
     evaluator: bool = False
+    # A worker that is lost is started again alone, while the others go on (`rx.LocalSGDStrategy`, `rx.DiLoCoStrategy`).
     islands: bool = False
+    # With how few workers the job goes on when some are lost, and how many it may have; see
+    # `rx.MultiWorkerMirroredStrategy(elastic=...)`. A worker that is lost is started again alone.
     elastic: ElasticRange | None = None
+    # "host" or "host:port" at which other machines reach this one, so that their workers may join an elastic job; None:
+    # only this machine's may. With it `workers` may be 0: all of them join.
     address: str | None = None
+    # How often all tasks start again after a failure; with `islands` or `elastic`, how often any of them does. None:
+    # never, but the lost workers of an elastic job always start again.
     restarts: int | None = None
+    # Seconds that tasks have to end, from the first signal to SIGKILL; None: the defaults above.
     grace: float | None = None
-    log_dir: Path | None = None
+    log_dir: Path | None = None  # for one log per task; None makes a new folder in `runs/`
 
     def __post_init__(self) -> None:
         if self.min_workers is None:
@@ -177,11 +163,7 @@ def parse_workers(text: str) -> tuple[int, int]:
 
 
 def parse_elastic(text: str) -> ElasticRange:
-    """Returns the range in `"2:8"`.
-
-    Raises:
-        LaunchError: It is none.
-    """
+    """Returns the range in `"2:8"`."""
     try:
         return parse_range(text)
     except ValueError as error:

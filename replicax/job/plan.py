@@ -22,33 +22,21 @@ _DEVICE_COUNT = "--xla_force_host_platform_device_count"
 
 
 class Job(NamedTuple):
-    """The part of a job that stays the same when it is restarted.
-
-    Attributes:
-        options: The user's options.
-        environment: The launcher's own environment, from which the tasks inherit.
-        token: The secret that the processes of this job share.
-        launcher_pid: The launcher's process id.
-    """
+    """The part of a job that stays the same when it is restarted."""
 
     options: Options
-    environment: Mapping[str, str]
+    environment: Mapping[str, str]  # of the launcher; the tasks inherit it
     token: str
     launcher_pid: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """One attempt at a job.
+    """One attempt at a job."""
 
-    Attributes:
-        attempt: Number of the attempt, from 0.
-        workers: Number of workers.
-        tasks: All tasks: the workers and perhaps an evaluator, or the coordinator, which itself starts its workers.
-    """
-
-    attempt: int
+    attempt: int  # from 0
     workers: int
+    # Workers and perhaps an evaluator; or the coordinator, which itself starts its workers.
     tasks: tuple[PlannedTask, ...]
 
 
@@ -58,18 +46,11 @@ def count_ports(options: Options, workers: int) -> int:
 
 
 def make_plan(job: Job, workers: int, attempt: int, ports: Sequence[int], log_dir: Path | None = None) -> Plan:
-    """Returns the tasks of one attempt.
-
-    Args:
-        job: What stays the same in all attempts.
-        workers: Number of workers in this attempt.
-        attempt: Its number, from 0.
-        ports: Free ports; `count_ports` says how many.
-        log_dir: Where the tasks write their reports, unless the environment decides that.
-    """
+    """Returns the tasks of one attempt; `ports` are free, and as many as `count_ports` says."""
     options = job.options
     ports, meeting = (ports[:-1], meeting_address(options, ports)) if options.goes_on else (ports, "")
     addresses = [f"{HOST}:{port}" for port in ports]
+    # Where the tasks write their reports, unless the environment says where.
     common = _common(job, attempt) if log_dir is None else {LOG_DIR: str(log_dir), **_common(job, attempt)}
 
     if options.ps:

@@ -35,22 +35,12 @@ def has_workers(strategy: Host) -> bool:
 
 
 def told_by_all(what: str, value: Any, before: Callable[[], None] | None = None) -> list[Any]:
-    """Returns the values of all workers, in their order, after all have come here.
-
-    They are exchanged through host memory: a collective would mix with one that a worker has come to elsewhere.
-
-    Args:
-        what: What is exchanged.
-        value: This worker's, as JSON can hold it.
-        before: Called before, also when workers are lost and the others come here again.
-
-    Raises:
-        WorkersDisagreeError: A worker has come to something else that all do together.
-    """
+    """Returns the values of all workers, in their order, after all have come here."""
+    # Through host memory: a collective would mix with one that a worker has come to elsewhere.
     message = json.dumps({"what": what, "value": value}).encode()
 
     def exchange() -> list[bytes]:
-        if before is not None:
+        if before is not None:  # also when workers are lost, and the others come here again
             before()
         with activity.phase(activity.WAIT, what):
             return exchanged(message)
@@ -86,11 +76,7 @@ def _read(message: bytes) -> dict[str, Any]:
 
 
 def check_same_names(names: list[str], worker: str) -> None:
-    """Checks that all workers log the same values; all of them call this together.
-
-    Raises:
-        WorkersDisagreeError: They do not.
-    """
+    """Checks that all workers log values of the same names; all of them call this together."""
     told = told_by_all("the names of logs", [worker, names])
     logged = [own for _, own in told]
     if all(own == logged[0] for own in logged):
@@ -101,11 +87,7 @@ def check_same_names(names: list[str], worker: str) -> None:
 
 
 def check_same_file(what: str, path: str | os.PathLike[str]) -> None:
-    """Checks that all workers are about to read the same bytes; all of them call this together.
-
-    Raises:
-        CheckpointError: They are not, or only some of them have the file.
-    """
+    """Checks that all workers are about to read the same bytes; all of them call this together."""
     told = told_by_all(what, [str(path), _digest(path)])
     if any(digest != told[0][1] for _, digest in told):
         shown = "; ".join(f"process {i}: {name}, {digest}" for i, (name, digest) in enumerate(told))
@@ -128,18 +110,14 @@ def _digest(path: str | os.PathLike[str]) -> str:
 
 
 def make_alike(strategy: Host, variables: Sequence[VariableLike]) -> None:
-    """Gives variables that some worker has assigned a value of its own the chief's; all call this together.
-
-    Raises:
-        ValuesMismatchError: The workers have other variables.
-    """
+    """Gives all workers the chief's values of variables that some worker may have assigned; all call it together."""
     worlds = running()
     if worlds is None or not worlds.is_taken_in:
         strategy.placement.make_alike(variables)
         return
 
     def run() -> list[Any]:
-        if strategy.placement.spans_processes:  # Else nobody else has them.
+        if strategy.placement.spans_processes:  # Else this process alone has them.
             strategy.placement.make_alike(variables)
         return [array_of(variable) for variable in variables]
 
@@ -157,12 +135,7 @@ def make_alike(strategy: Host, variables: Sequence[VariableLike]) -> None:
 
 
 def written_by_chief(what: str, write: Callable[[], object], strategy: Host) -> None:
-    """Lets the chief write; all workers go on when it is done. If the chief is lost meanwhile, the next one writes.
-
-    Raises:
-        CheckpointError: The chief could not write it.
-        Exception: What `write` has raised here.
-    """
+    """Lets the chief write; all workers go on when it is done. If the chief is lost meanwhile, the next one writes."""
     problems: list[Exception] = []
 
     def as_chief() -> None:

@@ -133,14 +133,9 @@ def _moments(layer: keras.layers.BatchNormalization, inputs: jax.Array, mask: ja
 def _of_all_replicas(
     x: jax.Array, counts: jax.Array | None, axes: tuple[int, ...], epsilon: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the mean and variance over the rows of all replicas.
-
-    Args:
-        x: This replica's rows.
-        counts: Which entries count, by the shape of `x`; None for all.
-        axes: The axes to reduce.
-        epsilon: What Keras adds to the number of entries that a mask leaves.
-    """
+    """Returns the mean and variance over the rows of all replicas."""
+    # `counts` says which entries of `x` count: all if it is None. Keras adds `epsilon` to the number of entries that a
+    # mask leaves.
     ones = jnp.ones_like(x) if counts is None else counts.astype(x.dtype)
     number = jnp.sum(ones, axes, keepdims=True)
     total = jnp.sum(x * ones if counts is None else jnp.where(counts, x, 0), axes, keepdims=True)

@@ -15,12 +15,7 @@ from replicax.keras.writing_callbacks import Writers
 
 
 def decides_alike(strategy: Host, writers: Writers | None = None) -> Any:
-    """Returns the callback.
-
-    Args:
-        strategy: The strategy.
-        writers: The callbacks that write, where another worker may become the chief.
-    """
+    """Returns the callback; `writers` are the callbacks that write, where another worker may become the chief."""
     return _alike_class()(strategy, writers)
 
 

@@ -31,11 +31,7 @@ class Watched:
         return [*self._checkpoints(), *self._files()]
 
     def load(self, found: Found, model: Any) -> Outcome:
-        """Gives the model the weights of a checkpoint, which may be gone, or half-written.
-
-        Raises:
-            CheckpointError: It does not fit the model, or it is a file that cannot be read again and again.
-        """
+        """Gives the model the weights of a checkpoint, which may be gone, or half-written."""
         if found.name.endswith(_FILES):
             return self._load_file(found, model)
         try:
@@ -66,7 +62,7 @@ class Watched:
         return sorted(found, key=lambda file: (file.version, file.step or 0, file.name))
 
     def _check_names(self, found: Found, model: Any) -> None:
-        """A model that is called otherwise in the checkpoint would keep its own weights, and nobody would notice."""
+        """Checks that a checkpoint has the model's variables: a model of another name would silently keep its own."""
         stored = read_metadata(found.path).arrays
         missing = [name for name in Checkpoint(**{self._name: model}).variables() if name not in stored]
         if missing:
@@ -78,7 +74,7 @@ class Watched:
             )
 
     def _load_file(self, found: Found, model: Any) -> Outcome:
-        """Loads a file that somebody may be writing just now; then it is tried again when it has changed, or later."""
+        """Loads a file that may be half-written; if that fails, it is tried again when it has changed, or later."""
         try:
             model.load_weights(str(found.path))
         except (OSError, ValueError, KeyError) as error:

@@ -56,15 +56,10 @@ class Constructed:
 
 
 class CustomObjects(NamedTuple):
-    """The user's objects that a configuration names.
+    """The user's objects that a configuration names."""
 
-    Attributes:
-        named: Classes, functions and held objects by the names that the configuration has for them.
-        registered: Those that the user has registered with Keras, by their own names.
-    """
-
-    named: Mapping[str, object]
-    registered: Mapping[str, object]
+    named: Mapping[str, object]  # classes, functions and held objects, by their names in the configuration
+    registered: Mapping[str, object]  # those that the user has registered with Keras, by their own names
 
     @classmethod
     def of(cls, serialize: Callable[[], object]) -> tuple[object, CustomObjects]:

@@ -27,14 +27,7 @@ _State = tuple[list[jax.Array], ...]
 
 
 def takes_data(step: Callable[..., Any]) -> bool:
-    """Returns whether a model's step is called with the data alone, and not with the values of its variables before it.
-
-    Args:
-        step: A method of a model: its `train_step`, `test_step` or `predict_step`.
-
-    Raises:
-        ArgumentError: It can be called with neither.
-    """
+    """Returns whether a model's step takes the data alone, and not the values of the variables before it."""
     signature = inspect.signature(step)
     for arguments in ((None, None), (None,)):
         try:

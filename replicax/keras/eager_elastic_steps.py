@@ -20,11 +20,7 @@ _OUTPUTS = "the outputs of a step"
 
 
 def eager_in_world(worlds: WorldsLike, step: KerasStep, data: PyTree, place: Callable[[], None]) -> PyTree:
-    """Makes a step and stores what it has computed when it has ended, or the values of a worker that has ended it.
-
-    Returns:
-        The outputs, whole on each worker.
-    """
+    """Makes a step and stores its values, or those of a worker that has ended it; returns the whole outputs."""
 
     def run() -> tuple[PyTree, list[jax.Array]]:
         place()

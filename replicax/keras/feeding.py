@@ -23,23 +23,12 @@ from replicax.values import PerReplica, is_per_replica
 
 
 class Feed:
-    """Places batches.
-
-    A batch whose rows divide by the number of replicas is cut on the way to the devices. Any other goes to each device
-    whole and is cut inside the compiled step, where XLA can cut any number of rows: nothing is lost, and user code
-    sees no padding. Where several devices make a replica it stays whole, and each computes all of it: there XLA's
-    gradient of a look-up (`jnp.take`) counts padded rows.
-
-    Args:
-        replicas: Number of replicas.
-        cut: Where batches go whose rows divide.
-        whole: Where others go.
-        to_program: Whether a compiled program gets the batches. On one device it takes host arrays as they are, and
-            puts them there itself, in a fraction of the time of `jax.device_put`.
-    """
+    """Places batches: cut on the way to the devices if their rows divide by the number of replicas, else whole."""
 
     def __init__(self, replicas: int, cut: Sharding, whole: Sharding, to_program: bool = False):
         self._replicas, self._cut, self._whole = replicas, cut, whole
+        # On one device a compiled program takes host arrays as they are, and puts them there itself, in a fraction of
+        # the time of `jax.device_put`.
         self._leaves_host_arrays = to_program and len(whole.device_set) == 1 and not spans_processes(whole)
 
     @classmethod
@@ -54,11 +43,7 @@ class Feed:
         return cls(1, home, home)
 
     def placed(self, data: Any) -> Any:
-        """Returns the batch `data`, a pytree of arrays with rows first (or None), as the step takes it.
-
-        Raises:
-            BatchError: There are no rows.
-        """
+        """Returns the batch `data`, a pytree of arrays with rows first (or None), as the step takes it."""
         leaves, treedef = jax.tree_util.tree_flatten(data, is_leaf=is_per_replica)
         arrays = [_rows(leaf) for leaf in leaves]
         if any(np.ndim(array) > 0 and array.shape[0] == 0 for array in arrays):
@@ -82,7 +67,9 @@ class Feed:
 
     def constrained(self, data: PyTree) -> PyTree:
         """Returns a batch that is being traced, split along its rows."""
-
+        # XLA can cut any number of rows: nothing is lost, and user code sees no padding. Where several devices make a
+        # replica, other batches stay whole, and each device computes all of them: there XLA's gradient of a look-up
+        # (`jnp.take`) counts padded rows.
         is_alone = len(self._cut.device_set) == self._replicas  # A replica is one device.
 
         def split(leaf: Leaf) -> Leaf:
@@ -104,13 +91,7 @@ def _rows(leaf: Any) -> Any:
 
 
 def as_keras_data(data: Any, strategy: KerasHost) -> Any:
-    """Returns the data of a loop as Keras takes it: distributed datasets and per-replica values become global rows.
-
-    A `DatasetCreator` becomes the distributed dataset that it stands for.
-
-    Raises:
-        StrategyMismatchError: Another strategy has distributed the dataset.
-    """
+    """Returns the data of a loop as Keras takes it: distributed datasets and per-replica values become global rows."""
     if isinstance(data, DatasetCreator):
         data = strategy.distribute_datasets_from_function(data.dataset_fn, data.input_options)
     if not isinstance(data, (DistributedDataset, DistributedDatasetFromFunction)):
@@ -140,8 +121,8 @@ def _adapter_class() -> type:
 
         def __init__(self, dataset: Any, workers_change: bool):
             self.dataset = dataset
-            # Between processes nobody can put the parts of a batch together but the dataset, which can send rows. And
-            # only its global batches can be split anew for other workers.
+            # Between processes only the dataset can put the parts of a batch together, since it can send rows. And only
+            # its global batches can be split anew for other workers.
             self._is_global = dataset.num_workers > 1 or workers_change
 
         def get_jax_iterator(self) -> Iterator[Any]:

@@ -31,11 +31,7 @@ class KerasHost(Host, Protocol):
         """Makes it the current strategy."""
 
     def check_layouts(self, variables: Sequence[VariableLike]) -> None:
-        """Checks that a model's variables have the layouts that were asked for; `fit` calls it.
-
-        Raises:
-            LayoutError: They have not.
-        """
+        """Checks that a model's variables have the layouts that were asked for; `fit` calls it."""
 
     def keras_loops(self, model: keras.Model) -> KerasLoopsLike | None:
         """Returns what runs `fit` and the like for a model, by these names; None leaves them to Keras's loops."""

@@ -18,20 +18,11 @@ if TYPE_CHECKING:
 
 
 def lowered_train_step(model: keras.Model, batch: PyTree) -> tuple[jax.stages.Lowered, int]:
-    """Returns the program of one training step, and the number of rows of its batch.
-
-    Args:
-        model: A compiled model that was made in a strategy's scope.
-        batch: A batch, `(x, y)` or `(x, y, sample_weight)`; None for one row for each replica, like those that the
-            model has been trained on.
-
-    Raises:
-        ArgumentError: The model belongs to no strategy, or has not been trained and there is no batch.
-    """
+    """Returns the program of one training step, and the number of rows of its batch."""
     strategy = strategy_of(model)
     if strategy is None:
         raise ArgumentError(f"{model!r:.100} belongs to no strategy: make it in the scope of one.")
-    if batch is None:
+    if batch is None:  # One row for each replica, like those that the model has been trained on.
         row = batch_of(model)
         if row is None:
             raise ArgumentError(f"Model {model.name!r} has not been trained yet: give a batch of its, step=(x, y).")

@@ -19,15 +19,10 @@ if TYPE_CHECKING:
 
 
 class ModelState(NamedTuple):
-    """The values of a model's variables, in Keras's order.
+    """The values of a model's variables, in Keras's order."""
 
-    Attributes:
-        model: Those of the model: weights, statistics, seeds.
-        optimizer: Those of its optimizer; None if that has none yet.
-    """
-
-    model: list[np.ndarray]
-    optimizer: list[np.ndarray] | None
+    model: list[np.ndarray]  # weights, statistics, seeds
+    optimizer: list[np.ndarray] | None  # None if it has no variables yet
 
     @classmethod
     def of(cls, model: keras.Model) -> ModelState:
@@ -37,52 +32,32 @@ class ModelState(NamedTuple):
         return cls(_values(model.variables), held)
 
     def put_in(self, model: keras.Model) -> None:
-        """Gives a model these values; its optimizer is built if the values are those of one that is.
-
-        Raises:
-            VariableError: The model has other variables. Nothing is assigned then.
-        """
+        """Gives a model these values; its optimizer is built if the values are those of one that is."""
         optimizer = getattr(model, "optimizer", None)
         pairs = _pairs(f"the model {model.name!r}", model.variables, self.model)
         if self.optimizer is not None and optimizer is not None:
             if not optimizer.built:
                 optimizer.build(model.trainable_variables)
             pairs += _pairs(f"the optimizer of {model.name!r}", optimizer.variables, self.optimizer)
+        # Only here, so that nothing is assigned if the model has other variables.
         for variable, value in pairs:
             variable.assign(value)
 
 
 class ModelParcel(NamedTuple):
-    """A model as Keras's own configuration, with the user's classes and functions that it names, and its state.
-
-    Attributes:
-        name: Its name.
-        config: What `keras.saving.serialize_keras_object` makes of the model: layers, shapes, compilation.
-        custom: The user's classes, functions and objects in it.
-        state: Its values.
-        trainable: For each of its layers, itself first, whether it is trained. A class of the user's does not say so in
-            its configuration, where a part was frozen after it was made.
-        batch: One row of a batch, if Keras has built losses and metrics for its like; it looks at a batch for that.
-    """
+    """A model as Keras's own configuration, with the user's classes and functions that it names, and its state."""
 
     name: str
-    config: object
+    config: object  # what `keras.saving.serialize_keras_object` makes of the model: layers, shapes, compilation
     custom: CustomObjects
     state: ModelState
+    # For each layer, itself first. The configuration of a user's class does not say where a part was frozen later.
     trainable: list[bool]
-    batch: PyTree
+    batch: PyTree  # one row of a batch, if Keras has built losses and metrics for its like; it needs one for that
 
     @classmethod
     def of(cls, model: keras.Model, batch: PyTree = None) -> ModelParcel:
-        """Returns a parcel with a copy of a model.
-
-        Args:
-            model: The model.
-            batch: One row of a batch that it has been built for, with its losses and metrics; None if it has not.
-
-        Raises:
-            ArgumentError: Keras cannot tell how to make the model again.
-        """
+        """Returns a parcel with a copy of a model; `batch` is a row of one that it was built for, if it was."""
         import keras
 
         try:

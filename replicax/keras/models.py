@@ -49,29 +49,19 @@ _STEPS = {"make_train_function": "train", "make_test_function": "test", "make_pr
 
 
 class _Membership:
-    """The memory of a model that was made in a strategy's scope.
-
-    Attributes:
-        strategy: The strategy.
-        steps: Number of steps made in loops so far.
-        loops: How many loops (`fit` and in it `evaluate`) are running.
-        thread: The thread that runs them.
-        saves_together: Whether all workers save it just now, in a loop, where the chief may be lost meanwhile.
-        fits: How many `fit` have begun where workers may come and go.
-        progress: Where the running one is; None without one.
-        batch: One row of zeros like a batch with targets; None before the first.
-        is_built_by_step: Whether its variables were made by its own step.
-        compilation: On a client, what the model was compiled with when it came back from its first loop.
-    """
+    """The memory of a model that was made in a strategy's scope."""
 
     def __init__(self, strategy: KerasHost):
         self.strategy = strategy
+        # Steps made in loops so far; loops that are running (`fit`, and in it `evaluate`); the thread that runs them.
         self.steps = self.loops = self.thread = 0
+        # Whether all workers save it just now, in a loop, where the chief may be lost meanwhile; how many `fit` have
+        # begun where workers may come and go.
         self.saves_together, self.fits = False, 0
-        self.is_built_by_step = False
-        self.progress: Progress | None = None
-        self.batch: PyTree = None
-        self.compilation: object = None
+        self.is_built_by_step = False  # whether its variables were made by its own step
+        self.progress: Progress | None = None  # of the running `fit`, where workers may come and go
+        self.batch: PyTree = None  # one row of zeros like a batch with targets; None before the first
+        self.compilation: object = None  # on a client, how the model was compiled when it came back from a loop
 
     def count_step(self, batch: PyTree) -> None:
         if batch is not None and self.batch is None:
@@ -171,14 +161,12 @@ def _in_global_view(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _built_by_its_step(model: Any, batch: PyTree) -> bool:
-    """Builds a model by its step, if that takes the data alone; returns whether it does.
-
-    Such a step need not call the model, and what was compiled need not fit its batches.
-    """
+    """Builds a model by its step, if that takes the data alone; returns whether it does."""
     strategy = strategy_of(model)
     step = next(filter(takes_data, (model.train_step, model.test_step)), None)
     if strategy is None or step is None:
         return False
+    # Such a step need not call the model, and what was compiled need not fit its batches.
     if not model._replicax.is_built_by_step:
         with strategy.scope():
             ProgramCache(lambda: step).program((batch,), {})
@@ -189,17 +177,13 @@ def _built_by_its_step(model: Any, batch: PyTree) -> bool:
 
 
 def _joined(model: Any, call: str) -> Any:
-    """Lets a model that belongs to no strategy join the one in whose scope a loop is called; returns it, or None.
-
-    Its variables are moved when the first step places its state, and whatever is made later (an optimizer's slots)
-    with it. A strategy that must know a variable from its beginning cannot take it in, and says so once.
-    """
+    """Lets a model that belongs to no strategy join the one in whose scope a loop is called; returns it, or None."""
     current = context.current()
     strategy = cast("KerasHost | None", current.strategy)
     if strategy is None or current.replica is not None or current.frame is not None:
         return None
     has_places = any(layout_of(variable) is not None for variable in model.variables)
-    if has_places or strategy.keras_loops(model) is not None:
+    if has_places or strategy.keras_loops(model) is not None:  # The strategy must know variables from their beginning.
         if not getattr(model, "_replicax_warned", False):
             model._replicax_warned = True
             warnings.warn(
@@ -208,6 +192,7 @@ def _joined(model: Any, call: str) -> Any:
                 stacklevel=4,
             )
         return None
+    # The first step that places its state moves the variables, and what is made later with them: an optimizer's slots.
     model._replicax = _Membership(strategy)
     model.train_function = model.test_function = model.predict_function = None  # They may have been made without it.
     return strategy

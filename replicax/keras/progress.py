@@ -48,43 +48,21 @@ class Generators(NamedTuple):
 
 
 class Position(NamedTuple):
-    """The place of a `fit` between two batches.
-
-    Attributes:
-        epoch: The epoch.
-        steps: How many steps were made in it.
-        taken: How many batches were taken from the iterator of the data, which may serve several epochs.
-        drawn: The random generators when the first of them was taken; None before.
-        now: The random generators now.
-        history: What `History` has noted: its `history` and `epoch`.
-        callbacks: The states of the callbacks.
-        writers: How many steps those that write have counted.
-        dataset: The state of the distributed dataset; None for other data.
-    """
+    """The place of a `fit` between two batches."""
 
     epoch: int
-    steps: int
-    taken: int
-    drawn: Generators | None
+    steps: int  # made in the epoch
+    taken: int  # batches, from the iterator of the data, which may serve several epochs
+    drawn: Generators | None  # when the first of these batches was taken; None before
     now: Generators
-    history: tuple[dict[str, list[Any]], list[int]]
-    callbacks: list[Any]
-    writers: list[tuple[int, int]]
-    dataset: dict[str, object] | None
+    history: tuple[dict[str, list[Any]], list[int]]  # the attributes `history` and `epoch` of Keras's `History`
+    callbacks: list[Any]  # their states
+    writers: list[tuple[int, int]]  # how many steps the callbacks that write have counted
+    dataset: dict[str, object] | None  # the state of the distributed dataset; None for other data
 
 
 class Progress:
-    """The progress of a `fit` where workers come and go; `membership.State` says what `give` and `take` are for.
-
-    Args:
-        model: The model.
-        strategy: Its strategy.
-        worlds: The worlds of this process.
-        writers: The callbacks that write.
-        callbacks: The callbacks that the user has given.
-        dataset: The distributed dataset that is trained on; None for other data.
-        takes_in: Whether newcomers can come in: not in a second `fit`, since they come to the first one.
-    """
+    """The progress of a `fit` where workers come and go; `contracts.worlds.State` says what `give` and `take` do."""
 
     def __init__(
         self,
@@ -97,6 +75,8 @@ class Progress:
         takes_in: bool,
     ):
         self._model, self._strategy, self._worlds, self._writers = model, strategy, worlds, writers
+        # The dataset is None for data that is not distributed. Newcomers come to the first `fit`, so no other one takes
+        # them in.
         self._callbacks, self._dataset, self._takes_in = callbacks, dataset, takes_in
         self.epoch_iterator: Any = None
         self._epoch = self._steps = self._taken = self._left = 0
@@ -134,11 +114,7 @@ class Progress:
         return state if self._taken else {"format": state["format"], "pass": state["pass"] + 1, "rows": 0, "batches": 0}
 
     def take(self, arrays: Sequence[np.ndarray], meta: bytes) -> None:
-        """Takes the place of the others' fit.
-
-        Raises:
-            ElasticError: They are not in a `fit`.
-        """
+        """Takes the place of the others' fit."""
         del arrays
         if not meta.startswith(OF_FIT):
             raise ElasticError(

@@ -12,17 +12,11 @@ from replicax.compat.keras_seeds import global_seed_state, set_global_seed_state
 
 
 class RandomState(NamedTuple):
-    """The states of the global generators of Python, NumPy and Keras.
-
-    Attributes:
-        pythons: That of `random`.
-        numpys: That of `np.random`.
-        kerass: That of Keras's global seed generator, uint32 of shape (2,); None if nobody has drawn from it.
-    """
+    """The states of the global generators of Python, NumPy and Keras."""
 
     pythons: tuple[object, ...]
     numpys: tuple[object, ...]
-    kerass: np.ndarray | None
+    kerass: np.ndarray | None  # of its seed generator, uint32 of shape (2,); None if nothing has drawn from it
 
     @classmethod
     def here(cls) -> RandomState:

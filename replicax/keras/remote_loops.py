@@ -37,36 +37,20 @@ class Client(Protocol):
 
 
 class LoopResult(NamedTuple):
-    """The result of a loop on the chief.
+    """The result of a loop on the chief."""
 
-    Attributes:
-        returned: What it returned; for `fit` the history's values.
-        epochs: The epochs of the history; None for other loops.
-        params: What Keras told the callbacks; None for other loops.
-        state: The values of the model's variables.
-        random: The state of the random generators.
-        callbacks: What has become of each callback's attributes.
-        stop_training: Whether a callback has ended the training.
-        batch: One row of zeros like a batch.
-    """
-
-    returned: object
-    epochs: list[int] | None
-    params: Mapping[str, object] | None
+    returned: object  # for `fit` the history's values
+    epochs: list[int] | None  # of the history; None for other loops
+    params: Mapping[str, object] | None  # what Keras told the callbacks; None for other loops
     state: ModelState
     random: RandomState
-    callbacks: list[dict[str, object]]
+    callbacks: list[dict[str, object]]  # the attributes of each, as the loop has left them
     stop_training: bool
-    batch: PyTree
+    batch: PyTree  # one row of zeros like a batch
 
 
 class RemoteLoops:
-    """Runs the loops of a model on the workers of a client; the methods take what those of `keras.Model` take.
-
-    Args:
-        model: The model. It is made anew on each worker, in the scope of the worker's own strategy.
-        strategy: The client.
-    """
+    """Runs the loops of a model on the workers of a client; the methods take what those of `keras.Model` take."""
 
     def __init__(self, model: keras.Model, strategy: Client):
         self._model, self._strategy = model, strategy
@@ -97,6 +81,7 @@ class RemoteLoops:
         callbacks = _callbacks_of(given.arguments)
         attributes = [_without_model(callback) for callback in callbacks]
         try:
+            # Each worker makes the model anew, in the scope of its own strategy.
             result = self._strategy.remote(_loop_on_worker, self._model, name, _arguments(given), RandomState.here())
         finally:
             for callback, taken in zip(callbacks, attributes, strict=True):
@@ -104,11 +89,7 @@ class RemoteLoops:
         return self._taken_back(cast(LoopResult, result), callbacks)
 
     def _build(self, arguments: Mapping[str, PyTree]) -> None:
-        """Makes the variables of a model that has none yet: their first values come from seeds that the layers have.
-
-        Raises:
-            ArgumentError: It cannot be known which variables it will have.
-        """
+        """Makes the variables of a model that has none yet: their first values come from seeds that the layers have."""
         import keras
 
         x, y, random = arguments.get("x"), arguments.get("y"), RandomState.here()

@@ -21,13 +21,9 @@ _END = "end"
 
 
 def write_atomically(path: Any, write: Callable[[Any], Any]) -> Any:
-    """Calls `write` with a name beside `path` and then gives the file its name, replacing an older one.
-
-    If writing fails, what was at `path` before is still there, and nothing else is left. Folders and addresses such as
-    `gs://...` are written to directly: they cannot be replaced in one step.
-    """
+    """Calls `write` with a name beside `path` and then gives the file its name, replacing an older one."""
     if not str(path).endswith(_FILES) or "://" in str(path):
-        return write(path)
+        return write(path)  # Folders and addresses such as `gs://...` cannot be replaced in one step.
     target = pathlib.Path(path)
     temporary = target.with_name(f".saving-{os.getpid()}-{target.name}")
     try:
@@ -69,28 +65,13 @@ def write_together(
     variables: Sequence[VariableLike] = (),
     called: str = "",
 ) -> Any:
-    """Lets the chief `write` for all workers; all of them go on when it is done.
-
-    Where workers hold shards of variables, they send them one variable at a time, as the chief comes to it: no worker
-    has more than one of them whole.
-
-    Args:
-        path: Where to, for messages. Only the chief's counts.
-        write: Writes.
-        is_chief: Whether this worker is the chief.
-        variables: The variables that may have shards on several workers, in the same order on all of them.
-        called: What the script has called, for messages.
-
-    Returns:
-        What `write` returns; None on the other workers.
-
-    Raises:
-        CheckpointError: It could not be written, or some worker did not come: all of them must save together.
-    """
+    """Lets the chief `write` for all workers, which go on when it is done; returns its result, None on the others."""
     from replicax.checkpoint.coordination import Coordination
     from replicax.checkpoint.writing import TIMEOUT_S
 
     coordination = Coordination(f"Saving the model to {path}", TIMEOUT_S, called=called)
+    # They are in the same order on all workers, which send their shards of one variable at a time, as the chief comes
+    # to it: no worker has more than one of them whole.
     spread = [variable for variable in variables if lies_in_several_processes(array_of(variable))]
     coordination.check_same_place()
     coordination.check_same("number of sharded variables", str(len(spread)))

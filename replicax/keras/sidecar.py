@@ -25,16 +25,10 @@ _GREATER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "fbeta", "iou",
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """One checkpoint's evaluation.
+    """One checkpoint's evaluation."""
 
-    Attributes:
-        name: Which checkpoint.
-        step: Its step; for a file without a number in its name, how many evaluations there were before.
-        logs: The losses and metrics.
-    """
-
-    name: str
-    step: int
+    name: str  # of the checkpoint
+    step: int  # for a file without a number in its name, how many evaluations there were before
     logs: Mapping[str, float]
 
 

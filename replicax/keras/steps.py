@@ -31,17 +31,7 @@ FunctionalStep = Callable[[State, PyTree], tuple[PyTree, State]]
 
 
 class KerasStep:
-    """One of a model's steps.
-
-    Args:
-        step: The functional step, `(state, data) -> (outputs, state)`.
-        find_groups: Returns the variables whose values are the state, as the model has them now.
-        optimizer: The optimizer that the step calls; None if it calls none.
-
-    Attributes:
-        groups: The variables.
-        optimizer: The optimizer.
-    """
+    """One of a model's steps, as a function of a batch."""
 
     def __init__(
         self,
@@ -49,6 +39,7 @@ class KerasStep:
         find_groups: Callable[[], Groups],
         optimizer: keras.optimizers.Optimizer | None = None,
     ):
+        # The groups are the state's variables as the model has them now; without an optimizer the step calls none.
         self._step, self._find_groups, self.optimizer = step, find_groups, optimizer
         self.groups = [list(group) for group in find_groups()]
         self.__name__ = self.__qualname__ = getattr(step, "__name__", "step")
@@ -81,19 +72,11 @@ class KerasStep:
         return outputs
 
     def computed(self, data: PyTree) -> tuple[PyTree, list[tuple[AssignableLike, jax.Array]]]:
-        """Computes a step operation by operation.
-
-        Returns:
-            The outputs, and the variables that it changes with the values that they are to have.
-        """
+        """Makes a step operation by operation, but stores nothing; returns what `_made` returns."""
         return self._made(tuple([array_of(variable) for variable in group] for group in self.groups), data)
 
     def _made(self, state: State, data: PyTree) -> tuple[PyTree, list[tuple[AssignableLike, jax.Array]]]:
-        """Makes a step; returns its outputs, and the variables that it changes with their new values.
-
-        Raises:
-            ProgramError: The model's variables have other groups than when the step was made.
-        """
+        """Makes a step; returns its outputs, and the variables that it changes with their new values."""
         if not self.is_current():
             raise ProgramError(
                 f"The trainable variables of the model have changed while its {self.__name__!r} runs: a layer was "

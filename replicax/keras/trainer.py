@@ -48,28 +48,15 @@ LoopStep = Callable[[State, Iterator[PyTree]], tuple[PyTree, State]]
 
 
 class RunnableStep(NamedTuple):
-    """A step of a model, ready to run.
-
-    Attributes:
-        step: The step.
-        feed: Places the batches for it.
-        run: Makes the step with a batch.
-    """
+    """A step of a model, ready to run."""
 
     step: KerasStep
-    feed: Feed
-    run: Callable[[PyTree], PyTree]
+    feed: Feed  # places its batches
+    run: Callable[[PyTree], PyTree]  # makes the step with a batch
 
 
 class StepFunctions:
-    """Makes the functions that Keras's loops call for each step of one model.
-
-    Args:
-        model: The model.
-        strategy: Its strategy.
-        count_step: Called when a step has been made, with the batch, or None for a prediction.
-        progress: Returns where the model's `fit` is, if workers may join it; else None.
-    """
+    """Makes the functions that Keras's loops call for each step of one model."""
 
     def __init__(
         self,
@@ -78,6 +65,8 @@ class StepFunctions:
         count_step: Callable[[PyTree], None],
         progress: Callable[[], Progress | None] = lambda: None,
     ):
+        # `count_step` is called when a step has been made, with the batch, or None for a prediction; `progress` returns
+        # where the model's `fit` is, if workers may join it.
         self._model, self._strategy, self._count_step, self._progress = model, strategy, count_step, progress
         self._steps = KerasSteps(model)
 
@@ -89,11 +78,7 @@ class StepFunctions:
         return self._made(self._steps.train, joins_outputs=False, progress=self._progress)
 
     def lowered_training(self, batch: PyTree) -> jax.stages.Lowered:
-        """Returns the program of a training step with a batch as JAX lowers it.
-
-        Raises:
-            ArgumentError: The model's steps are not compiled.
-        """
+        """Returns the program of a training step with a batch as JAX lowers it."""
         _, feed, run = self._compiled(self._steps.train())
         if not isinstance(run, _CompiledStep):
             raise ArgumentError(
@@ -140,13 +125,7 @@ class StepFunctions:
 
 
 class _LoopStep:
-    """Makes one step as Keras's loops have it.
-
-    Args:
-        make: Makes the step for the model's variables as they are now.
-        count_step: Called with the batch when a step has been made.
-        progress: Returns where the `fit` is that makes the steps, if workers may join it; else None.
-    """
+    """Makes one step as Keras's loops have it."""
 
     def __init__(
         self,
@@ -159,19 +138,11 @@ class _LoopStep:
         self._is_new = True
 
     def __call__(self, state: State, iterator: Iterator[PyTree]) -> tuple[PyTree, State]:
-        """Makes a step.
-
-        Args:
-            state: The values of the variables that Keras has taken out of them, or empty lists. They are empty
-                afterwards: a program overwrites only what nobody but the variable holds.
-            iterator: Yields the batch.
-
-        Returns:
-            What the step returns, and empty lists: the variables have their values.
-        """
+        """Makes a step; returns its outputs, and empty lists for a state: the variables have their values."""
         if any(state):  # A loop begins: since the last one a layer may have been frozen.
             if not self._runnable.step.is_current():
                 self._runnable = self._make()
+            # Keras's lists are emptied: a program overwrites only what nothing but the variable holds.
             _give_back(self._runnable.step.groups, state)
         progress = self._progress()
         if progress is not None and progress.passes(iterator):

@@ -33,14 +33,9 @@ from replicax.keras.writing_callbacks import SAVERS, WRITERS, is_a
 
 @contextlib.contextmanager
 def loop_of_workers(given: inspect.BoundArguments, strategy: KerasHost, loop: str) -> Iterator[None]:
-    """Prepares the arguments of a loop for this worker, and lets all workers draw the same random numbers in it.
-
-    Every worker reads the same global batches, so shuffling and random augmentation must be the same everywhere: the
-    global generators of NumPy and Python go on from the chief's state, and have advanced alike afterwards. Where
-    workers come and go they are seeded alike for the loop: the chief may have come after it began.
-    """
+    """Prepares the arguments of a loop for this worker, and lets all workers draw the same random numbers in it."""
     trains = loop == "fit"
-    if is_elastic(strategy):
+    if is_elastic(strategy):  # Seeded alike for the loop: the chief may have come after it began.
         with elastic_callbacks(given, strategy, trains), _seeded_alike(loop):
             yield
         return
@@ -53,13 +48,9 @@ def loop_of_workers(given: inspect.BoundArguments, strategy: KerasHost, loop: st
 
 
 def _begin_alike(given: inspect.BoundArguments, strategy: KerasHost, loop: str) -> None:
-    """Gives the generators of all workers the chief's state, and checks that all have the same data.
-
-    Compared are arrays (by some of their rows), the first batch of a generator, and numbers among the arguments.
-
-    Raises:
-        BatchError: They have not.
-    """
+    """Gives the generators of all workers the chief's state, and checks that all have the same data."""
+    # Every worker reads the same global batches, so shuffling and random augmentation must be the same everywhere: the
+    # global generators of NumPy and Python go on from the chief's state, and have advanced alike afterwards.
     own = told_generators() if strategy.placement.is_chief else None
     told = told_by_all(loop, [own, _described(given)])
     for name in sorted({name for _, each in told for name in each}):
@@ -123,17 +114,7 @@ def _callbacks(callbacks: Any, strategy: Host, trains: bool) -> Any:
 
 
 def callbacks_of_worker(callbacks: Any, is_chief: bool, last: Sequence[Any] = (), sends_shards: bool = False) -> Any:
-    """Returns the callbacks that a worker runs: only the chief's write.
-
-    Args:
-        callbacks: What the user has given: a callback, a list of them, a `CallbackList`, or None.
-        is_chief: Whether this worker is the chief.
-        last: Callbacks that come after them.
-        sends_shards: Whether the others send it what it writes: then those that save run on them too.
-
-    Raises:
-        ArgumentError: With `sends_shards`, a callback would read variables on the chief alone.
-    """
+    """Returns the callbacks that a worker runs, with `last` after them: only the chief's write."""
     import keras
 
     held = getattr(callbacks, "callbacks", None)  # of a CallbackList
@@ -142,6 +123,7 @@ def callbacks_of_worker(callbacks: Any, is_chief: bool, last: Sequence[Any] = ()
     for callback in given if sends_shards else ():
         _check_reads_no_shards(callback)
     if not is_chief:
+        # Where the others send the chief their shards of what it writes, the callbacks that save run on them too.
         saves = keras.callbacks.ModelCheckpoint if sends_shards else ()
         given = [callback for callback in given if isinstance(callback, saves) or not is_a(callback, WRITERS + SAVERS)]
         for callback in given:

@@ -1,10 +1,9 @@
 """Callbacks that write, where the chief may be another worker tomorrow: they are called on whichever is the chief.
 
 Every worker has all callbacks. Those that only write (`CSVLogger`, `TensorBoard`, the progress bar) are called on the
-chief.
-A new chief first calls the beginnings that it has missed (`on_train_begin`, `on_epoch_begin`), and what the last chief
-may have been lost in: the end of the epoch. `ModelCheckpoint` is called on all, since it compares logs with earlier
-ones, and all wait for the file. A `BackupAndRestore` of Keras restores on all and writes on the chief.
+chief. A new chief first calls the beginnings that it has missed (`on_train_begin`, `on_epoch_begin`), and what the last
+chief may have been lost in: the end of the epoch. `ModelCheckpoint` is called on all, since it compares logs with
+earlier ones, and all wait for the file. A `BackupAndRestore` of Keras restores on all and writes on the chief.
 """
 
 from __future__ import annotations
@@ -29,14 +28,11 @@ def is_a(callback: object, names: Sequence[str]) -> bool:
 
 
 class Writers:
-    """The callbacks of a loop that write.
-
-    Attributes:
-        goes_on: Set where another worker has begun to write before: files are continued.
-        is_muted: Set while callbacks are called for steps that others have made before.
-    """
+    """The callbacks of a loop that write."""
 
     def __init__(self, callbacks: Sequence[Any], strategy: Host):
+        # Whether another worker has begun to write before, so that files are continued; and whether callbacks are
+        # called for steps that others have made before.
         self.goes_on = self.is_muted = False
         self._callbacks, self._strategy = callbacks, strategy
         self._gates = [_Gate(self, callback) for callback in callbacks if is_a(callback, WRITERS)]
@@ -107,20 +103,15 @@ class Writers:
 
 
 class _Gate:
-    """Lets the calls of one callback through on the chief.
-
-    Attributes:
-        missed: The ends of epochs that were not let through, for which the chief may not have lived.
-        steps: How many training steps were made, and how many of them before this epoch.
-    """
+    """Lets the calls of one callback through on the chief."""
 
     def __init__(self, writers: Writers, callback: Any):
-        self.missed: list[tuple[Any, ...]] = []
+        self.missed: list[tuple[Any, ...]] = []  # ends of epochs not let through, which a lost chief may have missed
         self._writers, self._callback = writers, callback
         self._begun: dict[str, tuple[Any, ...]] = {}  # hooks whose end has not come, with their arguments
         self._hooks: dict[str, Callable[..., None]] = {}
         self._acts = False
-        self.steps = (0, 0)
+        self.steps = (0, 0)  # training steps made, and how many of them before this epoch
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -199,13 +190,11 @@ def _has_row(callback: Any, epoch: int) -> bool:
 
 @contextlib.contextmanager
 def _replaced(callback: Any, called: Callable[..., None]) -> Iterator[dict[str, Callable[..., None]]]:
-    """Makes Keras call `called(hook, name, *args)` in place of a callback's hooks, in a `with` block.
-
-    Only those are replaced that the callback has of its own: Keras looks which these are.
-    """
+    """Makes Keras call `called(hook, name, *args)` in place of a callback's hooks, in a `with` block."""
     import keras
 
     names = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]
+    # Only those that the callback has of its own: Keras looks which these are.
     hooks = {name: getattr(callback, name) for name in names if not is_default_hook(getattr(callback, name))}
     before = {name: vars(callback)[name] for name in hooks if name in vars(callback)}
 

@@ -34,11 +34,7 @@ _MAX_QUEUED = 10_000
 
 
 class CoordinatedStrategy(ServedStrategy, Protocol):
-    """A strategy that has a coordinator: `ParameterServerStrategy`.
-
-    Attributes:
-        coordinator: Its coordinator, once there is one.
-    """
+    """A strategy that can have a coordinator: `ParameterServerStrategy`."""
 
     coordinator: ClusterCoordinator | None
 

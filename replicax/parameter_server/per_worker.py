@@ -1,4 +1,8 @@
-"""`PerWorkerVariable`: each worker has a variable of its own, `rx.Variable(..., per_worker_variable=True)`."""
+"""`PerWorkerVariable`: each worker has a variable of its own, `rx.Variable(..., per_worker_variable=True)`.
+
+A scheduled function uses the copy of the worker that runs it; other code uses the coordinator's. All copies begin with
+the initial value, and so does that of a worker which replaces a lost one.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,7 @@ from replicax.variables import Variable
 
 
 class PerWorkerVariable(Variable):
-    """A variable of which each worker has a copy of its own, and the coordinator one more; nothing keeps them equal.
-
-    A scheduled function uses the copy of the worker that runs it; other code uses the coordinator's. All copies begin
-    with the initial value, and so does that of a worker which replaces a lost one.
-    """
+    """A variable of which each worker has a copy of its own, and the coordinator one more; nothing keeps them equal."""
 
     __slots__ = ()
     # Set by `keep_on_each_worker`.
@@ -29,11 +29,7 @@ class PerWorkerVariable(Variable):
     _replicax_copies: PerWorkerValues | None
 
     def read_all(self) -> list[np.ndarray]:
-        """Returns the workers' values, in the order of the workers; call `coordinator.join()` before.
-
-        Raises:
-            ContextError: The strategy has no coordinator yet.
-        """
+        """Returns the workers' values, in the order of the workers; call `coordinator.join()` before."""
         return list(self._copies().fetch())
 
     def _copies(self) -> PerWorkerValues:

@@ -1,4 +1,7 @@
-"""Three ways to connect with Ray: a node within this process, an existing cluster, or a cluster made of tasks."""
+"""Three ways to connect with Ray: a node within this process, an existing cluster, or a cluster made of tasks.
+
+Each returns a stack; closing it ends the connection, and the node that was started for it.
+"""
 
 from __future__ import annotations
 
@@ -39,20 +42,7 @@ _CONNECTION = {"logging_level": logging.WARNING, "log_to_driver": True}
 
 
 def embed(dashboard: bool, start_timeout: float = 120.0) -> contextlib.ExitStack:
-    """Starts a Ray node that belongs to this process and listens on the loopback address only.
-
-    On a machine that is too busy for it, the start is tried once more, with twice the time.
-
-    Args:
-        dashboard: Whether to show Ray's dashboard, if it is installed.
-        start_timeout: How long to wait for the node's processes, in seconds.
-
-    Returns:
-        A stack that ends the node when it is closed.
-
-    Raises:
-        ClusterError: Ray is not installed, or cannot start.
-    """
+    """Starts a Ray node that belongs to this process and listens on the loopback address only."""
     try:
         return _embed(dashboard, start_timeout)
     except ClusterError as error:
@@ -92,14 +82,7 @@ def _embed(dashboard: bool, start_timeout: float) -> contextlib.ExitStack:
 
 
 def attach(address: str) -> contextlib.ExitStack:
-    """Connects with an existing Ray cluster.
-
-    Returns:
-        A stack that ends the connection when it is closed.
-
-    Raises:
-        ClusterError: Ray is not installed, there is no such cluster, or it refuses the token.
-    """
+    """Connects with an existing Ray cluster."""
     with contextlib.ExitStack() as ending:
         with starting({**optional_token(os.environ), **outliving(limit())}) as ray:
             _disconnect_by(ending, ray)
@@ -110,21 +93,7 @@ def attach(address: str) -> contextlib.ExitStack:
 def attach_to_tasks(
     spec: ClusterSpec, deadline: Deadline, connected: bool, who: str = COORDINATOR
 ) -> contextlib.ExitStack:
-    """Connects with the Ray cluster of these tasks, and waits until all of them are there.
-
-    Args:
-        spec: The tasks.
-        deadline: How long to wait.
-        connected: Whether this process is connected already.
-        who: What this process is: a name that the cluster does not serve under.
-
-    Returns:
-        A stack that ends the connection when it is closed.
-
-    Raises:
-        ClusterError: Ray is not installed, no token is set, or the cluster refuses it.
-        ClusterTimeoutError: Some tasks did not come in time.
-    """
+    """Connects with the Ray cluster of these tasks, and waits until all of them are there."""
     with contextlib.ExitStack() as ending:
         if not connected:
             _connect_with_head(spec, ending, deadline, who)
@@ -146,7 +115,7 @@ def _connect_with_head(spec: ClusterSpec, ending: contextlib.ExitStack, deadline
     ip = own = head_ip(spec)
     own_node = NodeOptions()
     if not is_mine(ip):  # A driver needs a node on its own machine, and one that does not end with a worker.
-        own = node_ip(spec, Task(who, 0), deadline.left)
+        own = node_ip(spec, Task(who, 0), deadline.left)  # No task serves under this name.
         node = Node(who, visitor_arguments(spec), own, token, deadline.left)
         ending.callback(node.stop)
         own_node = node_options(node.folder.path)

@@ -24,11 +24,7 @@ def own_token(environ: Environ) -> dict[str, str]:
 
 
 def shared_token(environ: Environ) -> dict[str, str]:
-    """Returns Ray's variables for a cluster whose tasks are started one by one.
-
-    Raises:
-        ClusterError: There is no token, and the environment does not say that none is wanted.
-    """
+    """Returns Ray's variables for a cluster whose tasks are started one by one."""
     given = _given(environ)
     if given is None:
         raise ClusterError(TOKEN, None, "is not set: the tasks of a cluster must share a secret", _CURE)

@@ -11,11 +11,7 @@ _TICK_S = 0.1
 
 
 def done_within(seconds: float, call: Callable[[], object]) -> bool:
-    """Calls a function in a thread of its own; returns whether it has returned in time.
-
-    Raises:
-        Exception: What it raised.
-    """
+    """Calls a function in a thread of its own; raises what it raises, and returns whether it has returned in time."""
     failures: list[BaseException] = []
 
     def run() -> None:

@@ -30,25 +30,7 @@ _NUMBERS = f"Pass `workers` and `servers`, or set {PS_WORKERS} and {PS_SERVERS}.
 
 
 class RayCluster:
-    """A Ray cluster that this process is connected with, for the tasks of a parameter server strategy.
-
-    `connect` makes it. It is a context manager.
-
-    Args:
-        counts: How many tasks there are.
-        placement: Where their actors go.
-        is_local: Whether it is one that this process has started for itself.
-        ending: What `close` does.
-        resolver: The resolver that named the tasks, if one did.
-        head: What holds it together, where it can be looked at.
-
-    Attributes:
-        head: As given.
-        resolver: The resolver that named the tasks; None if counts did.
-        workers: How many workers there are.
-        servers: How many parameter servers.
-        is_local: Whether all of it is on this machine and ends with this process.
-    """
+    """A Ray cluster that this process is connected with, for the tasks of a parameter server strategy."""
 
     def __init__(
         self,
@@ -60,22 +42,17 @@ class RayCluster:
         head: Head | None = None,
     ):
         self.workers, self.servers = counts
+        # No resolver if counts named the tasks; no head if this process is a client of another driver.
         self.resolver, self.head = resolver, head
         keep_exit_codes()
         pass_by_garbage()
-        self.is_local = is_local
+        self.is_local = is_local  # All of it is on this machine and ends with this process.
         self._placement = placement
         self._ending = ending or contextlib.ExitStack()
         atexit.register(self.close)
 
     def actor_options(self, job: str, index: int) -> ActorOptions:
-        """Returns the keyword arguments for `ActorClass.options` that place the actor of a task.
-
-        If the node of the task is missing, the actor waits for it.
-
-        Raises:
-            ClusterError: There is no such task.
-        """
+        """Returns the keyword arguments for `ActorClass.options` that place the actor of a task."""
         tasks = {WORKER: self.workers, SERVER: self.servers}
         if job not in tasks:
             raise ClusterError("job", job, f"must be one of {[*tasks]}", "Name a job that has actors.")
@@ -123,24 +100,10 @@ def connect(
 ) -> RayCluster:
     """Connects this process, as the coordinator, with the cluster in which servers and workers run.
 
-    The first of these that is there determines the cluster: `resolver`, `address`, a cluster that
-    `rx.testing.local_cluster` has made, the counts (here or in `REPLICAX_PS_WORKERS` and `REPLICAX_PS_SERVERS`),
-    `TF_CONFIG`. Counts alone mean a cluster within this process, on the loopback address, or the one of `RAY_ADDRESS`.
-    If this process has called `ray.init`, that connection is used, and stays open when the cluster is closed.
-
-    Call it in the main thread, or in one that lives as long as the cluster: Ray's processes end with it.
-
-    Args:
-        resolver: The addresses of all tasks; a `Server` starts each of them.
-        workers: How many workers; with `address`, or for a cluster of its own.
-        servers: How many parameter servers; by default 1 if `workers` is given.
-        address: A Ray cluster that is there: `"auto"`, `"host:port"` or `"ray://host:port"`.
-        start_timeout: How long to wait for the tasks, in seconds.
-        dashboard: Whether a cluster of its own shows Ray's dashboard, on the loopback address.
-
-    Raises:
-        ClusterError: No cluster was found, it cannot be used for this, or Ray is not installed or refuses.
-        ClusterTimeoutError: Some tasks did not come in time; the message names them.
+    The first of these that is there determines it: `resolver`, `address`, a cluster that `rx.testing.local_cluster` has
+    made, the counts (here or in the environment), `TF_CONFIG`. Counts mean a cluster within this process or, if they
+    are arguments, that of `RAY_ADDRESS`. A connection that the user has made by `ray.init` is used, and stays open.
+    Call it in a thread that lives as long as the cluster, such as the main thread: Ray's processes end with it.
     """
     deadline = Deadline(start_timeout)
     counts = given_counts(workers, servers)

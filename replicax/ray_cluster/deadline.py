@@ -16,11 +16,7 @@ _FIRST_REPORT_AFTER, _SECONDS_BETWEEN_REPORTS = 3.0, 10.0
 
 
 class Deadline:
-    """The end of a wait.
-
-    Raises:
-        ClusterError: It is no positive number.
-    """
+    """The end of a wait that begins now."""
 
     def __init__(self, seconds: float):
         if not is_real(seconds) or not 0 < seconds < math.inf:
@@ -42,11 +38,7 @@ class Deadline:
 
 
 def wait_for(missing: Callable[[], Sequence[str]], total: int, who: str, address: str, deadline: Deadline) -> None:
-    """Returns when nothing is missing any more.
-
-    Raises:
-        ClusterTimeoutError: Something is still missing at the deadline.
-    """
+    """Returns when nothing is missing any more; raises at the deadline."""
     next_report = _FIRST_REPORT_AFTER
     while absent := missing():
         found = f"{total - len(absent)} of {total} tasks here after {deadline.passed:.0f} s"

@@ -14,18 +14,12 @@ _LONGEST_BASE = 20  # The path of a Unix socket has 107 bytes at most, of which 
 
 
 class Folder:
-    """A new folder that only this user can enter, for one Ray node: its logs and sockets.
-
-    When it is closed, or this process ends in any way, the node's processes are killed and the folder is removed.
-
-    Attributes:
-        root: Where it is. Nobody else can get past it.
-        path: A folder in it, for Ray, which lets everybody write to what it is given.
-    """
+    """A new folder for the logs and sockets of a Ray node; `close`, or any end of this process, ends both."""
 
     def __init__(self) -> None:
         base = tempfile.gettempdir()
         self.root = tempfile.mkdtemp(prefix=f"rx-{os.getpid()}-", dir=base if len(base) <= _LONGEST_BASE else "/tmp")
+        # For Ray, which lets everybody write to what it is given; only this user can get past `root`.
         self.path = os.path.join(self.root, "r")
         os.mkdir(self.path, 0o700)
         self._keeper = subprocess.Popen(

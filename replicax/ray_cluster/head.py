@@ -34,18 +34,11 @@ def outliving(seconds: float) -> dict[str, str]:
 
 
 class Head(NamedTuple):
-    """The head of a cluster.
+    """The head of a cluster."""
 
-    Attributes:
-        name: What it is called in messages.
-        address: Where it listens.
-        patience: For how many seconds connections may be refused there before that is an error; an outage of the
-            network may take a minute.
-    """
-
-    name: str
-    address: str
-    patience: float = 0.0
+    name: str  # in messages
+    address: str  # `"host:port"`
+    patience: float = 0.0  # seconds for which it may refuse connections before that is an error
 
     def is_gone(self) -> bool:
         """Returns whether nobody listens there, at two looks."""
@@ -74,12 +67,7 @@ def head_of_connection(patience: float) -> Head | None:
 
 
 class HeadWatch:
-    """Looks every second whether the head is still there.
-
-    Args:
-        head: The head.
-        tell: Called once, in a thread, with the error if it is lost.
-    """
+    """Looks every second whether the head is still there; calls `tell` once, in its own thread, when it is lost."""
 
     def __init__(self, head: Head, tell: Callable[[ParameterServerLost], None]):
         self._head, self._tell = head, tell

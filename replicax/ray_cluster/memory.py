@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 
+# Far less than Ray's own default: gradients and batches pass through the store and do not stay.
 _MOST, _LEAST = 2**30, 100 * 2**20  # Ray refuses less than 75 MiB.
 _SHARE = 0.25
 
 
 def object_store_memory(shared_memory: str = "/dev/shm") -> int:
-    """Returns the bytes for the object store: a quarter of the memory, at most 1 GiB and what `shared_memory` has.
-
-    Gradients and batches pass through it and do not stay; Ray's own default is far more.
-    """
+    """Returns the bytes for the object store: a quarter of the memory, at most 1 GiB and what `shared_memory` has."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     wanted = min(int(memory * _SHARE), _MOST)
     if os.path.isdir(shared_memory):

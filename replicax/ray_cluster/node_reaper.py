@@ -37,15 +37,13 @@ def main(folder: str) -> None:
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.02)
     shutil.rmtree(folder, ignore_errors=True)
+    # The semaphores of mutable objects, named after their raylet: Ray leaves them if an actor does not end by itself.
     for semaphore in [path for ruler in rulers for path in Path("/dev/shm").glob(f"sem.???{ruler}-*")]:
         semaphore.unlink(missing_ok=True)
 
 
 def raylets(processes: list[int]) -> set[int]:
-    """Returns which of a node's processes are raylets, after which the semaphores of its mutable objects are named.
-
-    Ray leaves those behind if an actor does not end by itself.
-    """
+    """Returns which of a node's processes are raylets."""
     found = set()
     for process in processes:
         with contextlib.suppress(OSError):

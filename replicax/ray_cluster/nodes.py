@@ -67,17 +67,8 @@ def visitor_arguments(spec: ClusterSpec) -> list[str]:
 
 
 def node_ip(spec: ClusterSpec, task: Task, timeout_s: float) -> str:
-    """Returns the IP address of this machine, where the Ray node of a task listens.
-
-    Args:
-        spec: The cluster.
-        task: Which task this is. The cluster need not name the coordinator.
-        timeout_s: How long to wait, in seconds, until the name service can resolve the names.
-
-    Raises:
-        ClusterError: The task's address is of no use here.
-    """
-    if not spec.has_task(task.type, task.index):
+    """Returns this machine's IP address at which the node of a task listens; names may take `timeout_s` to resolve."""
+    if not spec.has_task(task.type, task.index):  # The cluster need not name the coordinator.
         return own_ip(str(task), "", [head_address(spec)], timeout_s)
     address = spec.task_address(task.type, task.index)
     tasks = [Task(job, index) for job in spec.jobs for index in spec.task_indices(job)]
@@ -113,12 +104,7 @@ def refuses(address: str) -> bool:
 
 
 class Node:
-    """A Ray node that runs until it is stopped, or its starter ends in any way.
-
-    Raises:
-        ClusterError: Ray is not installed, or cannot start it.
-        LaunchError: This system cannot end its processes (Windows).
-    """
+    """A Ray node that runs until it is stopped, or its starter ends in any way."""
 
     def __init__(self, name: str, arguments: list[str], ip: str, token: Mapping[str, str], timeout_s: float):
         check_system()

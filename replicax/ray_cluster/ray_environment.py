@@ -18,11 +18,7 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
 
 
 def import_ray() -> ModuleType:
-    """Returns the module `ray`.
-
-    Raises:
-        ClusterError: It is not installed.
-    """
+    """Returns the module `ray`."""
     try:
         with variables(QUIET):
             import ray
@@ -60,13 +56,7 @@ def variables(values: Mapping[str, str]) -> Iterator[None]:
 def starting(
     values: Mapping[str, str], defaults: Mapping[str, str] = QUIET, ip: str | None = None
 ) -> Iterator[ModuleType]:
-    """Yields the module `ray`, ready for `ray.init` in this block.
-
-    Args:
-        values: Variables that Ray's processes, and Ray in this process, shall find.
-        defaults: More of them, which the user may have set otherwise.
-        ip: The address of this node. Ray would take another one for 127.0.0.1, and listen on all interfaces.
-    """
+    """Yields the module `ray`, ready for `ray.init`; the user's own variables replace `defaults`, but not `values`."""
     ray = import_ray()
     own = {name: os.environ.get(name, value) for name, value in defaults.items()}
     with variables({**own, **values}):

@@ -13,23 +13,14 @@ _CURE = f"{PS_WORKERS} and {PS_SERVERS} belong together; `replicax run --ps 1 --
 
 
 class TaskCounts(NamedTuple):
-    """How many tasks a cluster has.
-
-    Attributes:
-        workers: Workers, at least 1.
-        servers: Parameter servers, at least 1.
-    """
+    """How many tasks of each job a cluster has, at least one."""
 
     workers: int
     servers: int
 
 
 def given_counts(workers: int | None, servers: int | None) -> TaskCounts | None:
-    """Checks and returns the counts that were passed as arguments; None if neither was. One server is the default.
-
-    Raises:
-        ClusterError: One is no positive int, or only the servers were given.
-    """
+    """Checks and returns the counts that were passed as arguments; None if neither was. One server is the default."""
     if workers is None and servers is None:
         return None
     if workers is None:
@@ -38,11 +29,7 @@ def given_counts(workers: int | None, servers: int | None) -> TaskCounts | None:
 
 
 def told_counts(environ: Environ) -> TaskCounts | None:
-    """Returns the counts in the environment; None if they are not set.
-
-    Raises:
-        ClusterError: One is no positive int, or is missing.
-    """
+    """Returns the counts in the environment; None if they are not set."""
     if text(environ, PS_WORKERS) is None and text(environ, PS_SERVERS) is None:
         return None
     return TaskCounts(

@@ -110,17 +110,7 @@ class Server(Advised):
 
 
 def serve_if_task(config: ClusterConfig | ClusterResolver | None = None) -> None:
-    """Serves, and then ends the program, if this process is a worker or parameter server; otherwise returns at once.
-
-    The same script can thus be started on all machines.
-
-    Args:
-        config: Who this process is; by default what the environment says.
-
-    Raises:
-        SystemExit: It has served. The exit code is 0.
-        ClusterError: As for `Server`.
-    """
+    """Serves, and then ends the program, if this process is a worker or parameter server; otherwise returns at once."""
     spec, job, index = own_task(found_cluster() if config is None else config)
     if SERVER in spec.jobs and job in serving_jobs(spec) and index is not None:
         Server(spec, job, index).join()

@@ -19,11 +19,7 @@ _PREFIX = "replicax_"
 
 
 def check_cluster(spec: ClusterSpec, field: str = "cluster") -> None:
-    """Checks that a cluster has parameter servers and workers, and no unknown jobs.
-
-    Raises:
-        ClusterError: One is missing or unknown.
-    """
+    """Checks that a cluster has parameter servers and workers, and no unknown jobs."""
     if not spec:
         raise ClusterError(field, None, "is empty", "Give the addresses of the workers and of the parameter servers.")
     check_roles(spec, field)
@@ -40,11 +36,7 @@ def _check_numbers(spec: ClusterSpec, job: str, field: str) -> None:
 
 
 def check_served(spec: ClusterSpec, field: str = "cluster") -> None:
-    """Checks that servers can be the tasks of a cluster: of parameter servers and workers, or of workers alone.
-
-    Raises:
-        ClusterError: They cannot.
-    """
+    """Checks that servers can be the tasks of a cluster: of parameter servers and workers, or of workers alone."""
     if SERVER in spec.jobs:
         check_cluster(spec, field)
     else:
@@ -52,11 +44,7 @@ def check_served(spec: ClusterSpec, field: str = "cluster") -> None:
 
 
 def check_workers(spec: ClusterSpec, field: str = "cluster") -> None:
-    """Checks that a cluster has workers that can train in step, and no parameter servers.
-
-    Raises:
-        ClusterError: It has not.
-    """
+    """Checks that a cluster has workers that can train in step, and no parameter servers."""
     if not spec:
         raise ClusterError(field, None, "is empty", "Give the addresses of the workers.")
     check_roles(spec, field)
@@ -73,11 +61,7 @@ def check_workers(spec: ClusterSpec, field: str = "cluster") -> None:
 
 
 def check_coordinator(spec: ClusterSpec, job: str | None, index: int | None, field: str = "task") -> None:
-    """Checks that a task may be the coordinator: the chief, or one that the cluster does not name.
-
-    Raises:
-        ClusterError: It may not.
-    """
+    """Checks that a task may be the coordinator: the chief, or one that the cluster does not name."""
     if job in _ASYNCHRONOUS:
         raise ClusterError(
             f"{field}.type",
@@ -92,11 +76,7 @@ def check_coordinator(spec: ClusterSpec, job: str | None, index: int | None, fie
 
 
 def check_server(spec: ClusterSpec, job: str, index: int) -> Task:
-    """Returns the task that a server is to be.
-
-    Raises:
-        ClusterError: The cluster has no such task, or the task does not serve.
-    """
+    """Returns the task of a server, after checking that it is one that serves."""
     if job not in serving_jobs(spec):
         why = "The coordinator needs no server: run the script." if SERVER in spec.jobs else "Run the script there."
         raise ClusterError("job", job, f"must be one of {[*serving_jobs(spec)]}", why)

@@ -34,36 +34,19 @@ _SECONDS_TO_ORDER = 5.0
 
 
 class Place(NamedTuple):
-    """The place that a worker has in a cluster.
-
-    Attributes:
-        task: The worker.
-        name: What it is called in messages, such as `"worker:1 at host1:2222"`.
-        bundle: The resources that its place has.
-    """
+    """The place that a worker has in a cluster."""
 
     task: Task
-    name: str
-    bundle: dict[str, float]
+    name: str  # in messages, such as `"worker:1 at host1:2222"`
+    bundle: dict[str, float]  # the resources that are reserved for it
 
 
 class WorkerCluster:
-    """A Ray cluster that this process is connected with, and the workers that it may place there.
-
-    Args:
-        places: The workers in their order; the chief is the first.
-        head: Name and address of the server with Ray's head; None if the workers have no servers of their own.
-        ending: What `close` does.
-
-    Attributes:
-        places: As given.
-        head: As given.
-        is_of_servers: Whether each worker has a server of its own, which serves one client at a time.
-    """
+    """A Ray cluster that this process is connected with, and the workers that it may place there, the chief first."""
 
     def __init__(self, places: list[Place], head: Head | None, ending: contextlib.ExitStack):
         self.places, self.head, self._ending = tuple(places), head, ending
-        self.is_of_servers = head is not None
+        self.is_of_servers = head is not None  # Each worker has a server of its own, which serves one client at a time.
 
     def lost_head(self) -> str | None:
         """Returns the name of the server with Ray's head if nobody listens there any more, at two looks; else None."""
@@ -122,23 +105,10 @@ def connect_workers(
     workers: int | None = None,
     start_timeout: float = 120.0,
 ) -> WorkerCluster:
-    """Connects this process, as a client, with a cluster in which workers can run.
-
-    If this process has called `ray.init`, that connection is used, and stays open.
-
-    Args:
-        cluster: The addresses of all workers; a `Server` runs at each.
-        address: Or a Ray cluster that is there: `"auto"`, `"host:port"` or `"ray://host:port"`.
-        workers: How many workers to run there.
-        start_timeout: How long to wait for the servers, in seconds.
-
-    Raises:
-        ClusterError: The arguments contradict each other, the cluster has parameter servers, Ray is not installed, or
-            it refuses.
-        ClusterTimeoutError: Some servers did not come in time; the message names them.
-    """
+    """Connects this process, as a client, with the servers of `cluster`, or with the Ray cluster at `address`."""
     deadline = Deadline(start_timeout)
     ray = sys.modules.get("ray")
+    # A connection that the user has made by `ray.init` is used, and stays open.
     connected = ray is not None and bool(ray.is_initialized())
     if cluster is not None:
         if address is not None or workers is not None:

@@ -34,15 +34,10 @@ _WORD = re.compile(r"([^/_]+)((?:_[0-9]+(?=[/_]|$))*)")
 
 
 class Described(NamedTuple):
-    """The description of a value that workers compare.
-
-    Attributes:
-        name: What it is called.
-        kind: Its shape and dtype.
-    """
+    """The description of a value that workers compare."""
 
     name: str
-    kind: str
+    kind: str  # shape and dtype
 
     def __str__(self) -> str:
         return f"{self.name!r} {self.kind}"
@@ -56,12 +51,7 @@ def described(name: str, value: jax.typing.ArrayLike) -> Described:
 
 
 class Agreement:
-    """Compares what the workers have, and gives all of them the chief's.
-
-    Args:
-        workers: The names of the workers, in their order.
-        exchange: Returns the messages of all workers; see `cluster.exchange`.
-    """
+    """Compares what the workers have, and gives all of them the chief's."""
 
     def __init__(self, workers: Sequence[str], exchange: Callable[[bytes], list[bytes]] = exchanged):
         self._workers, self._exchange = tuple(workers), exchange
@@ -69,11 +59,7 @@ class Agreement:
     def chiefs(
         self, what: str, names: Sequence[str], values: Sequence[jax.typing.ArrayLike]
     ) -> list[jax.typing.ArrayLike]:
-        """Returns process 0's `values` in every process; all call this together.
-
-        Raises:
-            ValuesMismatchError: A worker has values of other names, shapes or dtypes, or in another order.
-        """
+        """Returns process 0's `values` in every process; all call this together."""
         own = [described(name, value) for name, value in zip(names, values, strict=True)]
         if sum(value.nbytes if hasattr(value, "nbytes") else _LARGEST_NUMBER for value in values) > _SMALL:
             self.alike(what, own)
@@ -84,15 +70,10 @@ class Agreement:
         return [_as(value, chiefs) for value, chiefs in zip(values, _cut(sent, hosts), strict=True)]
 
     def alike(self, what: str, own: Sequence[Described], payload: bytes = b"") -> list[bytes]:
-        """Returns the `payload` of every worker, after all have called it with the same descriptions, `own`.
-
-        Names that Keras has made need not be the same, if they are in the same order: a worker may have made other
-        layers before.
-
-        Raises:
-            ValuesMismatchError: Some worker has other descriptions.
-        """
+        """Returns the `payload` of every worker, after all have called it with the same descriptions, `own`."""
         with activity.phase(activity.WAIT, what):
+            # Names that Keras has made need not be the same, if they are in the same order: a worker may have made
+            # other layers before.
             digests = _digest(own), _digest(_renumbered(own))
             messages = self._exchange(b"".join((*digests, payload)))
             size = len(digests[0])

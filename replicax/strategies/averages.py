@@ -30,17 +30,11 @@ from replicax.variables import Module, Variable
 
 
 class AveragesState(NamedTuple):
-    """The moving averages of a pytree, a pytree itself.
+    """The moving averages of a pytree, a pytree itself."""
 
-    Attributes:
-        averages: The averages, in the structure of the tree. Those of float16 and bfloat16 are float32.
-        weight: How much of the averages comes from values, float32: less than 1 in the first updates of `zero_debias`.
-        num_updates: Number of updates so far, int32.
-    """
-
-    averages: PyTree
-    weight: jax.Array
-    num_updates: jax.Array
+    averages: PyTree  # in the structure of the tree; those of float16 and bfloat16 are float32
+    weight: jax.Array  # how much of them comes from values, float32: below 1 in the first updates of `zero_debias`
+    num_updates: jax.Array  # int32
 
 
 class ExponentialMovingAverage(Module):
@@ -274,11 +268,9 @@ class ExponentialMovingAverage(Module):
 
 
 class _Tracked:
-    """Which average belongs to which variable, and the user's count.
+    """Which average belongs to which variable, and the user's count."""
 
-    It has slots: what a module or checkpoint finds in the attributes are the averages alone.
-    """
-
+    # Slots, so that what a module or checkpoint finds in the attributes are the averages alone.
     __slots__ = ("_averages", "_programs", "num_updates")
 
     def __init__(self, num_updates: VariableLike | float | bool | None) -> None:

@@ -59,13 +59,9 @@ def runs_for_a_client() -> bool:
 
 
 class WithoutReplicas(Strategy):
-    """The methods of a strategy that need replicas, where there are none: each says how to do it.
+    """The methods of a strategy that need replicas, where there are none: each raises an error that says what to do."""
 
-    Attributes:
-        workers: The names of the workers.
-    """
-
-    workers: tuple[str, ...]
+    workers: tuple[str, ...]  # their names
 
     def _run(
         self, fn: PyTreeFunction, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], donate: tuple[int, ...]
@@ -131,15 +127,7 @@ class WithoutReplicas(Strategy):
 
 
 class ClientMethods(WithoutReplicas):
-    """The methods of a strategy on a client. Whatever computes with replicas is refused, and says how to do it.
-
-    Args:
-        remote_cluster: Where the workers are.
-        workers: How many, where `remote_cluster` is the address of a Ray cluster.
-        devices: Virtual CPU devices in each worker; None leaves that to the environment.
-        start_timeout: How long to wait for servers, places and actors, in seconds.
-        own: Makes the strategy of a worker, in its process; it can be pickled.
-    """
+    """The methods of a strategy on a client: those that compute with replicas raise an error that says what to do."""
 
     mesh = None
     is_client = True
@@ -147,10 +135,10 @@ class ClientMethods(WithoutReplicas):
     def __init__(
         self,
         remote_cluster: RemoteCluster,
-        workers: int | None,
-        devices: int | None,
-        start_timeout: float,
-        own: tuple[Callable[..., Strategy], tuple[object, ...]],
+        workers: int | None,  # how many, where `remote_cluster` is the address of a Ray cluster
+        devices: int | None,  # virtual CPU devices in each worker; None leaves that to the environment
+        start_timeout: float,  # for servers, places and actors, in seconds
+        own: tuple[Callable[..., Strategy], tuple[object, ...]],  # makes a worker's strategy there; can be pickled
     ):
         # A strategy that is no client loads neither.
         from replicax.job.elsewhere.session import Session

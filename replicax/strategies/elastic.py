@@ -56,12 +56,7 @@ class Elastic:
 
 
 def elastic_from(given: Elastic | None, environ: Mapping[str, str] = os.environ) -> Elastic | None:
-    """Returns the user's setting; if there is none, that of the environment; None for neither.
-
-    Raises:
-        ArgumentError: It is no setting.
-        ClusterError: The environment's is malformed.
-    """
+    """Returns the user's setting; if there is none, that of the environment; None for neither."""
     if given is not None:
         if not isinstance(given, Elastic):
             raise ArgumentError(f"`elastic` must be an rx.Elastic, got {given!r:.100}.")
@@ -82,7 +77,7 @@ class RunsInWorlds(SpansWorkers):
     def _began(
         self, elastic: Elastic, resolver: ClusterResolver | None, start_timeout: float, stall_timeout: float | None
     ) -> Placement:
-        """Waits for the other workers, or for nobody if they train already, and returns the first placement."""
+        """Waits for the other workers, unless they train already, and returns the first placement."""
         from replicax.group.membership.opening import open_worlds
         from replicax.strategies.elastic_variables import Followers
         from replicax.strategies.newcomer_state import StrategyState

@@ -30,45 +30,29 @@ from replicax.strategies.agreement import described, unnumbered
 
 
 class Given(NamedTuple):
-    """A variable of another worker.
-
-    Attributes:
-        name: What it is called.
-        kind: Its shape and dtype.
-        tracked: Its name in the checkpoint that the script has named; empty if it is not in there.
-        is_placed: Whether it is on all devices; else it is a first value that the workers have yet to agree on.
-        components: For a variable with a component for each replica the number of these; else 0.
-    """
+    """A variable of another worker."""
 
     name: str
-    kind: str
-    tracked: str
-    is_placed: bool
-    components: int
+    kind: str  # shape and dtype
+    tracked: str  # its name in the checkpoint that the script has named; empty if it is not in there
+    is_placed: bool  # whether it is on all devices; else it is a first value that the workers have yet to agree on
+    components: int  # of a variable with one for each replica; else 0
 
 
 class Followers:
-    """The variables of a strategy, in the order in which they were made.
-
-    Attributes:
-        worlds: The worlds of this process.
-        tracked: Returns the variables of the checkpoint that the script has named, by their names there.
-        waiting: Variables of another worker that this one has not made yet, with their values.
-    """
+    """The variables of a strategy, in the order in which they were made."""
 
     def __init__(self, worlds: Worlds):
         self.worlds = worlds
+        # Returns the variables of the checkpoint that the script has named, by their names there.
         self.tracked: Callable[[], Mapping[str, VariableLike]] = dict
+        # Variables of another worker that this one has not made yet, with their values.
         self.waiting: list[tuple[Given, np.ndarray]] = []
         self._variables: weakref.WeakValueDictionary[int, VariableLike] = weakref.WeakValueDictionary()
         self._placed: weakref.WeakValueDictionary[int, VariableLike] = weakref.WeakValueDictionary()
 
     def add(self, variables: Iterable[VariableLike]) -> None:
-        """Lets variables follow from now on.
-
-        Raises:
-            ElasticError: The rows of one are split over the replicas: those of a lost worker would be lost with it.
-        """
+        """Lets variables follow from now on."""
         for variable in variables:
             if has_split_rows(variable):
                 raise ElasticError(
@@ -87,11 +71,9 @@ class Followers:
         return self._variables.get(id(variable)) is variable
 
     def move(self, was_at: Callable[[VariableLike], Sharding], home: Callable[[VariableLike], Sharding]) -> None:
-        """Moves values that were on all devices of the last world to those of the present one.
-
-        One that was not is a first value: the workers have yet to agree. It stays with this process.
-        """
+        """Moves values that were on all devices of the last world to those of the present one."""
         alive = [each for each in self.alive() if not is_of_present_client(array_of(each))]
+        # One that was not is a first value, on which the workers have yet to agree: it stays with this process.
         placed = [is_at(each, was_at(each)) for each in alive]
         components = [len(array_of(each)) if is_per_replica_variable(each) else 0 for each in alive]
         values = [_fitted(each, host_copy(array_of(each)), n, home) for each, n in zip(alive, components, strict=True)]
@@ -117,21 +99,13 @@ class Followers:
     def take(
         self, given: Sequence[Given], values: Sequence[np.ndarray], home: Callable[[VariableLike], Sharding]
     ) -> None:
-        """Gives the variables of this worker the values of another one's. Those that it has not made yet wait.
-
-        Raises:
-            ElasticError: A variable has another shape or dtype here.
-        """
+        """Gives the variables of this worker the values of another one's. Those that it has not made yet wait."""
         self.waiting = list(zip(given, values, strict=True))
         self._placed.clear()
         self.place_anew(home)
 
     def place_anew(self, home: Callable[[VariableLike], Sharding]) -> None:
-        """Gives variables that were made since `take` the values that wait for them.
-
-        Raises:
-            ElasticError: A variable has another shape or dtype here.
-        """
+        """Gives variables that were made since `take` the values that wait for them."""
         if not self.waiting:
             return
         with beside_traces():
@@ -154,20 +128,11 @@ class Followers:
 
 
 def matched(own: Sequence[tuple[str, str, str]], given: Sequence[Given]) -> list[tuple[int, int]]:
-    """Returns which variable here is which of another worker's, as pairs of positions.
-
-    First by their names in the checkpoint, then by their own names, then by these without the numbers that Keras gives;
-    equal ones in their order.
-
-    Args:
-        own: For each variable here its name in the checkpoint, or `""`; its name; and its shape and dtype.
-        given: Those of the other worker.
-
-    Raises:
-        ElasticError: A variable has another shape or dtype here.
-    """
+    """Returns which variable here is which of another worker's, as pairs of positions."""
     pairs: list[tuple[int, int]] = []
     here, there = dict(enumerate(own)), dict(enumerate(given))
+    # First by their names in the checkpoint, then by their own names, then by these without the numbers that Keras
+    # gives; equal ones in their order.
     keys: list[Callable[[str, str, str], tuple[str, ...] | None]] = [
         lambda tracked, name, kind: (tracked,) if tracked else None,
         lambda tracked, name, kind: (name,),

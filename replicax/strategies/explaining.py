@@ -36,21 +36,13 @@ MIRRORED = "mirrored"
 
 
 class Explained(NamedTuple):
-    """A line of the table.
-
-    Attributes:
-        name: A variable's path.
-        shape: Its shape.
-        where: How it is laid out, or where it is.
-        bytes: Its bytes on each device.
-        why: The rule that decided, where there is one; or empty.
-    """
+    """A line of the table: a variable."""
 
     name: str
     shape: str
-    where: str
-    bytes: int
-    why: str = ""
+    where: str  # how it is laid out, or where it is
+    bytes: int  # on each device
+    why: str = ""  # the rule that decided, where there is one
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -203,11 +195,7 @@ def leaf_name(path: Sequence[Any]) -> str:
 
 
 def variables_in(tree: PyTree) -> list[VariableLike]:
-    """Returns the variables in a pytree, and the arrays and numbers as such with names.
-
-    Raises:
-        ArgumentError: There is something else in it.
-    """
+    """Returns the variables in a pytree, and its arrays and numbers as leaves with names."""
     paths, _ = jax.tree_util.tree_flatten_with_path(opened(tree), is_leaf=is_variable)
     wrong = [leaf for _, leaf in paths if not is_variable(leaf) and not is_number_like(leaf)]
     if wrong:

@@ -29,18 +29,9 @@ class FirstValues:
         sharding: NamedSharding,
         agreed: Callable[[Sequence[jax.typing.ArrayLike]], Sequence[jax.typing.ArrayLike]],
     ) -> tuple[jax.Array, list[jax.typing.ArrayLike]] | None:
-        """Returns a first value, made in parts, and then what the variables become that computing it changes.
-
-        The numbers are those that the initializer returns where it is called without a strategy, bit for bit.
-
-        Args:
-            value: The first value.
-            sharding: Where it shall live.
-            agreed: Returns the constants of its program as all processes take them.
-
-        Returns:
-            None if a part has not the numbers of the whole, or something larger than it is computed on the way.
-        """
+        """Returns a first value, made in parts, and then what the variables become that computing it changes."""
+        # The numbers are those that the initializer returns without a strategy, bit for bit. None where a part would
+        # not have the numbers of the whole, or something larger than a part is computed on the way.
         functions = self._compiled(value, sharding)
         if functions is None:
             return None

@@ -38,18 +38,8 @@ def grid_of_shape(
     prefers_model: bool,
     takes_all: bool,
 ) -> Grid:
-    """Returns devices as a mesh of a shape.
-
-    Args:
-        mesh_shape: Sizes of the axes "batch" and "model", or of axes by their names; -1 for what is left.
-        devices: The devices in their order: the last axis moves fastest.
-        prefers_model: Whether all devices share the work of one replica where `mesh_shape` does not say otherwise.
-        takes_all: Whether each device must have a place; otherwise the first ones are taken.
-
-    Raises:
-        ArgumentError: The shape is none.
-        DeviceError: There are more or fewer devices than the shape asks for.
-    """
+    """Returns devices, of which the last axis moves fastest, as a mesh of a shape."""
+    # Unless it takes all devices, the first ones are enough.
     sizes = _sizes(mesh_shape, prefers_model)
     missing = [name for name, size in sizes.items() if size == -1]
     known = math.prod(size for size in sizes.values() if size != -1)
@@ -79,6 +69,7 @@ def _sizes(mesh_shape: int | Sequence[int] | Mapping[str, int] | None, prefers_m
                 f"4}}; got {mesh_shape!r:.100}. Its first axis is that of the data."
             )
         if len(shape) == 1 and prefers_model:
+            # All devices share the work of one replica.
             shape = (1, *shape)
         sizes = dict(zip((DATA, MODEL), shape, strict=False))
     bad = {name: size for name, size in sizes.items() if not is_int(size) or (size < 1 and size != -1)}
@@ -90,11 +81,7 @@ def _sizes(mesh_shape: int | Sequence[int] | Mapping[str, int] | None, prefers_m
 
 
 def grid_of_mesh(mesh: Mesh | keras.distribution.DeviceMesh) -> Grid:
-    """Returns the devices of a mesh of JAX's or Keras's, and the names of its axes.
-
-    Raises:
-        ArgumentError: It is neither.
-    """
+    """Returns the devices of a mesh of JAX's or Keras's, and the names of its axes."""
     if isinstance(mesh, Mesh):
         return Grid(mesh.devices, tuple(mesh.axis_names))
     backend = getattr(mesh, "backend_mesh", None)  # a keras.distribution.DeviceMesh

@@ -380,7 +380,7 @@ class MeshStrategy(ValuesFromFunction):
         return Receivers.of(self.num_replicas_in_sync, self.placement.mesh_for, self._input_workers())
 
     def _input_workers(self) -> InputWorkers | None:
-        """Those who feed the replicas; None if this process feeds all of them."""
+        """Returns the workers that feed the replicas; None if this process feeds all of them."""
         if not self.placement.spans_processes:
             return None
         read, fed = self.placement.processes.readers_and_fed()
@@ -388,11 +388,7 @@ class MeshStrategy(ValuesFromFunction):
 
 
 def checked_random_numbers(value: object, default: str = PER_REPLICA) -> str:
-    """Returns where random numbers come from; `default` if `value` is None.
-
-    Raises:
-        ArgumentError: `value` says something else.
-    """
+    """Returns where random numbers come from; `default` if `value` is None."""
     if value is None:
         return default
     if value not in (PER_REPLICA, PER_ROW):

@@ -1,4 +1,4 @@
-"""The strategy that is current when there is none: it passes everything through."""
+"""The strategy that is current when there is none: it passes everything through, so library code is written once."""
 
 from __future__ import annotations
 
@@ -33,10 +33,7 @@ from replicax.values.scattering import is_slices
 
 
 class DefaultStrategy(Strategy):
-    """Runs code as it is, with one replica and no placement; `rx.get_strategy()` returns it outside every scope.
-
-    It lets library code be written once: `run` calls the function, `reduce` returns the value.
-    """
+    """Runs code as it is, with one replica and no placement; `rx.get_strategy()` returns it outside every scope."""
 
     mesh = None
     placement = NoPlacement()
@@ -89,11 +86,7 @@ class DefaultStrategy(Strategy):
     def distribute_dataset(
         self, dataset: PyTree, options: InputOptions | None = None, *, batch_size: int | None = None
     ) -> PyTree:
-        """Returns `dataset` itself, untouched.
-
-        Raises:
-            ArgumentError: It is nothing to iterate over.
-        """
+        """Returns `dataset` itself, untouched."""
         del options
         if batch_size is not None:
             raise ArgumentError("The default strategy returns a dataset as it is; it does not cut arrays into batches.")

@@ -19,17 +19,7 @@ _AVERAGE = "_average"  # Keras's name for the moving average of a parameter, whi
 def offloaded(
     offload_optimizer: bool, devices: Sequence[jax.Device], min_size: int
 ) -> Callable[[VariableLike], bool] | None:
-    """Returns what tells which variables live in the host's memory between steps; None if none do.
-
-    Args:
-        offload_optimizer: Whether optimizer state does.
-        devices: The devices of the strategy.
-        min_size: State of fewer elements stays on the devices: moving it would save nothing.
-
-    Raises:
-        ArgumentError: `offload_optimizer` is not a bool.
-        DeviceError: JAX knows no memory of the host beside a device.
-    """
+    """Returns what tells which variables live in the host's memory between steps; None if none do."""
     if not isinstance(offload_optimizer, bool):
         raise ArgumentError(f"`offload_optimizer` must be True or False, got {offload_optimizer!r:.100}.")
     if not offload_optimizer:
@@ -43,7 +33,7 @@ def offloaded(
             )
 
     def lives_on_host(variable: VariableLike) -> bool:
-        is_large = math.prod(shape_of(variable)) >= min_size
+        is_large = math.prod(shape_of(variable)) >= min_size  # Moving a smaller one would save nothing.
         return is_large and maker_is_optimizer(variable) and not variable.name.endswith(_AVERAGE)
 
     return lives_on_host

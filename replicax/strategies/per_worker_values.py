@@ -26,15 +26,10 @@ WHAT = "values from `value_fn`"
 
 
 class Kind(NamedTuple):
-    """Shape and dtype of a component.
+    """Shape and dtype of a component."""
 
-    Attributes:
-        shape: The shape; None if it is no array.
-        dtype: Name of the dtype; of something else, the name of its class.
-    """
-
-    shape: tuple[int, ...] | None
-    dtype: str
+    shape: tuple[int, ...] | None  # None if it is no array
+    dtype: str  # its name; of something else, the name of its class
 
     @property
     def nbytes(self) -> int:
@@ -56,15 +51,10 @@ def kind_of(component: Leaf) -> Kind:
 
 
 class ComponentKinds(NamedTuple):
-    """The descriptions of every component of a pytree, on all workers.
+    """The descriptions of every component of a pytree, on all workers."""
 
-    Attributes:
-        kinds: For each leaf, the kinds of its components, by replica.
-        workers: For each replica, the number of its worker.
-    """
-
-    kinds: list[tuple[Kind, ...]]
-    workers: tuple[int, ...]
+    kinds: list[tuple[Kind, ...]]  # for each leaf, the kinds of its components, by replica
+    workers: tuple[int, ...]  # for each replica, the number of its worker
 
 
 def compared(
@@ -73,17 +63,7 @@ def compared(
     leaves: Sequence[Sequence[Leaf]],
     names: Sequence[str],
 ) -> ComponentKinds:
-    """Returns what all workers' components are; all call this together.
-
-    Args:
-        replicas: The replicas that this worker speaks for: each has one worker that does.
-        structures: For each of them, the structure of its pytree.
-        leaves: For each of them, the leaves of its pytree.
-        names: Names of the workers, in their order.
-
-    Raises:
-        ValuesMismatchError: Pytrees have another structure than that of the first replica.
-    """
+    """Returns what all workers' components are: of the `replicas` that each speaks for; all call this together."""
     kinds = [[kind_of(leaf) for leaf in own] for own in leaves]
     message = json.dumps([[str(structure) for structure in structures], kinds, list(replicas)])
     with activity.phase(activity.WAIT, WHAT):
@@ -93,6 +73,7 @@ def compared(
         odd = next((structure for structure in found if structure != first), None)
         if odd is not None:
             raise ValuesMismatchError(f"structures of {WHAT}", names[0], first, names[worker], odd)
+    # Each replica has one worker that speaks for it.
     by_replica = {
         replica: ([_kind(*told_kind) for told_kind in own], worker)
         for worker, (_, each, ids) in enumerate(told)
@@ -107,19 +88,7 @@ def _kind(shape: list[int] | None, dtype: str) -> Kind:
 
 
 class SpreadPerReplica(UnevenPerReplica):
-    """Components of shapes that differ, or of any type, each known to the worker of its replica only.
-
-    Args:
-        components: The components of this worker's replicas.
-        kinds: What the components of all replicas are.
-        workers: For each replica, the number of the worker that speaks for it.
-        spoken_for: The positions, among `components`, of the replicas that this worker speaks for.
-        place: Places what all workers have computed alike.
-
-    Attributes:
-        values: The components of this worker's replicas.
-        kinds: What the components of all replicas are.
-    """
+    """Components of shapes that differ, or of any type, each known to the worker of its replica only."""
 
     def __init__(
         self,
@@ -130,7 +99,9 @@ class SpreadPerReplica(UnevenPerReplica):
         place: Callable[[jax.typing.ArrayLike], jax.Array],
     ):
         super().__init__(components)
-        self.kinds = tuple(kinds)
+        self.kinds = tuple(kinds)  # of the components of all replicas
+        # For each replica the worker that speaks for it; the places, among this worker's components, of the replicas
+        # that it speaks for; and what places a value that all workers have computed alike.
         self._workers, self._spoken_for, self._place = tuple(workers), tuple(spoken_for), place
 
     @property

@@ -48,16 +48,7 @@ def replicated(variable: VariableLike) -> PartitionSpec:
 
 
 class Placement(ReplicaDevices):
-    """Where the values of variables live on the devices of a strategy, and how they get there.
-
-    Args:
-        devices: The devices, replicas first: shape `(replicas,)`, or `(replicas, ...)` where several devices make one.
-        axis_names: Names of the dimensions; the first is `"replica"`.
-        layout: Returns how a variable is sharded over the mesh between steps.
-        workers: What the processes are called in messages, in their order.
-        lives_on_host: Returns whether a variable lives in the host's memory between steps; None for none.
-        followers: The variables that follow from world to world, if workers may come and go.
-    """
+    """Where the values of variables live on the devices of a strategy, and how they get there."""
 
     def __init__(
         self,
@@ -69,6 +60,8 @@ class Placement(ReplicaDevices):
         followers: Followers | None = None,
     ):
         super().__init__(devices, axis_names, workers)
+        # How a variable is sharded between steps; whether it lives in the host's memory then, None for none; and the
+        # variables that follow from world to world, if workers may come and go.
         self._layout, self._lives_on_host, self._followers = layout, lives_on_host, followers
 
     @property
@@ -123,23 +116,14 @@ class Placement(ReplicaDevices):
     def load(
         self, variables: Sequence[VariableLike], replicas: int, homes: Sequence[Sharding | None] | None = None
     ) -> list[jax.Array]:
-        """Returns the values of variables as a program on `replicas` replicas needs them.
-
-        On a sub-mesh a mirrored variable is a view of the copies of the first devices. Any other comes whole, to each
-        device: also the components of replicas that sit the step out count when it is read. A value that is not on the
-        mesh yet is a first value: where the mesh spans processes, that of process 0.
-
-        Args:
-            variables: The variables.
-            replicas: How many replicas the program runs on.
-            homes: Where a program on all replicas wants the values; by default where variables live between steps.
-        """
+        """Returns the values of variables as a program on `replicas` replicas needs them."""
         if self._followers is not None:
             self._followers.place_anew(self.variable_sharding)
         if homes is None:
             homes = [self.variable_sharding(variable) for variable in variables]
         values = [array_of(variable) for variable in variables]
-        # One that JAX may still move is not there either: programs tell such values from others.
+        # A value that is not on the mesh yet is a first value: where the mesh spans processes, that of process 0. One
+        # that JAX may still move is not there either: programs tell such values from others.
         new = [
             (i, home)
             for i, (value, home) in enumerate(zip(values, homes, strict=True))
@@ -152,6 +136,8 @@ class Placement(ReplicaDevices):
                 values[i] = value
         if replicas == self.replicas:
             return values
+        # On a sub-mesh a mirrored variable is a view of the copies of the first devices. Any other comes whole, to each
+        # device: also the components of replicas that sit the step out count when it is read.
         return [self._shrunk_value(value, replicas) for value in values]
 
     @functools.cached_property
@@ -176,15 +162,14 @@ class Placement(ReplicaDevices):
         return traced_value(function)
 
     def create(self, variable: VariableLike, value: FirstValueLike) -> None:
-        """Gives a variable the value that is computed for it, in parts if it is cut: no device holds the whole.
-
-        Where the mesh spans processes, each computes the shards of its own devices, from process 0's seeds and arrays.
-        """
+        """Gives a variable the value that is computed for it, in parts if it is cut: no device holds the whole."""
         from replicax.program.first_values import FirstValue
 
         assert isinstance(value, FirstValue)
         name = name_of(variable)
 
+        # Where the mesh spans processes, each computes the shards of its own devices, from process 0's seeds and
+        # arrays.
         def agreed(constants: Sequence[jax.typing.ArrayLike]) -> Sequence[jax.typing.ArrayLike]:
             return self.agreed(constants, [f"{name} (constant {i})" for i in range(len(constants))])
 
@@ -202,7 +187,7 @@ class Placement(ReplicaDevices):
         value.note(changed)
 
     def initialize(self, variable: VariableLike, value: jax.typing.ArrayLike) -> None:
-        """Gives a variable a copy of `value`, which may be anybody's; of process 0's if there are several."""
+        """Gives a variable a copy of `value`, or of process 0's if there are several processes."""
         if self._followers is not None:
             # A newcomer makes its variables by itself. They are made alike in the first call.
             self._followers.add([variable])
@@ -214,13 +199,8 @@ class Placement(ReplicaDevices):
     def agreed(
         self, values: Sequence[jax.typing.ArrayLike], names: Sequence[str], what: str = FIRST_VALUES
     ) -> Sequence[jax.typing.ArrayLike]:
-        """Returns values that are the same in every process: those that are not global yet become process 0's.
-
-        All processes call this together, with the same values not global; without such values nobody waits.
-
-        Raises:
-            ValuesMismatchError: The processes have values of other names, shapes or dtypes, or in another order.
-        """
+        """Returns values that are the same in every process: those that are not global yet become process 0's."""
+        # All processes call this together, with the same values not global. Without such values none waits.
         own = [i for i, value in enumerate(values) if _is_own(value)] if self.spans_processes else []
         if not own:
             return values
@@ -231,12 +211,7 @@ class Placement(ReplicaDevices):
         return agreed
 
     def make_alike(self, variables: Sequence[VariableLike]) -> None:
-        """Gives variables that some process has assigned a value of its own process 0's; all call this together.
-
-        Raises:
-            ValuesMismatchError: The processes have other variables.
-            WorkersDisagreeError: A process has assigned a variable of which the first process has kept its shards.
-        """
+        """Gives all processes process 0's values of variables that some may have assigned; all call this together."""
         own = bytes(_is_own(array_of(variable)) for variable in variables)
         what = "variables to be kept alike"
         descriptions = [described(name_of(variable), array_of(variable)) for variable in variables]

@@ -72,21 +72,15 @@ def compiled(each: Components, combine: Combine, sharding: jax.sharding.Sharding
 
 
 def one_per_replica(leaf: Leaf, refused_if_equal: bool = False) -> Components | None:
-    """Returns `leaf` as a value with one component per replica; None if it is one value for all of them.
-
-    Components have per-replica values, what `run` returned, and variables that keep one per replica. In the middle of
-    a replica function (`merge_call`, `update`) every array has them that may differ between replicas.
-
-    Args:
-        leaf: The value.
-        refused_if_equal: Whether the caller will raise an error if it is one value.
-    """
+    """Returns `leaf` as a value with one component per replica; None if it is one value for all of them."""
     if is_per_replica(leaf):
         return leaf
     if is_per_replica_variable(leaf):
         replicas = context.current().manual_replicas
         raw = leaf._read()
         return PerReplica(raw) if replicas is None else ManualPerReplica(raw, replicas)
+    # In the middle of a replica function (`merge_call`, `update`) every array that may differ between replicas has
+    # components. `refused_if_equal` says whether the caller raises an error if it is one value.
     manual = context.current().manual_replicas
     if manual is not None and isinstance(leaf, jax.Array):
         value, why = difference(leaf, refused_if_equal)
@@ -107,13 +101,9 @@ def values_of(tree: PyTree) -> PyTree:
 
 
 def reduced_plain(op: ReduceOp, leaf: Leaf, axis: int | Sequence[int] | None, replicas: int) -> Leaf:
-    """Combines a value that is the same on all replicas, as if each of them had a copy.
-
-    Raises:
-        ReduceError: Something else than numbers, along an axis; or a sum over several replicas, of which one cannot
-            know whether it is meant: without `axis` always, and with it where the value is a combined or mirrored one.
-    """
+    """Combines a value that is the same on all replicas, as if each of them had a copy."""
     value = value_of(leaf)
+    # A sum over several replicas may not be meant: without `axis`, or of a value that is combined or mirrored.
     if op is ReduceOp.SUM and replicas > 1 and (axis is None or _is_for_all(value)):
         raise ReduceError(_no_sum(leaf, value, replicas))
     if axis is None and isinstance(value, (jax.Array, np.ndarray, np.generic)) and is_number_like(value):

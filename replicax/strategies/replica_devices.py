@@ -1,4 +1,8 @@
-"""The devices of a strategy's replicas: values on all of them, or on the first few for a step on fewer replicas."""
+"""The devices of a strategy's replicas: values on all of them, or on the first few for a step on fewer replicas.
+
+A *mirrored* value is replicated over all devices. A *stacked* one has a row for each replica, on its device. A step may
+run on the first few replicas only: on a sub-mesh.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +23,7 @@ from replicax.values import is_per_replica
 
 
 class ReplicaDevices:
-    """The devices of the replicas, the meshes over them, and how values move from one to the other.
-
-    A *mirrored* value is replicated over all devices. A *stacked* one has a row for each replica, on its device. A step
-    may run on the first few replicas only: on a sub-mesh.
-
-    Args:
-        devices: The devices, replicas first: shape `(replicas,)`, or `(replicas, ...)` where several devices make one.
-        axis_names: Names of the dimensions; the first is `"replica"`.
-        workers: What the processes are called in messages, in their order.
-    """
+    """The devices of the replicas, the meshes over them, and how values move from one to the other."""
 
     def __init__(
         self,
@@ -37,6 +32,8 @@ class ReplicaDevices:
         workers: Sequence[str] = (),
     ):
         self._worker_names = tuple(workers)
+        # Replicas first: shape `(replicas,)`, or `(replicas, ...)` where several devices make one, in one process or in
+        # several.
         self._devices = np.array(devices, dtype=object)
         self._axis_names = tuple(axis_names)
         self.replicas = len(self._devices)
@@ -95,11 +92,8 @@ class ReplicaDevices:
         return bool(self.sharding(stacked=False, replicas=replicas).addressable_devices)
 
     def result_sharding(self, replicas: int) -> NamedSharding | None:
-        """Returns how a program on so many replicas returns results that every process reads; None leaves it to XLA.
-
-        Where the mesh spans processes they are replicated over all devices. (Of a sub-mesh, process 0 sends them to
-        those that have no part in it.)
-        """
+        """Returns how a program on so many replicas returns results that every process reads; None leaves it to XLA."""
+        # Replicated over all devices. Of a sub-mesh, process 0 sends them to processes that have no part in it.
         return self.sharding(stacked=False, replicas=replicas) if self.spans_processes else None
 
     def shrunk(self, array: jax.Array, replicas: int) -> jax.Array:
@@ -168,11 +162,7 @@ def _copied(value: jax.typing.ArrayLike, sharding: Sharding) -> jax.Array | np.n
 
 
 class ReplicaProcesses:
-    """Says which replicas have devices in this process, and in which others.
-
-    Args:
-        devices: The devices, replicas first; several may make one replica, in one process or in several.
-    """
+    """Says which replicas have devices in this process, and in which others."""
 
     def __init__(self, devices: np.ndarray):
         self._rows = [list(row.flat) for row in devices.reshape(len(devices), -1)]
@@ -203,14 +193,11 @@ class ReplicaProcesses:
         return found
 
     def readers_and_fed(self) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
-        """Returns for how many replicas each process reads data, and which have devices there.
-
-        Of the processes that have devices of a replica, the one that reads for the fewest reads for it. Those with
-        devices in a process are told by the first id and the one after the last.
-        """
+        """Returns for how many replicas each process reads, and the first and the end of those with devices there."""
         read = [0] * jax.process_count()
         held: list[list[int]] = [[] for _ in read]
         for replica, processes in enumerate(self._of):
+            # Of the processes that have devices of a replica, the one that reads for the fewest reads for it.
             read[min(processes, key=lambda process: (read[process], process))] += 1
             for process in processes:
                 held[process].append(replica)

@@ -15,12 +15,7 @@ _S = TypeVar("_S", bound=Host)
 
 
 class Scope(contextlib.ContextDecorator, Generic[_S]):
-    """Makes a strategy the current one for one `with` block; inside that block the same object may be opened again.
-
-    Args:
-        strategy: The strategy.
-        entered: Makes the context manager that does it, for this object.
-    """
+    """Makes a strategy the current one for one `with` block; inside that block the same object may be opened again."""
 
     def __init__(self, strategy: _S, entered: Callable[[Scope[_S]], contextlib.AbstractContextManager[None]]):
         self._strategy, self._entered = strategy, entered
@@ -32,11 +27,7 @@ class Scope(contextlib.ContextDecorator, Generic[_S]):
         return Scope(self._strategy, self._entered)
 
     def __enter__(self) -> _S:
-        """Opens the scope and returns the strategy.
-
-        Raises:
-            ContextError: It has been closed, another strategy is current, or the call is made inside `run`.
-        """
+        """Opens the scope and returns the strategy."""
         if self._is_over:
             raise ContextError(
                 f"This scope of {self._strategy!r} was opened and closed before. A scope object is for one `with` "
@@ -50,11 +41,7 @@ class Scope(contextlib.ContextDecorator, Generic[_S]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes the scope.
-
-        Raises:
-            ContextError: It is not open, or a scope that was opened inside it still is.
-        """
+        """Closes the scope."""
         if not self._open:
             raise ContextError(
                 f"A scope of {self._strategy!r} was closed that is not open. Use it in a `with` statement."

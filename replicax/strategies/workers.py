@@ -22,36 +22,20 @@ START_TIMEOUT_S = 300.0
 
 
 class Workers(NamedTuple):
-    """The processes that train together.
+    """The processes that train together."""
 
-    Attributes:
-        resolver: The resolver that says so: the one that was given, or the one that was found; None for none.
-        config: The place of this process among them.
-        names: The name of each, in their order, such as `("worker:0", "worker:1")`.
-    """
-
-    resolver: ClusterResolver | None
-    config: ClusterConfig
-    names: tuple[str, ...]
+    resolver: ClusterResolver | None  # that was given, or found
+    config: ClusterConfig  # the place of this process among them
+    names: tuple[str, ...]  # in their order, such as ("worker:0", "worker:1")
 
     @classmethod
     def joined(cls, resolver: ClusterResolver | None, start_timeout: float, stall_timeout: float | None) -> Workers:
-        """Waits for the other processes of the cluster, and lets them be watched from then on.
-
-        Args:
-            resolver: Says who this process is; by default the environment does.
-            start_timeout: How long to wait for the others, in seconds.
-            stall_timeout: For how many seconds a worker may do nothing while others wait for it; None or 0 for no
-                watch.
-
-        Raises:
-            ClusterError: The cluster is malformed or contradicts itself, or this process does not fit.
-            ClusterTimeoutError: Not all came in time.
-            ContextError: JAX has already started in this process.
-        """
+        """Waits for the other processes of the cluster, and lets them be watched from then on."""
         resolver, config = cluster_of(resolver)
         if config.num_processes > 1:
             keep_freed_memory()
+        # Both in seconds: how long to wait for the others, and how long a worker may do nothing while others wait for
+        # it; None or 0 for no watch.
         peers = start(config, start_timeout, stall_timeout_from(stall_timeout))
         return cls(resolver, config, tuple(peer.name for peer in peers) or ("worker:0",))
 
@@ -63,18 +47,7 @@ class Workers(NamedTuple):
         start_timeout: float,
         stall_timeout: float | None,
     ) -> Workers:
-        """Returns the processes of devices that a user has chosen: this one alone, or all that are connected.
-
-        Args:
-            devices: The devices.
-            resolver: What the user has given with them: refused if they are all this process's own.
-            start_timeout: As for `joined`.
-            stall_timeout: As for `joined`.
-
-        Raises:
-            ArgumentError: A resolver was given for local devices, or the devices are those of some processes only, or
-                the first of them is not one of process 0's.
-        """
+        """Returns the processes of devices that a user has chosen: this one alone, or all that are connected."""
         processes = [device.process_index for device in devices]
         if set(processes) == {jax.process_index()}:
             if resolver is not None and jax.process_count() > 1:
@@ -162,12 +135,7 @@ class SpansWorkers(MeshStrategy):
 def own_devices(
     strategy: MeshStrategy, devices: int | Sequence[str | jax.Device] | None, argument: str
 ) -> list[jax.Device]:
-    """Returns the devices of a strategy of one process. One of several processes has to ask for its own.
-
-    Raises:
-        ClusterError: It has not, and each would train a copy of its own.
-        DeviceError: A device does not exist.
-    """
+    """Returns the devices of a strategy of one process. One of several processes has to ask for its own."""
     is_default = devices is None or (not isinstance(devices, int) and not len(devices))
     # Beside a strategy of all workers, which watches them, this one is for something of this process.
     if is_default and not strategy.waits_for_workers and health.running() is None and running() is None:
@@ -197,11 +165,7 @@ def _one_of_several() -> str:
 
 
 def patience(stall_timeout: float | None, timeout_seconds: float | None) -> float | None:
-    """Returns the stall timeout, which tf.distribute has among the communication options.
-
-    Raises:
-        ArgumentError: Both are given, and differ.
-    """
+    """Returns the stall timeout, which tf.distribute has among the communication options."""
     if timeout_seconds is None:
         return stall_timeout
     if stall_timeout not in (DEFAULT_STALL_TIMEOUT_S, timeout_seconds):

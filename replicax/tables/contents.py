@@ -19,14 +19,9 @@ from replicax.tables.initial_rows import Initializer, NotByRowsError, initial_ro
 
 
 class Deal(NamedTuple):
-    """How the rows of a table are dealt out.
+    """How the rows of a table are dealt out."""
 
-    Attributes:
-        rows: How many rows the table has.
-        replicas: How many replicas there are.
-    """
-
-    rows: int
+    rows: int  # of the table
     replicas: int
 
     @property
@@ -68,21 +63,12 @@ class Deal(NamedTuple):
 
 
 class DealtInitializer:
-    """The initializer of a table's variable: the same numbers as the table's own, dealt out.
-
-    Args:
-        initializer: Makes the table, of shape `(rows, columns)`.
-        deal: How its rows are dealt out.
-        home: Where the variable lives: each device computes its own rows there. None: anywhere.
-        spec: Describes the table, for servers that compute its rows themselves.
-
-    Attributes:
-        replicax_table: `spec`.
-        seed: That of the initializer, by which servers know whether they can compute rows.
-    """
+    """The initializer of a table's variable: the same numbers as the table's own, dealt out."""
 
     def __init__(self, initializer: Initializer, deal: Deal, home: Sharding | None, spec: object):
+        # `home` is where the variable lives: each device computes its own rows there. None is anywhere.
         self._initializer, self._deal, self._home = initializer, deal, home
+        # Servers compute rows themselves: the spec describes them, and the seed says whether they can.
         self.replicax_table, self.seed = spec, getattr(initializer, "seed", 0)
 
     def __call__(self, shape: Sequence[int], dtype: object = None) -> jax.Array:

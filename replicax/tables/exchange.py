@@ -28,66 +28,45 @@ from replicax.compat.jax import vary
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.tables.row_optimizers import RowOptimizer, updated_rows
 
+#: The rows of a table, by the name `""`, and of what its optimizer keeps, by the names of the slots.
 State = dict[str, jax.Array]
 
 
 class Window(NamedTuple):
-    """The rows that travel in a round.
+    """The rows that travel in a round."""
 
-    Attributes:
-        begin: For each owner, the number among the distinct positions of the first row, shape `(replicas,)`.
-        end: The number after the last one.
-        asked: The rows that other replicas want of this one, as numbers of its rows, shape `(replicas, capacity)`; the
-            number of its rows stands for none.
-        is_last: Whether it is the last round; the same on all replicas.
-    """
-
-    begin: jax.Array
-    end: jax.Array
+    begin: jax.Array  # for each owner, the number of its first row among the distinct positions: (replicas,)
+    end: jax.Array  # the number after its last one: (replicas,)
+    # The rows that other replicas want of this one, as numbers of its rows: (replicas, capacity). How many rows it has
+    # stands for none.
     asked: jax.Array
-    is_last: jax.Array
+    is_last: jax.Array  # whether it is the last round; the same on all replicas
 
 
 class Route(NamedTuple):
-    """The way from ids to rows and back.
+    """The way from ids to rows and back."""
 
-    Attributes:
-        distinct: The distinct positions, in order, shape `(ids,)`; behind them the number of all positions.
-        number: For each id the number of its position among them, shape `(ids,)`.
-        starts: For each owner the number of its first position, and the number of positions: `(replicas + 1,)`.
-        first: The first round.
-    """
-
-    distinct: jax.Array
-    number: jax.Array
-    starts: jax.Array
-    first: Window
+    distinct: jax.Array  # the distinct positions, in order, and behind them the number of all positions: (ids,)
+    number: jax.Array  # for each id, the number of its position among them: (ids,)
+    starts: jax.Array  # for each owner, the number of its first position; then how many there are: (replicas + 1,)
+    first: Window  # the first round
 
 
 def capacity_for(ids: int, replicas: int) -> int:
-    """Returns how many rows a replica asks of each owner in one round.
-
-    It is the mean and four standard deviations of the number that one owner of many has, if ids are spread evenly.
-    """
+    """Returns how many rows a replica asks of each owner in one round."""
+    # The mean and four standard deviations of the number that one owner of many has, if ids are spread evenly.
     mean = ids / replicas
     return min(ids, math.ceil((mean + 4 * math.sqrt(mean) + 4) / 8) * 8)
 
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """The exchange between replicas of which each has as many ids.
+    """The exchange between replicas that have equally many ids."""
 
-    Args:
-        ids: How many ids each replica has.
-        rows: How many rows of the table each replica has.
-        replicas: How many replicas there are; with one, nothing travels.
-        capacity: How many rows a replica asks of each owner in one round.
-    """
-
-    ids: int
-    rows: int
-    replicas: int
-    capacity: int
+    ids: int  # of each replica
+    rows: int  # of the table, in each replica
+    replicas: int  # with one, nothing travels
+    capacity: int  # how many rows a replica asks of each owner in one round
 
     @classmethod
     def between(cls, ids: int, rows: int, replicas: int) -> Exchange:
@@ -104,11 +83,7 @@ class Exchange:
         return self.capacity >= self.ids
 
     def route(self, positions: jax.Array) -> Route:
-        """Finds the way of ids.
-
-        Args:
-            positions: Positions in the table, int32 of shape `(ids,)`; `replicas * rows` stands for none.
-        """
+        """Finds the way of ids from their positions, int32 of shape `(ids,)`; `replicas * rows` stands for none."""
         distinct, number = distinct_of(positions, self.none)
         owners = jnp.arange(self.replicas + 1, dtype=jnp.int32) * self.rows
         starts = _first_at(distinct, owners)
@@ -134,21 +109,12 @@ class Exchange:
         self,
         state: State,
         route: Route,
-        gradients: jax.Array,
+        gradients: jax.Array,  # for each id: (ids, columns)
         optimizer: RowOptimizer,
         step: jax.Array,
         rate: jax.Array,
     ) -> State:
-        """Returns the table and its slots after a step; only rows that some replica has looked up are changed.
-
-        Args:
-            state: This replica's rows of the table (by the name `""`) and of the slots.
-            route: The way of the ids.
-            gradients: The gradient for each id, shape `(ids, columns)`.
-            optimizer: Changes the rows.
-            step: The number of the step, from 1.
-            rate: The learning rate.
-        """
+        """Returns the table and its slots after a step; only rows that some replica has looked up are changed."""
 
         def updated(state: State, window: Window) -> State:
             slots = self._slot_of_ids(route, window)
@@ -230,17 +196,8 @@ def distinct_of(positions: jax.Array, none: int) -> tuple[jax.Array, jax.Array]:
 def update_rows(
     state: State, rows: jax.Array, gradients: jax.Array, optimizer: RowOptimizer, step: jax.Array, rate: jax.Array
 ) -> State:
-    """Returns a table and its slots after an update of some rows, each distinct one once with its summed gradient.
-
-    Args:
-        state: The table (by the name `""`) and the slots, of shape `(all rows, columns)`.
-        rows: Numbers of rows, shape `(number,)`; one may come several times, and those out of range are left out.
-        gradients: Shape `(number, columns)`.
-        optimizer: Changes the rows.
-        step: The number of the step, from 1.
-        rate: The learning rate.
-    """
-    table = state[""]
+    """Returns a table and its slots after an update of some rows, each distinct one once with its summed gradient."""
+    table = state[""]  # A row may come several times in `rows`; those out of range are left out.
     if optimizer.adds_up:
         changes, _ = updated_rows(optimizer, jnp.zeros_like(gradients), {}, gradients, step, rate)
         return {"": table.at[rows].add(changes.astype(table.dtype), mode="drop")}

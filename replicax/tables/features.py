@@ -19,17 +19,11 @@ _PLACE = "default_device"
 
 
 class Feature(NamedTuple):
-    """A feature.
-
-    Attributes:
-        config: Its configuration.
-        table: The number of its table.
-        spec: That of its table.
-    """
+    """A feature."""
 
     config: FeatureConfigLike
-    table: int
-    spec: TableSpec
+    table: int  # its number
+    spec: TableSpec  # of the table
 
     @property
     def ids(self) -> int | None:
@@ -39,25 +33,15 @@ class Feature(NamedTuple):
 
 
 class Features:
-    """The features of a layer.
-
-    Attributes:
-        configs: As given.
-        by_path: The features, by their paths in the structure.
-        tables: The configurations of the tables, each once.
-        specs: What they say.
-
-    Raises:
-        ArgumentError: There are no features, one is something else, or two tables have the same name.
-    """
+    """The features of a layer."""
 
     def __init__(self, configs: PyTree):
         import keras
 
         self.configs = configs
-        self.tables: list[TableConfigLike] = []
+        self.tables: list[TableConfigLike] = []  # each once
         self.specs: list[TableSpec] = []
-        self.by_path: dict[str, Feature] = {}
+        self.by_path: dict[str, Feature] = {}  # by their paths in the structure
         paths = keras.tree.flatten_with_path(configs)
         for path, config in paths:
             self._add(".".join(map(str, path)), config)
@@ -94,11 +78,7 @@ class Features:
         return keras.tree.map_structure_up_to(self._paths, fn, self._paths, *structures)
 
     def preprocessed(self, inputs: PyTree, weights: PyTree | None) -> dict[str, Any]:
-        """Returns inputs and weights by the paths of the features, as arrays, in the form of `keras_rs`.
-
-        Raises:
-            ArgumentError: An id is not in its table, or what a feature gets are no ids.
-        """
+        """Returns inputs and weights by the paths of the features, as arrays, in the form of `keras_rs`."""
         found: dict[str, dict[str, Any]] = {"inputs": {}, "weights": {}}
 
         def add(path: str, ids: object, given: object = None) -> None:
@@ -129,11 +109,7 @@ class Features:
             )
 
     def check_shapes(self, shapes: PyTree) -> None:
-        """Checks the shapes of inputs.
-
-        Raises:
-            ArgumentError: One is not that of its feature.
-        """
+        """Checks that the shapes of inputs are those of their features."""
         if not is_preprocessed(shapes):
             self.map(lambda path, shape: self._check_shape(path, tuple(shape)), shapes)
 
@@ -150,5 +126,5 @@ def parts_of(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 def as_ids(ids: jax.Array | np.ndarray) -> jax.Array:
-    """Returns ids as int32; Keras makes floating numbers of inputs whose dtype nobody says."""
+    """Returns ids as int32; Keras makes floating numbers of inputs whose dtype is not given."""
     return jax.numpy.asarray(ids).astype(jax.numpy.int32)

@@ -45,19 +45,7 @@ class NotByRowsError(ArgumentError):
 def initial_rows(
     initializer: Initializer, shape: Sequence[int], dtype: object
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Returns a function that computes rows of `initializer(shape, dtype)`.
-
-    Args:
-        initializer: An initializer of Keras with a fixed seed, or any function of a shape and a dtype.
-        shape: Shape of the whole, at least one dimension. Nothing of that shape is computed.
-        dtype: Dtype of the whole.
-
-    Returns:
-        `(high, low) -> rows`: the numbers of `k` rows as two arrays `(k,)` of uint32, and the rows `(k, *shape[1:])`.
-        A number beyond the end of the table gives a row too, that of a longer table.
-
-    Raises:
-        NotByRowsError: The initializer mixes rows (`Orthogonal`), or takes its random numbers from elsewhere.
+    """Returns `(high, low) -> rows`, which computes rows of `initializer(shape, dtype)` by their numbers.
 
     Example:
         >>> import numpy as np
@@ -67,6 +55,8 @@ def initial_rows(
         True
     """
     shape = tuple(shape)
+    # The program is only traced: nothing of that shape is computed. A number beyond the end gives the row of a longer
+    # table.
     program = inlined(jax.make_jaxpr(lambda: initializer(shape, dtype=dtype))(), ())
 
     def rows(high: jax.Array, low: jax.Array) -> jax.Array:

@@ -12,30 +12,14 @@ from replicax.errors import ArgumentError
 
 
 class Ids(NamedTuple):
-    """The ids of a feature.
+    """The ids of a feature."""
 
-    Attributes:
-        ids: Integers of shape `(batch,)` or `(batch, ids)`.
-        weights: One for each id, 0 for filling; or None.
-    """
-
-    ids: jax.Array | np.ndarray
-    weights: jax.Array | np.ndarray | None
+    ids: jax.Array | np.ndarray  # integers of shape (batch,) or (batch, ids)
+    weights: jax.Array | np.ndarray | None  # one for each id, 0 for filling
 
 
 def dense_ids(inputs: object, weights: object | None, longest: int | None, feature: str) -> Ids:
-    """Returns the ids of a feature as an array.
-
-    Args:
-        inputs: An array of integers; or rows of different lengths: a list of lists, a NumPy array of arrays, an object
-            with `values` and `row_splits` (as of `tf.RaggedTensor`), or such a pair.
-        weights: One for each id in the same form, or None.
-        longest: How many ids a row has that was shorter; longer rows are cut off. None: as many as the longest.
-        feature: What messages call it.
-
-    Raises:
-        ArgumentError: The ids are no integers, or the weights do not fit them.
-    """
+    """Returns the ids of a feature as an array; rows of other lengths than `longest` are filled up or cut off."""
     rows = _rows_of(inputs, feature)
     if rows is None:
         ids = inputs if isinstance(inputs, jax.Array) else _checked_array(inputs, feature)
@@ -54,11 +38,7 @@ def dense_ids(inputs: object, weights: object | None, longest: int | None, featu
 
 
 def check_range(ids: object, rows: int, feature: str) -> None:
-    """Checks ids whose numbers are known; those of a program are not.
-
-    Raises:
-        ArgumentError: One of them is not in the table.
-    """
+    """Checks that ids are in the table, where their numbers are known: those of a program are not."""
     if isinstance(ids, jax.core.Tracer) or (isinstance(ids, jax.Array) and not ids.is_fully_addressable):
         return
     known = np.asarray(ids)

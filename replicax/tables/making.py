@@ -83,11 +83,7 @@ def _agreed(spec: TableSpec, host: Host) -> keras.initializers.Initializer:
 
 
 class RowsInOrder:
-    """The form of a table in files: its rows in the order of the ids, whatever the number of devices.
-
-    Attributes:
-        shape: `(rows, columns)`.
-    """
+    """The form of a table in files: its rows in the order of the ids, whatever the number of devices."""
 
     def __init__(self, deal: Deal, columns: int, placement: PlacementLike):
         self.shape = (deal.rows, columns)
@@ -129,21 +125,14 @@ class RowsInOrder:
 
 
 def read_table(table: Table, name: str) -> jax.Array:
-    """Returns a table, or a slot of it, with its rows in the order of the ids: `(rows, columns)`.
-
-    Where devices belong to several processes, all of them call this together.
-    """
+    """Returns a table, or a slot of it, with its rows in the order of the ids: `(rows, columns)`."""
     variable = table.variables[name]
-    form = stored_form_of(variable)
+    form = stored_form_of(variable)  # Where devices belong to several processes, all of them read it together.
     return jnp.asarray(variable.value) if form is None else jnp.asarray(form.stored(array_of(variable)))
 
 
 def write_table(table: Table, name: str, value: jax.typing.ArrayLike) -> None:
-    """Gives a table, or a slot of it, a value of shape `(rows, columns)`; each device gets its own rows.
-
-    Raises:
-        ArgumentError: The value has another shape.
-    """
+    """Gives a table, or a slot of it, a value of shape `(rows, columns)`; each device gets its own rows."""
     variable, wanted = table.variables[name], (table.spec.rows, table.spec.columns)
     if np.shape(value) != wanted:
         raise ArgumentError(f"{table!r} has the shape {wanted}, the value for it {np.shape(value)}.")

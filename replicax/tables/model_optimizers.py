@@ -11,11 +11,7 @@ if TYPE_CHECKING:
 
 
 def check_model_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
-    """Checks that the gradients of rows, as a step computes them, are those that the optimizer works with.
-
-    Raises:
-        ArgumentError: The loss is scaled for it, or it applies the gradients of several steps at once.
-    """
+    """Checks that the gradients of rows, as a step computes them, are those that the optimizer works with."""
     import keras
 
     steps = getattr(optimizer, "gradient_accumulation_steps", None)

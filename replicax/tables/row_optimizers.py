@@ -30,46 +30,28 @@ UpdateRows = Callable[[jax.Array, Slots, jax.Array, jax.Array, jax.Array], tuple
 
 
 class Slot(NamedTuple):
-    """An array that an optimizer keeps for a table: a row for each of its rows, with as many columns.
-
-    Attributes:
-        name: Its name.
-        first_value: The number that it is filled with at first.
-    """
+    """An array that an optimizer keeps for a table: a row for each of its rows, with as many columns."""
 
     name: str
-    first_value: float
+    first_value: float  # of all its elements
 
 
 class RowOptimizer(NamedTuple):
-    """An optimizer of the rows of a table.
+    """An optimizer of the rows of a table."""
 
-    Attributes:
-        name: The name of Keras's class.
-        slots: What it keeps for each row.
-        update: Returns the new values of some rows and of their slots. The rows are distinct, the gradient of each is
-            the sum of what the step has found for it. It works element by element, in the dtype of the rows.
-        learning_rate: Returns the learning rate of a step: `(step) -> float32 scalar`, the first step has number 1. In
-            a program it reads the variable of Keras's optimizer, so that callbacks may change that.
-        adds_up: Whether the update of a sum is the sum of the updates: a row may then come several times.
-    """
-
-    name: str
+    name: str  # of Keras's class
     slots: tuple[Slot, ...]
+    # Works element by element, in the dtype of the rows. These are distinct, and the gradient of each is the sum of
+    # what the step has found for it.
     update: UpdateRows
+    # `(step) -> float32 scalar`; the first step has number 1. In a program it reads the variable of Keras's optimizer,
+    # so that callbacks may change that.
     learning_rate: Callable[[jax.Array], jax.Array]
-    adds_up: bool = False
+    adds_up: bool = False  # whether the update of a sum is the sum of the updates: a row may then come several times
 
 
 def row_optimizer(optimizer: str | keras.optimizers.Optimizer | None) -> RowOptimizer:
-    """Makes the optimizer of a table of one of Keras's.
-
-    Args:
-        optimizer: `keras.optimizers.SGD`, `Adagrad`, `Adam` or `Ftrl`, or the name of one; None stands for Adam with
-            Keras's defaults, which is the default of `keras_rs.layers.TableConfig`.
-
-    Raises:
-        ArgumentError: It is another optimizer, or has an option that would need more than the touched rows.
+    """Makes the optimizer of a table of one of Keras's, or of its name.
 
     Example:
         >>> row_optimizer("adagrad").slots
@@ -77,6 +59,7 @@ def row_optimizer(optimizer: str | keras.optimizers.Optimizer | None) -> RowOpti
     """
     import keras
 
+    # As in `keras_rs.layers.TableConfig`, the default is Adam.
     given = keras.optimizers.get("adam" if optimizer is None else optimizer)
     makers: dict[str, Callable[[keras.optimizers.Optimizer], tuple[tuple[Slot, ...], UpdateRows]]]
     makers = {"SGD": _sgd, "Adagrad": _adagrad, "Adam": _adam, "Ftrl": _ftrl}

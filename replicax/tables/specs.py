@@ -1,7 +1,7 @@
 """The description of a table for the places where tables live: read from the configurations of Keras RS.
 
 The configurations (`keras_rs.layers.TableConfig` and `FeatureConfig`) are taken as they are. They are known by their
-attributes, so that whoever does without Keras RS can pass objects that have the same.
+attributes, so that a program without Keras RS can pass objects that have the same.
 """
 
 from __future__ import annotations
@@ -45,25 +45,15 @@ class FeatureConfigLike(Protocol):
 
 
 class TableSpec(NamedTuple):
-    """A table.
-
-    Attributes:
-        name: Its name.
-        rows: How many rows it has: the size of the vocabulary.
-        columns: How long a row is.
-        initializer: Makes its first value, of shape `(rows, columns)`.
-        optimizer: Changes the rows that a step has looked up.
-        combiner: `"mean"`, `"sum"` or `"sqrtn"`.
-        evict: Which row a table that grows gives up for a new id: `"lru"`, `"lfu"` or `"age"`; None: it does not grow.
-    """
+    """A table."""
 
     name: str
-    rows: int
-    columns: int
-    initializer: keras.initializers.Initializer
+    rows: int  # the size of the vocabulary
+    columns: int  # the length of a row
+    initializer: keras.initializers.Initializer  # makes the first value, of shape (rows, columns)
     optimizer: RowOptimizer
-    combiner: str
-    evict: str | None = None
+    combiner: str  # one of COMBINERS
+    evict: str | None = None  # whose row a table that grows gives to a new id (`growing.EVICTIONS`); None: it does not
 
     @property
     def grows(self) -> bool:
@@ -72,15 +62,10 @@ class TableSpec(NamedTuple):
 
 
 def table_spec(config: TableConfigLike) -> TableSpec:
-    """Reads the configuration of a table, and checks it.
-
-    `max_ids_per_partition` and `max_unique_ids_per_partition` are not needed: as many ids as there are get exchanged.
-
-    Raises:
-        ArgumentError: It makes no sense, or asks for SparseCores, which only TPUs have.
-    """
+    """Reads the configuration of a table, and checks it."""
     import keras
 
+    # `max_ids_per_partition` and `max_unique_ids_per_partition` are not needed: as many ids as there are get exchanged.
     name = getattr(config, "name", None)
     if not isinstance(name, str) or not name:
         raise ArgumentError(f"A table has a name, a str that is not empty; got {name!r} in {config!r:.100}.")

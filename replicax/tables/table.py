@@ -38,39 +38,14 @@ _T = TypeVar("_T")
 
 
 class Touched(NamedTuple):
-    """The rows that one look-up has touched, from its backward pass.
+    """The rows that one look-up has touched, from its backward pass."""
 
-    Attributes:
-        way: Where the rows are: a `Route`, or on servers the ids.
-        gradients: The gradient of the row of each id, shape `(ids, columns)`.
-    """
-
-    way: Route | jax.Array
-    gradients: jax.Array
+    way: Route | jax.Array  # to the rows; on servers the ids
+    gradients: jax.Array  # of the row of each id: (ids, columns)
 
 
 class Table:
-    """A table of a layer.
-
-    Args:
-        spec: Describes it.
-        deal: Where its rows are.
-        variable: The rows.
-        slots: What the optimizer keeps for each row, by the names of the slots.
-        step: How many steps there have been.
-        placement: Where the variables live.
-        hook: The layer's trainable scalar, which connects look-ups with what is differentiated.
-        index: Of a table that grows, which id each row has.
-
-    Attributes:
-        spec: As given.
-        deal: As given.
-        variables: The rows by the name `""`, and the slots.
-        step: As given.
-        hook: As given.
-        last_hook: Its value at the last update outside of programs.
-        index: As given.
-    """
+    """A table of a layer."""
 
     def __init__(
         self,
@@ -83,27 +58,21 @@ class Table:
         hook: keras.Variable,
         index: keras.Variable | None = None,
     ):
+        # The hook is the layer's trainable scalar, which connects look-ups with what is differentiated.
         self._placement, self.hook = placement, hook
-        self.last_hook: jax.Array | None = None
+        self.last_hook: jax.Array | None = None  # its value at the last update outside of programs
+        # The index says which id each row has, in a table that grows.
         self.spec, self.deal, self.step, self.index = spec, deal, step, index
-        self.variables: dict[str, keras.Variable] = {"": variable, **slots}
+        self.variables: dict[str, keras.Variable] = {"": variable, **slots}  # the rows, and the slots by their names
 
     def __repr__(self) -> str:
         return f"table {self.spec.name!r}"
 
     def look_up(self, ids: jax.Array, hook: jax.Array, counts: jax.Array | None = None) -> jax.Array:
-        """Returns the rows of ids; NaN for ids that the table does not have.
-
-        Args:
-            ids: Integers of any shape; inside `strategy.run` this replica's.
-            hook: What connects the rows with what is differentiated.
-            counts: Booleans of that shape: False for padding, which has rows of zeros and touches no row of the table.
-
-        Returns:
-            Shape `(*ids.shape, columns)`, in the dtype of the table.
-        """
+        """Returns the rows of ids, shape `(*ids.shape, columns)`; NaN for ids that the table does not have."""
         owner = state.owner_of(self.variables[""])
         check_owner(owner, context.current().strategy, name_of(self.variables[""]))
+        # An id that does not count is padding: it has a row of zeros, and touches no row of the table.
         named = ids if counts is None else jnp.where(counts, ids, self._in_place_of_padding(ids, counts))
         rows = _rows(self, hook, named.reshape(-1), self._read(self.variables[""]))
         rows = rows.reshape(*ids.shape, self.spec.columns)
@@ -128,11 +97,7 @@ class Table:
         self._write(self.step, step)
 
     def check_applied(self) -> None:
-        """Checks outside of any program that the gradients of the update before were applied.
-
-        Raises:
-            ProgramError: They were not.
-        """
+        """Checks outside of any program that the gradients of the update before were applied."""
         hook = array_of(self.hook)
         if isinstance(hook, jax.core.Tracer):
             return

@@ -19,13 +19,6 @@ _TASKS_CURE = "Such as '2(x3),1' for three nodes with two tasks and one with one
 def expand_hostlist(hostlist: str, field: str = "hostlist") -> list[str]:
     """Returns the hosts of a list in Slurm's notation, in their order.
 
-    Args:
-        hostlist: Such as `"n[08-10]x,login"`; zeros in front are kept.
-        field: Its name in messages.
-
-    Raises:
-        ClusterError: It is not in that notation.
-
     Example:
         >>> expand_hostlist("n[08-10]x,login")
         ['n08x', 'n09x', 'n10x', 'login']
@@ -38,9 +31,6 @@ def expand_hostlist(hostlist: str, field: str = "hostlist") -> list[str]:
 
 def expand_tasks_per_node(tasks_per_node: str, field: str = "tasks_per_node") -> list[int]:
     """Returns the number of tasks on each node of a list in Slurm's notation.
-
-    Raises:
-        ClusterError: It is not in that notation.
 
     Example:
         >>> expand_tasks_per_node("2(x3),1")

@@ -25,16 +25,7 @@ _LONGEST_PAUSE_S = 60.0
 
 
 class Connections:
-    """The connections between the processes' collectives.
-
-    Process 0 knows where they listen, once they have begun to. Since that may be the one that is stopped, it is asked
-    before an alarm.
-
-    Args:
-        processes: Number of processes; each listens at one port.
-        ports: Returns the ports, and may wait for process 0.
-        patience: How long process 0 may take, and when it is asked again.
-    """
+    """The connections between the processes' collectives."""
 
     def __init__(self, processes: int, ports: Callable[[], set[int]] = collective_ports, patience: Patience = PATIENCE):
         self._list, self._processes, self._patience = ports, processes, patience
@@ -45,11 +36,9 @@ class Connections:
         self._closed = False
 
     def look(self, calls: int) -> None:
-        """Begins to ask where they listen, if that is not known and was not asked for a while; does not wait.
-
-        Args:
-            calls: How many programs of all processes this one has begun to run: they listen from the first one on.
-        """
+        """Begins to ask for the ports of the collectives, if some are unknown and it is time; does not wait."""
+        # Process 0 lists the ports, and may be the one that is stopped: so it is asked before an alarm. The processes
+        # listen, at a port each, from the first program on that all of them run: `calls` counts those.
         if calls and not self._calls:
             self._ask_at, self._pause = 0.0, self._patience.again
         self._calls = calls
@@ -58,7 +47,7 @@ class Connections:
             self._begin()
 
     def shut_down(self) -> int:
-        """Shuts them down; returns how many there were."""
+        """Shuts the connections down; returns how many there were."""
         if len(self._ports) < self._processes:
             self._begin()
             if self._thread is not None:
@@ -79,19 +68,13 @@ class Connections:
 
     def _ask(self) -> None:
         try:
-            self._ports = self._ports | self._list()
+            self._ports = self._ports | self._list()  # It may wait for process 0.
         except Exception as error:  # Process 0 is gone: what is known must do.
             _log.debug("The ports of the collectives are not known: %s", error)
 
 
 class Alarm:
-    """An alarm that the script raises.
-
-    Args:
-        connections: What the script may be waiting for.
-        wait: Waits for a while until the monitor has found out why a computation has failed.
-        patience: How long the script may take until it raises the alarm, and then until it ends.
-    """
+    """An alarm that the script raises."""
 
     def __init__(self, connections: Connections, wait: Callable[[], None], patience: Patience = PATIENCE):
         self._connections, self._wait, self._patience = connections, wait, patience
@@ -106,25 +89,17 @@ class Alarm:
     # The script.
 
     def check(self) -> None:
-        """Raises the alarm, if there is one.
-
-        Raises:
-            WorkerLostError: A worker is gone, or makes no progress.
-        """
+        """Raises the alarm, if there is one."""
         if self._raised is not None:
             self._came.set()
             raise WorkerLostError(*self._raised)
 
     def explain(self, error: BaseException) -> None:
-        """Raises the alarm, if an error comes from a lost collective, and the monitor finds out why.
-
-        Raises:
-            WorkerLostError: A worker is gone, or makes no progress.
-        """
+        """Raises the alarm, if an error comes from a lost collective, and the monitor finds out why."""
         if isinstance(error, WorkerLostError) or not is_of_lost_collective(error):
             return
         if self._raised is None:
-            self._wait()
+            self._wait()  # until the monitor has found out why the computation failed, or for a while
         try:
             self.check()
         except WorkerLostError as alarm:

@@ -18,28 +18,16 @@ _T = TypeVar("_T")
 
 
 class Client:
-    """Asks one worker. Connections stay open, since most questions come again a second later.
-
-    Any thread may ask at any time; a slow answer to one question delays no other.
-
-    Args:
-        host: The host of its server.
-        port: The port of its server.
-        token: What shows that it belongs to the job; not the job's secret itself, since another may listen there.
-    """
+    """Asks one worker, from any thread. Connections stay open, since most questions come again a second later."""
 
     def __init__(self, host: str, port: int, token: str):
+        # The token shows that this process is of the job; it is not the job's secret, since another may listen there.
         self._host, self._port, self._token = host, port, token
+        # Each open question has a connection of its own, so a slow answer to one delays no other.
         self._idle: list[http.client.HTTPConnection] = []
 
     def status(self, timeout: float) -> object:
-        """Returns its status as JSON; `replicax.group.health.status` reads it.
-
-        Raises:
-            ConnectionRefusedError: Nobody listens there.
-            OSError: There was no answer in time.
-            ValueError: The answer is not JSON.
-        """
+        """Returns its status as JSON. An `OSError`: no answer came in time. A `ValueError`: the answer is not JSON."""
         return _read(self._ask("GET", "/status", timeout))
 
     def stacks(self, timeout: float) -> str:
@@ -51,17 +39,16 @@ class Client:
         return _read(self._ask("GET", f"/programs/{index}", timeout))
 
     def call(self, number: int, timeout: float) -> object:
-        """Returns its `number`-th call (`replicax.runtime.call_order`); None if it does not know it. Raises as `status`
-        does."""
+        """Returns its `number`-th call (`runtime.call_order`); None if it does not know it. Raises as `status` does."""
         return _read(self._ask("GET", f"/calls/{number}", timeout))
 
     def post(self, path: str, document: Mapping[str, object], timeout: float) -> None:
-        """Tells it something; raises the errors of `status`."""
+        """Sends it a document; raises the errors of `status`."""
         # The message of a script's error may not be valid Unicode; the rest of it arrives all the same.
         self._ask("POST", path, timeout, json.dumps(document, ensure_ascii=False).encode(errors="replace"))
 
     def close(self) -> None:
-        """Closes the connections that nobody uses."""
+        """Closes the idle connections."""
         while (connection := self._take_idle()) is not None:
             connection.close()
 
@@ -113,10 +100,7 @@ def _read(text: str) -> object:
 
 
 def in_parallel(calls: Sequence[Callable[[], _T]], timeout: float) -> list[_T | None]:
-    """Returns the results of calls in threads; None for one that fails or takes longer than `timeout`.
-
-    Many calls share the threads: then `timeout` is for each turn of them.
-    """
+    """Returns the results of calls in threads; None for one that fails or takes longer than `timeout`."""
     results: list[_T | None] = [None] * len(calls)
     waiting = iter(range(len(calls)))
     lock = threading.Lock()
@@ -133,6 +117,7 @@ def in_parallel(calls: Sequence[Callable[[], _T]], timeout: float) -> list[_T | 
     threads = [threading.Thread(target=run, daemon=True) for _ in range(min(_MOST_THREADS, len(calls)))]
     for thread in threads:
         thread.start()
+    # Many calls share the threads: `timeout` is for each turn of them.
     deadline = time.monotonic() + timeout * max(1, math.ceil(len(calls) / _MOST_THREADS))
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))

@@ -21,36 +21,22 @@ DONE = "done"
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How long is too long, in seconds.
+    """How long is too long, in seconds."""
 
-    Attributes:
-        stall: For a worker that does not answer, or makes no progress while others wait for it.
-        slow: For a worker that compiles, reads or writes a checkpoint, starts, or waits for its first batch.
-        confirm: For workers that wait for one that has ended.
-    """
-
-    stall: float
-    slow: float = 1800.0
-    confirm: float = 2.0
+    stall: float  # without an answer, or without progress while others wait
+    slow: float = 1800.0  # to compile, read or write a checkpoint, start, or wait for the first batch
+    confirm: float = 2.0  # that workers wait for one that has ended
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerObservation:
-    """The known facts about a worker.
+    """The known facts about a worker."""
 
-    Attributes:
-        name: Its name, such as `"worker:1"`.
-        address: Where its script runs, as the cluster names it.
-        status: Its last status; None if it has never answered, and then it is never blamed.
-        silent: How many seconds it has not answered.
-        refusals: How many times in a row nobody listened at its port.
-    """
-
-    name: str
-    address: str = ""
-    status: Status | None = None
-    silent: float = 0.0
-    refusals: int = 0
+    name: str  # such as `"worker:1"`
+    address: str = ""  # of its script, as the cluster names it
+    status: Status | None = None  # its last; None if it has never answered, and then it is never blamed
+    silent: float = 0.0  # seconds without an answer
+    refusals: int = 0  # how many times in a row nothing listened at its port
 
     @property
     def has_left(self) -> bool:
@@ -77,16 +63,10 @@ class ProblemKind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
-    """An alarm.
-
-    Attributes:
-        kind: What went wrong.
-        culprits: The indices of the workers to blame.
-        reason: The finding in a sentence.
-    """
+    """An alarm: what went wrong, and which workers are to blame."""
 
     kind: ProblemKind
-    culprits: tuple[int, ...]
+    culprits: tuple[int, ...]  # indices of the workers
     reason: str
 
     @property
@@ -98,21 +78,15 @@ class Diagnosis:
 
 
 def diagnose(workers: Sequence[WorkerObservation], limits: Limits) -> Diagnosis | None:
-    """Returns what is wrong; None if nothing is, or if it is not certain yet.
-
-    A slow worker is not stuck. A worker that does something else is to blame only if another one has been waiting for
-    as long.
-    """
+    """Returns what is wrong; None if nothing is, or if it is not certain yet."""
     return _gone(workers, limits) or _not_coming(workers, limits) or _not_leaving(workers, limits)
 
 
 def disagrees(order: Order, me: int, workers: Sequence[WorkerObservation]) -> int | None:
-    """Returns the index of a worker that has run other programs than this one; None if none is known.
-
-    Of two workers, the one that is ahead compares. When all scripts have ended, their numbers of calls must agree too.
-    """
+    """Returns the index of a worker that has run other programs than this one; None if none is known."""
     known = {i: w.status for i, w in enumerate(workers) if w.status is not None}
     all_done = all(status.ended == DONE for status in known.values())
+    # Of two workers, the one that is ahead compares. When all scripts have ended, the numbers of calls must agree too.
     for i, status in known.items():
         if i != me and (order.contradicts(status.order) or (all_done and status.order[0] != order.last[0])):
             return i
@@ -122,16 +96,9 @@ def disagrees(order: Order, me: int, workers: Sequence[WorkerObservation]) -> in
 def diverged(
     me: int, other: int, workers: Sequence[WorkerObservation], mine: RecordedCall | None, theirs: RecordedCall | None
 ) -> Diagnosis:
-    """Returns the alarm that two workers have run different programs.
-
-    Args:
-        me: The index of this worker.
-        other: The index of the other one.
-        workers: What is known of all.
-        mine: This worker's call in which they first differ; None if it has none, or it is not known.
-        theirs: The other worker's.
-    """
+    """Returns the alarm that two workers have run different programs, from their first calls that differ."""
     pair = sorted([(me, mine), (other, theirs)])
+    # A worker has no call there, or it is not known: then the call is None.
     number = next((noted.number for _, noted in pair if noted is not None), None)
     if number is None or (mine is not None and theirs is not None and mine.program == theirs.program):
         said = "have not run the same programs in the same order; where that began is too long ago to be known"
@@ -146,10 +113,8 @@ def diverged(
 
 
 def _only(workers: Sequence[WorkerObservation], pair: Sequence[tuple[int, RecordedCall | None]]) -> str:
-    """Returns a sentence for the usual mistake, a call behind `if strategy.is_chief`; empty if it may be another one.
-
-    Of a computation or exchange outside of programs and a program, the first is what one worker does alone.
-    """
+    """Returns a sentence for the usual mistake, a call behind `if strategy.is_chief`; empty if it may be another."""
+    # Of a program and an exchange or computation outside of programs, the latter is what one worker does alone.
     alone = [(i, call) for i, call in pair if call is not None and not _OF_PROGRAM.search(call.program)]
     if len(alone) != 1:
         alone = [(i, call) for i, call in pair if call is not None]
@@ -191,6 +156,7 @@ def _not_coming(workers: Sequence[WorkerObservation], limits: Limits) -> Diagnos
     if ended:
         said = f"has ended, and others wait for it{_never_called(workers, known[ended[0]], waits)}"
         return _diagnosis(workers, ProblemKind.ENDED, ended, said)
+    # A slow worker is not stuck: it is to blame only if another one has been waiting for as long.
     stuck = {i: min(known[i].seconds, behind[i].longest) for i in behind if not known[i].ended}
     absent = [i for i, age in stuck.items() if known[i].phase not in SLOW_PHASES and age >= limits.stall]
     if absent:
@@ -242,19 +208,12 @@ def _waited(status: Status, limits: Limits) -> float | None:
 
 
 class _Wait(NamedTuple):
-    """How others wait for a worker.
+    """How others wait for a worker."""
 
-    Attributes:
-        longest: The longest time that one of them has been waiting.
-        shortest: The shortest time.
-        calls: The largest number of the program that they wait in.
-        noted: The largest number of calls that they have noted, the one where they wait included.
-    """
-
-    longest: float
+    longest: float  # seconds
     shortest: float
-    calls: int
-    noted: int
+    calls: int  # the largest number of the program that they wait in
+    noted: int  # the largest number of calls that they have noted, the one where they wait included
 
 
 def _missed(worker: int, known: Mapping[int, Status], waits: Mapping[int, float]) -> _Wait | None:

@@ -11,12 +11,7 @@ from replicax.checks.environment_names import NEWS
 
 
 def tell_launcher(told: Mapping[str, object], last: bool = False) -> bool:
-    """Sends a message to the launcher as a line of JSON; returns whether a launcher listens.
-
-    Args:
-        told: A message that `replicax.job.processes.processes` understands.
-        last: Whether it is the last message.
-    """
+    """Sends the launcher a line of JSON, for `replicax.job.processes.processes`; returns whether a launcher listens."""
     if os.environ.get(NEWS) == "":  # The script has failed before, and the launcher knows.
         return True
     process, _, news = os.environ.get(NEWS, "").partition(":")

@@ -44,11 +44,7 @@ def running() -> Monitor | None:
 
 
 class Monitor:
-    """Watches the peers.
-
-    Attributes:
-        alarm: Raises an alarm in the script.
-    """
+    """Watches the peers."""
 
     def __init__(
         self,
@@ -237,11 +233,7 @@ class Monitor:
         self.observer.asks_all = True
 
     def at_exit(self) -> None:
-        """Says goodbye to the peers and waits until their scripts have ended. Then JAX may shut down.
-
-        JAX closes the connections of the collectives when it shuts down. A peer that still computes would then fail
-        with an error that does not name the cause. The monitor goes on watching until the process is gone.
-        """
+        """Says goodbye to the peers and waits until their scripts have ended. Then JAX may shut down."""
         self._exits = True
         self._connections.close()
         if self.alarm.is_raised:
@@ -261,6 +253,8 @@ class Monitor:
             self._wait_for_looks(3)
             logging.shutdown()
             return self._leave(_code_of(error), self.peers)
+        # JAX closes the connections of the collectives when it shuts down. A peer that still computes would then fail
+        # with an error that does not name the cause. The monitor goes on watching until the process is gone.
         try:
             self._wait_for_ends()
             if disagrees(self.order, self._index, self.workers()) is not None:

@@ -1,8 +1,8 @@
 """The eyes of a monitor: it asks the peers once a second, and notes what it finds out itself.
 
 Of many peers it asks some in a second, one after the other, and each that did not answer last again: n workers that
-each ask all others are n * n questions a second. A worker that dies is asked within a moment nevertheless, by whoever's
-turn it is, and that one tells all.
+each ask all others are n * n questions a second. A worker that dies is asked within a moment nevertheless, by the
+worker whose turn it is, and that one tells all.
 """
 
 from __future__ import annotations
@@ -31,12 +31,7 @@ _BYTES_OF_PROGRESS = 4096  # between two looks; fewer bytes may come from anythi
 
 
 class Observer:
-    """Asks the peers.
-
-    Attributes:
-        note: What a report should say of this process; often empty.
-        asks_all: Whether each look asks all peers, however many.
-    """
+    """Asks the peers."""
 
     def __init__(
         self,
@@ -48,7 +43,7 @@ class Observer:
         traffic: Traffic,
         clock: Callable[[], float],
     ):
-        self.note, self.asks_all = "", False
+        self.note, self.asks_all = "", False  # for a report, of this process; whether each look asks all peers
         self._index, self._name, self._address = index, name, address
         self._peers, self._limits, self._traffic, self._clock = peers, limits, traffic, clock
         self._begin = self._last = clock()
@@ -109,11 +104,9 @@ class Observer:
                 peer.client.close()  # Thousands of connections would wait for their next question.
 
     def notice_own_pause(self) -> bool:
-        """Returns whether this process itself was stopped for a while. Then the silence of the others means nothing.
-
-        Other threads ask the questions, so nothing in this one takes longer than about a second between two calls,
-        however slow the answers are.
-        """
+        """Returns whether this process was stopped for a while. Then the silence of the others means nothing."""
+        # Other threads ask the questions, so nothing in this one takes longer than about a second between two calls,
+        # however slow the answers are.
         time_now = self._clock()
         away = time_now - self._last - SECONDS_BETWEEN_LOOKS
         self._last = time_now

@@ -16,17 +16,12 @@ _SECONDS_TO_SHOW_LIFE = 0.2
 
 
 class History:
-    """The answers of one worker. Any thread may note them; the caller passes the time.
-
-    Attributes:
-        status: Its last answer; None if it has never answered.
-        took: How long it took to answer last, in seconds.
-    """
+    """The answers of one worker. Any thread may note them; the caller passes the time."""
 
     def __init__(self, name: str, address: str, time: float):
         self.name, self.address = name, address
-        self.status: Status | None = None
-        self.took = 0.0
+        self.status: Status | None = None  # its last answer; None if it has never answered
+        self.took = 0.0  # seconds until it answered last
         self._heard, self._missed, self._refusals = time, False, 0
         self._lock = threading.Lock()
 
@@ -43,7 +38,7 @@ class History:
             self._heard, self._missed, self._refusals, self.took = time, False, 0, took
 
     def refused(self) -> None:
-        """Notes that nobody listens at its port."""
+        """Notes that nothing listens at its port."""
         with self._lock:
             self._missed, self._refusals = True, self._refusals + 1
 
@@ -79,13 +74,7 @@ class History:
 
 @dataclasses.dataclass
 class Peer:
-    """Another worker.
-
-    Attributes:
-        index: Its index.
-        client: Asks it.
-        history: Its answers.
-    """
+    """Another worker: the client that asks it, and its answers."""
 
     index: int
     client: Client
@@ -113,6 +102,6 @@ class Peer:
 
 
 def tell(peers: Sequence[Peer], path: str, document: Mapping[str, object]) -> None:
-    """Tells all peers something at the same time; returns when each has heard it or does not answer."""
+    """Sends all peers a document at the same time; returns when each has received it or does not answer."""
     calls = [lambda peer=peer: peer.client.post(path, document, peer.seconds_to_answer) for peer in peers]
     in_parallel(calls, max((peer.seconds_to_answer for peer in peers), default=0.0))

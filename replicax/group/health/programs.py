@@ -16,15 +16,10 @@ _MOST_COMPARED = 32  # peers; of more, some are asked
 
 @dataclasses.dataclass(frozen=True)
 class AnnouncedProgram:
-    """A program that a worker is about to run for the first time.
-
-    Attributes:
-        name: Name of the function.
-        fingerprint: Hash of the program; empty if this worker does not run it.
-    """
+    """A program that a worker is about to run for the first time."""
 
     name: str
-    fingerprint: str
+    fingerprint: str  # hash of the program; empty if this worker does not run it
 
     def differs(self, other: AnnouncedProgram) -> bool:
         """Returns whether the two cannot be the same program."""
@@ -33,24 +28,18 @@ class AnnouncedProgram:
 
 
 def announced_program_from(document: object) -> AnnouncedProgram:
-    """Returns a program from the JSON of another process.
-
-    Raises:
-        ValueError: The JSON is something else.
-    """
+    """Returns a program from the JSON of another process, or raises a `ValueError`."""
     if not isinstance(document, dict) or not {"name", "fingerprint"} <= document.keys():
         raise ValueError(f"not a program: {document!r:.100}")
     return AnnouncedProgram(str(document["name"]), str(document["fingerprint"]))
 
 
 def neighbours(me: int, peers: Sequence[Peer]) -> list[Peer]:
-    """Returns the peers to compare with: all, or of many those at distances of 1, 2, 4, ... in the ring of workers.
-
-    n workers that each compare with all others are n * n questions. Whoever differs from the rest has a neighbour that
-    does not, since the ring connects all; the two raise the error, and the monitors end the job.
-    """
+    """Returns the peers to compare with: all, or of many those at distances of 1, 2, 4, ... in the ring of workers."""
     if len(peers) <= _MOST_COMPARED:
         return list(peers)
+    # n workers that each compare with all others are n * n questions. A worker that differs from the rest has a
+    # neighbour that does not, since the ring connects all; the two raise the error, and the monitors end the job.
     count = len(peers) + 1
     steps = [2**power for power in range((count - 1).bit_length())]
     wanted = {(me + step) % count for step in steps} | {(me - step) % count for step in steps}
@@ -67,7 +56,7 @@ class ProgramComparison:
         self._names = set[str]()
 
     def is_new(self, name: str) -> bool:
-        """Returns whether this is the first time that it is asked about a name."""
+        """Returns whether a name is asked about for the first time."""
         before = len(self._names)
         self._names.add(name)
         return len(self._names) > before
@@ -84,17 +73,8 @@ class ProgramComparison:
             return dataclasses.asdict(self._announced[index]) if index < len(self._announced) else None
 
     def compare(self, index: int, peers: Sequence[Peer], wait: bool) -> None:
-        """Compares a program with the peers', or those of some of many peers.
-
-        Args:
-            index: Its index.
-            peers: The peers.
-            wait: Whether to wait until they have announced theirs. The monitor ends a wait that takes too long.
-                (Nobody waits for a peer that cannot be watched.)
-
-        Raises:
-            ProgramMismatchError: One is about to run another program.
-        """
+        """Compares a program with those of the `neighbours`; may `wait` until they have announced theirs."""
+        # The monitor ends a wait that takes too long. A peer that cannot be watched is not waited for.
         pending = [peer for peer in neighbours(self._index, peers) if peer.reachable]
         pause, longest = _SECONDS_BETWEEN_QUESTIONS
         while True:

@@ -12,13 +12,7 @@ _log = logging.getLogger(__name__)
 
 
 class QuestionThreads:
-    """Threads that ask workers questions; they stay for the next questions.
-
-    Args:
-        ask: Asks the worker with an index and notes its answer; it is called in a thread.
-        at_once: The largest number of threads. Further questions wait for their turn.
-        clock: Returns the time in seconds.
-    """
+    """At most `at_once` threads that `ask` workers, by their index, and stay for the next questions."""
 
     def __init__(self, ask: Callable[[int], None], at_once: int, clock: Callable[[], float] = time.monotonic):
         self._ask, self._at_once, self._clock = ask, at_once, clock

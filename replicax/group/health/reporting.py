@@ -53,15 +53,10 @@ def table(workers: Sequence[WorkerObservation], answers: dict[int, tuple[Status,
 
 @dataclasses.dataclass(frozen=True)
 class AlarmReport:
-    """The report of an alarm.
+    """The report of an alarm."""
 
-    Attributes:
-        text: The whole report: what every worker is doing, and the Python stacks of all that answer.
-        summary: The finding, the workers to blame, the stack of a main thread among them, and some of the others.
-    """
-
-    text: str
-    summary: str
+    text: str  # all of it: what every worker is doing, and the Python stacks of all that answer
+    summary: str  # the finding, the workers to blame and some others, and the stack of one main thread
 
 
 def alarm_report(
@@ -96,23 +91,12 @@ def _main_stack(stacks: str) -> str:
 
 
 def write(report: AlarmReport, name: str, code: int, culprits: Sequence[str], last: bool = True) -> None:
-    """Writes a report to a file, if `REPLICAX_LOG_DIR` names a folder, and its summary to the launcher or stderr.
-
-    The launcher shows the summary of only one worker. Writing gets only a moment: the main thread may hold the lock of
-    stderr forever, or nobody may read it.
-
-    Args:
-        report: The report.
-        name: Name of this worker.
-        code: How this process ends.
-        culprits: The names of the workers to blame.
-        last: Whether the launcher hears no more of this process, such as the traceback of its script.
-    """
+    """Writes a report to a file, if `REPLICAX_LOG_DIR` names a folder, and its summary to the launcher or stderr."""
 
     def write_all() -> None:
         path = _written(report, name)
         summary = f"{report.summary}The Python stacks of all: {path}\n"
-        if _tell_launcher(summary, code, culprits, last):
+        if _tell_launcher(summary, code, culprits, last):  # It shows the summary of only one worker.
             return
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stdout.flush()
@@ -120,6 +104,7 @@ def write(report: AlarmReport, name: str, code: int, culprits: Sequence[str], la
             sys.stderr.write(report.text if path is None else summary)
             sys.stderr.flush()
 
+    # Only a moment: the main thread may hold the lock of stderr forever, or nobody may read it.
     writer = threading.Thread(target=write_all, daemon=True)
     writer.start()
     writer.join(_SECONDS_TO_WRITE)

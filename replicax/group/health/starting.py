@@ -31,15 +31,7 @@ _ADDRESS = "health address"
 
 
 def stall_timeout_from(given: float | None, environ: Mapping[str, str] = os.environ) -> float | None:
-    """Returns the number of seconds without progress after which to raise an alarm; None for never.
-
-    Args:
-        given: The user's setting. If it is the default, the environment decides.
-        environ: The environment.
-
-    Raises:
-        ArgumentError: One of them is not a number of seconds.
-    """
+    """Returns the seconds without progress until an alarm, None for never; the environment replaces the default."""
     if given == DEFAULT_STALL_TIMEOUT_S and environ.get(STALL_TIMEOUT, "").strip():
         return _seconds(environ[STALL_TIMEOUT], STALL_TIMEOUT) or None
     return None if given is None else _seconds(given, "stall_timeout") or None
@@ -56,13 +48,7 @@ def _seconds(value: float | str, name: str) -> float:
 
 
 def start(config: ClusterConfig, timeout_s: float, stall_timeout: float | None) -> list[runtime.Member]:
-    """Connects this process with the others, as `replicax.cluster.runtime.start` does, and watches them from then on.
-
-    Args:
-        config: The place of this process in the cluster.
-        timeout_s: How long to wait for the others, in seconds.
-        stall_timeout: The number of seconds without progress after which the job ends; None for never.
-    """
+    """Connects this process with the others, as `replicax.cluster.runtime.start`, and watches them from then on."""
     if config.num_processes > 1:
         tell_of_meeting(config.num_processes)
     if stall_timeout is None or config.num_processes == 1 or monitor.running() is not None:

@@ -14,35 +14,20 @@ from replicax.runtime.call_order import order_from
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """The status of a worker.
+    """The status of a worker."""
 
-    Attributes:
-        phase: Its phase; `replicax.runtime.activity` lists them.
-        seconds: How long it has been in it, without the time in which its devices still computed.
-        calls: Number of the program that it began last; only programs that all workers run together count.
-        completed: Number of the last program that it has finished.
-        waiting: How many seconds it has been waiting for that program; None if it does not wait.
-        program: Name of that program.
-        fingerprint: Its fingerprint.
-        ended: How its script ended: `""` while it runs, `"done"`, or the error.
-        waits_at: What it waits for if that is not a program, such as the first values of variables.
-        waits_for: The indices of the workers that it waits for; empty for all others.
-        quiet: How many of the seconds of waiting have passed since bytes last flowed.
-        order: Number and digest of its last call (`replicax.runtime.call_order`).
-    """
-
-    phase: str
-    seconds: float = 0.0
-    calls: int = 0
-    completed: int = 0
-    waiting: float | None = None
-    program: str = ""
-    fingerprint: str = ""
-    ended: str = ""
-    waits_at: str = ""
-    waits_for: tuple[int, ...] = ()
-    quiet: float = math.inf
-    order: tuple[int, int] = (0, 0)
+    phase: str  # one of `replicax.runtime.activity`
+    seconds: float = 0.0  # in the phase, without the time in which its devices still computed
+    calls: int = 0  # number of the program that it began last; only programs that all workers run together count
+    completed: int = 0  # number of the last program that it has finished
+    waiting: float | None = None  # seconds that it has been waiting for others; None if it does not wait
+    program: str = ""  # the name of that which it began last
+    fingerprint: str = ""  # of that program
+    ended: str = ""  # how its script ended: `"done"`, or the error; empty while it runs
+    waits_at: str = ""  # what it waits for if that is not a program, such as the first values of variables
+    waits_for: tuple[int, ...] = ()  # indices of the workers that it waits for; empty for all others
+    quiet: float = math.inf  # seconds of waiting since bytes last flowed
+    order: tuple[int, int] = (0, 0)  # number and digest of its last call (`replicax.runtime.call_order`)
 
     @property
     def in_vain(self) -> float | None:
@@ -91,11 +76,7 @@ def status_of(activity: Activity = now, ended: str = "") -> Status:
 
 
 def status_from(document: object) -> Status:
-    """Returns a status from the JSON of another process.
-
-    Raises:
-        ValueError: The JSON is something else.
-    """
+    """Returns a status from the JSON of another process, or raises a `ValueError`."""
     kinds: dict[str, type | tuple[type, ...]] = {
         "phase": str,
         "program": str,

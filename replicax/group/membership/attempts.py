@@ -24,15 +24,10 @@ class CliqueLike(Protocol):
 
 
 class Packing(NamedTuple):
-    """How arrays lie in vectors, one for each dtype, so that few messages travel.
+    """How arrays lie in vectors, one for each dtype, so that few messages travel."""
 
-    Attributes:
-        dtypes: The dtypes of the vectors.
-        places: For each array the number of its vector, where it begins there, and its shape.
-    """
-
-    dtypes: tuple[str, ...]
-    places: tuple[tuple[int, int, tuple[int, ...]], ...]
+    dtypes: tuple[str, ...]  # of the vectors
+    places: tuple[tuple[int, int, tuple[int, ...]], ...]  # of each array: vector, start in it, shape
 
     @property
     def signature(self) -> str:
@@ -65,20 +60,13 @@ def unpack(packing: Packing, vectors: Sequence[np.ndarray], like: Sequence[jax.A
 
 
 class Attempt:
-    """A sum that a thread of its own makes.
-
-    Attributes:
-        ended: Set when it has come to its end.
-        result: The sums; None if it has failed.
-        error: Why it has failed; empty if it has not.
-        fault: An error that is none of the network.
-    """
+    """A sum that a thread of its own makes."""
 
     def __init__(self, clique: Callable[[], CliqueLike], parts: Sequence[np.ndarray]):
         self.ended = threading.Event()
-        self.result: list[np.ndarray] | None = None
+        self.result: list[np.ndarray] | None = None  # the sums; None if it has failed
         self.error = ""
-        self.fault: Exception | None = None
+        self.fault: Exception | None = None  # an error that is none of the network
         self._clique: CliqueLike | None = None
         self._given_up = False
         StoppedAtEnd("replicax-meeting-sum", self._run, clique, parts, stop=self.give_up).start()

@@ -48,19 +48,12 @@ class BegunError(Exception):
 
 
 class Rules(NamedTuple):
-    """Whom a quorum waits for and takes; see `decisions.next_record`.
+    """Whom a quorum waits for and takes; see `quorum.next_record`."""
 
-    Attributes:
-        size: For how many processes the first quorum waits.
-        fewest: With how many it is content when its time is up; None for all of them.
-        renews: Whether each quorum has connections of its own.
-        admits: Whom it takes besides those that hold the state; None for all who have come.
-    """
-
-    size: int
-    fewest: int | None = None
-    renews: bool = False
-    admits: Admits | None = None
+    size: int  # of the first quorum, if all come in time
+    fewest: int | None = None  # with which the first quorum is content when its time is up; None for all of them
+    renews: bool = False  # Each quorum has connections of its own.
+    admits: Admits | None = None  # besides those that hold the state; None for all that have come
 
 
 #: Makes the clique of a quorum, given this process's place on it.
@@ -68,12 +61,7 @@ MakeClique = Callable[[QuorumRecord, int], CliqueLike]
 
 
 class ElasticMeeting:
-    """The meeting as one process sees it; `Meeting` says what its methods do.
-
-    Attributes:
-        incarnation: This run of this process.
-        patience: How long it waits.
-    """
+    """The meeting as one process sees it; `Meeting` says what its methods do."""
 
     def __init__(
         self,
@@ -98,19 +86,7 @@ class ElasticMeeting:
         job_store.enter(incarnation)
 
     def gather(self, what: str, note: bytes, begins: bool = False) -> Quorum:
-        """Waits until all who are up have come; see `Meeting`.
-
-        Args:
-            what: As there.
-            note: As there.
-            begins: Whether this process can only be one of those with whom the job begins.
-
-        Raises:
-            BegunError: The job has begun without this process, and `begins`.
-            ClusterTimeoutError: Not all processes have come to the first quorum in time.
-            BarrierTimeoutError: All who were on the last quorum are silent.
-            MeetingError: All of them are gone.
-        """
+        """Waits until all that are up have come; with `begins`, raises `BegunError` if the job has begun already."""
         with activity.phase(activity.WAIT, what):
             before = self._last
             record = self._next(what, note, begins)
@@ -121,13 +97,6 @@ class ElasticMeeting:
         return Quorum(record.number, tuple(incarnation.index for incarnation in record.incarnations), record.notes)
 
     def total(self, quorum: Quorum, values: Sequence[jax.Array]) -> list[jax.Array]:
-        """Returns sums over those on the quorum; see `Meeting`.
-
-        Raises:
-            MemberLostError: Somebody was lost meanwhile.
-            WorkersDisagreeError: The processes have brought different arrays.
-            MeetingError: The sum fails again and again although nobody is lost.
-        """
         if len(self._on(quorum).incarnations) == 1 or not values:
             return list(values)
         packing, parts = pack(values)
@@ -252,12 +221,10 @@ class ElasticMeeting:
         return 0 if is_content else self.size
 
     def _is_broken(self, last: QuorumRecord | None, view: View) -> bool | None:
-        """Returns whether a sum of the last quorum has failed; None if this process does not know: it proposes nothing.
-
-        Those on the quorum know it. If all of them are over, one who held the state before decides that it has.
-        """
+        """Returns whether a sum of the last quorum has failed; None if it is unknown here: then nothing is proposed."""
         if last is None or self.incarnation in last.incarnations:
             return self._broken
+        # Those on the quorum know it. If all of them are over, one that held the state before decides that it has.
         if self.incarnation not in last.holders or not all(map(view.is_over, last.incarnations)):
             return None
         self._job_store.break_off(last.number)
@@ -270,18 +237,14 @@ class ElasticMeeting:
         notes: Mapping[Incarnation, tuple[int, bytes]],
         number: int = 0,
     ) -> View:
-        """Returns what this process knows of the others.
-
-        Args:
-            watched: Those whom it watches. waiting: Those of them who wait for others. They do nothing, and that is
-            right; but their heartbeat must go on. notes: The notes on the job store. number: The number of the quorum
-            whose members may have been suspected by others on it.
-        """
+        """Returns what this process knows of the others, of which it watches `watched`."""
         dead_s = min(self.patience.silence, _SECONDS_IF_BROKEN if self._broken else math.inf)
         beats = self._job_store.beats()
         others = set(watched) - {self.incarnation}
         silent = self._watch.silent(others - set(waiting), beats, self.patience.stall, dead_s)
+        # Those that wait for others do nothing, and that is right; but their heartbeat must go on.
         silent |= self._watch.silent(others & set(waiting), beats, math.inf, dead_s)
+        # Members of quorum `number` may have been suspected by others on it.
         silent |= self._job_store.suspects(number) - {self.incarnation} if number else set()
         return View(self._job_store.newest(), self._job_store.gone(), silent, notes)
 
@@ -341,25 +304,14 @@ class ElasticMeeting:
         wait_s: float = _SECONDS_AT_ONCE,
         came: Collection[Incarnation] | None = None,
     ) -> bool:
-        """Returns whether a sum counts, and waits a little; judges it if that is possible.
-
-        Args:
-            record: The quorum.
-            name: The sum.
-            error: Why this process's attempt has failed; empty if it has not.
-            late: Whether its time is up.
-            wait_s: How long to wait for the outcome.
-            came: Those who have come to it; None for all. The others must do something on their way.
-
-        Raises:
-            MemberLostError: It must be repeated.
-        """
+        """Returns whether a sum counts, after `wait_s` at most; judges it if it can. Raises if it must be repeated."""
         ended = self._job_store.ended(name)
         outcome = AGAIN if late else verdict(record, ended, View({}))
         if outcome is None:
             outcome = self._job_store.outcome(name, wait_s)
         view = None
         if outcome is None:
+            # Those that have not come to the sum must do something on their way.
             view = self._view(record.incarnations, record.incarnations if came is None else came, {})
             outcome = verdict(record, ended, view)
         if outcome is None:

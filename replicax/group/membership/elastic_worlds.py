@@ -5,8 +5,9 @@ Each set of members is a *world*. It has an XLA client of its own, which takes t
 a new world begins; their processes go on.
 
 The members make *calls* together: a step of training, a sum, a checkpoint. All of them make the same calls in
-the same order. A call that a loss breaks off has changed nothing, and is made again in the next world. If another
-member has completed it, its outcome is taken over from there.
+the same order. A call makes at most one program run that changes variables, through `ElasticWorlds.executed`. A call
+that a loss breaks off has changed nothing, and is made again in the next world. If another member has completed it, its
+outcome is taken over from there.
 
 A newcomer is in a world of its own until it is taken in: at a boundary between calls, where a member knows what its
 script does next, and gives all its state.
@@ -52,21 +53,13 @@ class WorldChangedError(Exception):
 
 
 class ElasticWorlds:
-    """The worlds of this process, one after the other.
-
-    Attributes:
-        world: The present one.
-        always: What is given to newcomers in any case: the strategy's variables.
-        state: What is given to them besides; None as long as the script has not said what: then none is taken in.
-        changes: Called when a world has begun, in this order.
-        preemption: Decides what SIGTERM means.
-    """
+    """The worlds of this process, one after the other."""
 
     def __init__(self, meeting: ElasticMeeting, interrupter: CollectiveInterrupter, fewest: int):
         self.world = World(ALONE, 0, (meeting.index,), (meeting.names[meeting.index],))
-        self.always: list[State] = []
-        self.state: State | None = None
-        self.changes: list[Callable[[], None]] = []
+        self.always: list[State] = []  # given to newcomers in any case: the strategy's variables
+        self.state: State | None = None  # given to them besides; while it is None, no newcomer is taken in
+        self.changes: list[Callable[[], None]] = []  # called in this order when a world has begun
         self.preemption: Preemption | None = None
         self._meeting, self._interrupter, self._fewest = meeting, interrupter, fewest
         self._outcomes = Outcomes()
@@ -96,16 +89,13 @@ class ElasticWorlds:
         return self.world.number != ALONE
 
     def join(self) -> None:
-        """Waits until the others take this newcomer in, and takes their state.
-
-        If the others are in the middle of something else than what this process has named with `state`, such as
-        `Model.fit`, that part of their state waits here until this process comes there and calls this again. In any
-        other member nothing happens.
-        """
+        """Waits until the others take this newcomer in, and takes their state; does nothing in any other member."""
         if not self.is_taken_in:
             self._place = Place(is_new=True)
             self._meet()
         elif self._pending and self.state is not None:
+            # The others were in the middle of something other than what this process had named, such as `Model.fit`:
+            # that part of their state has waited until this process came there.
             self._pending = take_pending(self.state, self._pending)
 
     @property
@@ -142,7 +132,7 @@ class ElasticWorlds:
 
     @property
     def may_leave(self) -> bool:
-        """Returns whether enough others go on if this process leaves."""
+        """Whether enough others go on if this process leaves."""
         return self.is_taken_in and len(self.world.members) > self._fewest
 
     def renewed(self, tree: PyTree) -> PyTree:
@@ -161,15 +151,7 @@ class ElasticWorlds:
     # Calls.
 
     def attempt(self, call: Callable[[], _T]) -> _T:
-        """Returns what `call` returns; makes it again, in a new world, whenever a member is lost meanwhile.
-
-        Args:
-            call: What all members do together. It changes nothing if it raises. It makes at most one program run that
-                changes variables, through `executed`.
-
-        Raises:
-            MeetingError: The training cannot go on.
-        """
+        """Returns what `call` returns; makes it again, in a new world, whenever a member is lost meanwhile."""
         if self._is_busy:
             return call()
         if self._interrupter.somebody_knocks():
@@ -199,18 +181,7 @@ class ElasticWorlds:
         adopted: Callable[[list[np.ndarray]], _T],
         nbytes: int = 0,
     ) -> _T:
-        """Returns what `run` returns, or the outcome of another member.
-
-        Args:
-            run: Runs a program of all members, and returns when it has ended. It changes nothing if it raises.
-            outcome_of: Returns what `run` has made as arrays on the host: called if another member needs it.
-            adopted: Makes of such arrays what `run` would have returned.
-            nbytes: Their size.
-
-        Raises:
-            WorldChangedError: A member was lost, and nobody has completed it: it must be made again.
-            NotJoinedError: This process is a newcomer that has not joined the others.
-        """
+        """Returns what `run` returns, or what `adopted` makes of the outcome of a member that has completed it."""
         if not self.is_taken_in:
             raise NotJoinedError(NOT_JOINED)
         if self._pending:
@@ -229,11 +200,7 @@ class ElasticWorlds:
         return result
 
     def wait(self, values: object) -> None:
-        """Waits until arrays are computed.
-
-        Raises:
-            RuntimeError: A member was lost meanwhile.
-        """
+        """Waits until arrays are computed; raises a `RuntimeError` if a member is lost meanwhile."""
         try:
             self._interrupter.breaker.wait(values)
         except WaitInterruptedError:
@@ -282,14 +249,7 @@ class ElasticWorlds:
         return Place(self._outcomes.last, executes, gives, False, is_done, self._outcomes.first)
 
     def _meet(self, begins: bool = False) -> list[np.ndarray] | None:
-        """Begins the next world.
-
-        Args:
-            begins: Whether it is the first one, for which this process must have come in time.
-
-        Returns:
-            The outcome of the call in whose middle this process was; None if nobody has completed it.
-        """
+        """Begins the next world; returns the outcome of the call in whose middle this process was, None without one."""
         self._interrupter.pause()
         is_new = self._place.is_new
         while True:

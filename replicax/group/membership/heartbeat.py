@@ -33,17 +33,11 @@ class Watch:
     def silent(
         self, incarnations: Iterable[Incarnation], beats: Mapping[Incarnation, bytes], limit_s: float, dead_s: float
     ) -> set[Incarnation]:
-        """Returns those who have not changed for too long.
-
-        Args:
-            incarnations: Those who are watched.
-            beats: Their last signs of life: a count, and what they do.
-            limit_s: After how long without a change of either they count as silent.
-            dead_s: The same for the count alone, which a thread of its own raises.
-        """
+        """Returns those whose count or activity has not changed for `limit_s`, or whose count for `dead_s`."""
         time_now = self._clock()
         found = set()
         for incarnation in incarnations:
+            # A beat is a count, which a thread of its own raises, and what the thread that trains does.
             parts = beats.get(incarnation, b":").split(b":", 1)
             before, since = self._seen.get(incarnation, ([b"?", b"?"], [time_now, time_now]))
             since = [old if part == was else time_now for part, was, old in zip(parts, before, since, strict=True)]

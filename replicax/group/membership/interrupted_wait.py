@@ -31,11 +31,7 @@ class WaitInterrupter:
             signal.signal(self._signal, self._handle)
 
     def wait(self, values: object) -> None:
-        """Waits until arrays are computed.
-
-        Raises:
-            BrokenOffError: It was broken off.
-        """
+        """Waits until arrays are computed, or raises `WaitInterruptedError`."""
         with self._waiting():
             jax.block_until_ready(values)
 

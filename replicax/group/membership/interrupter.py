@@ -41,19 +41,7 @@ class Meets(Protocol):
 
 
 class CollectiveInterrupter:
-    """Watches the other members.
-
-    Args:
-        job store: What the members write for each other; a connection of its own.
-        incarnation: This run of this process.
-        meeting: The meeting.
-        patience: How long it waits.
-        lost: Ends this process, since the job store has been out of reach for too long: the others go on without it.
-
-    Attributes:
-        breaker: Breaks off a wait that cannot be interrupted.
-        wanted: Set when the members must meet: somebody is lost, or has called.
-    """
+    """Watches the other members, over a connection of its own with the job store."""
 
     def __init__(
         self,
@@ -63,8 +51,8 @@ class CollectiveInterrupter:
         patience: Patience,
         lost: Callable[[MeetingError], object],
     ):
-        self.wanted = threading.Event()
-        self.breaker = WaitInterrupter()
+        self.wanted = threading.Event()  # set when the members must meet: one is lost, or has called
+        self.breaker = WaitInterrupter()  # for a wait that cannot be interrupted
         self._job_store, self._incarnation, self._meeting, self._patience = job_store, incarnation, meeting, patience
         self._watch, self._lost = Watch(), lost
         self._awake, self._stopped = threading.Event(), threading.Event()
@@ -139,6 +127,7 @@ class CollectiveInterrupter:
                 self._look()
             except MeetingError as error:
                 if not self._stopped.is_set():
+                    # The job store was out of reach for too long: this process ends, and the others go on without it.
                     self._lost(error)
                 return
             except jax.errors.JaxRuntimeError:
@@ -199,10 +188,7 @@ class CollectiveInterrupter:
         return View(newest, self._job_store.gone(), silent, notes)
 
     def _late(self, record: QuorumRecord, beats: dict[Incarnation, bytes]) -> set[Incarnation]:
-        """Returns the members for which this one waits in vain: alive, they do nothing, and do not come to it.
-
-        One that compiles or saves does something, and so does one that comes from call to call.
-        """
+        """Returns the members for which this one waits in vain: alive, they do nothing, and do not come to it."""
         if now.at[0] not in WAITING_PHASES:
             return set()
         away = {
@@ -210,6 +196,7 @@ class CollectiveInterrupter:
             for incarnation in record.incarnations
             if incarnation != self._incarnation and not _is_in_call(beats.get(incarnation, b""))
         }
+        # One that compiles or saves does something, and so does one that comes from call to call.
         return self._watch.silent(away, beats, self._patience.stall, self._patience.silence)
 
     def _seconds_in_call(self) -> float:

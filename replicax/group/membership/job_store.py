@@ -65,10 +65,7 @@ class _Signed(SignedStore[Store]):
 
 
 class JobStore:
-    """Reads and writes the keys of a meeting.
-
-    Each method that reads raises `MeetingError` if it finds what no process of this job has written.
-    """
+    """Reads and writes the keys of a meeting; raises a `MeetingError` for values that no process of this job wrote."""
 
     def __init__(self, store: Store):
         self.store = _Signed(store, MeetingError)

@@ -17,25 +17,17 @@ from replicax.group.membership.membership_log import MembershipLog
 
 
 class ElasticRange(NamedTuple):
-    """The numbers of workers that an elastic job may have.
+    """The numbers of workers that an elastic job may have."""
 
-    Attributes:
-        fewest: With how few it goes on.
-        most: How many may take part; their indices are below this.
-    """
-
-    fewest: int
-    most: int
+    fewest: int  # with which it goes on
+    most: int  # that may take part; their indices are below this
 
     def __str__(self) -> str:
         return f"{self.fewest}:{self.most}"
 
 
 def parse_range(text: str) -> ElasticRange:
-    """Returns the range in `"2:8"`.
-
-    Raises:
-        ValueError: It is none.
+    """Returns the range in `"2:8"`, or raises a `ValueError`.
 
     >>> parse_range("2:8")
     ElasticRange(fewest=2, most=8)
@@ -47,11 +39,7 @@ def parse_range(text: str) -> ElasticRange:
 
 
 def elastic_range(environ: Mapping[str, str] = os.environ) -> ElasticRange | None:
-    """Returns the range of the elastic job that this process belongs to; None if its job is not elastic.
-
-    Raises:
-        ClusterError: The variable is no range.
-    """
+    """Returns the range of the elastic job that this process belongs to; None if its job is not elastic."""
     text = environ.get(ELASTIC, "").strip()
     if not text:
         return None
@@ -62,14 +50,7 @@ def elastic_range(environ: Mapping[str, str] = os.environ) -> ElasticRange | Non
 
 
 def tell_of_world(number: int, incarnations: Sequence[Incarnation], index: int, why: str = "") -> None:
-    """Tells the launcher of a new world; without one, its first member writes it to the membership log.
-
-    Args:
-        number: The number of the world.
-        incarnations: Its members.
-        index: The place of this process among them.
-        why: Why it is a new one, as far as this process knows; a launcher knows more.
-    """
+    """Tells the launcher of a new world; without one, its first member writes it to the membership log."""
     atexit.unregister(_tell_of_end)
     atexit.register(_tell_of_end)
     told = {"world": number, "lives": [[incarnation.index, incarnation.number] for incarnation in incarnations]}

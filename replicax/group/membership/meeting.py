@@ -4,7 +4,8 @@
 
 1. `gather` waits until everybody who is up has come, and returns the same `Quorum` to all of them. Each brings a small
    note (such as its weight, or that it is new); the quorum has the notes of all.
-2. `total` sums arrays over those on the quorum. Whoever is new brings zeros and takes what comes out.
+2. `total` sums arrays over those on the quorum. The arrays have the same shapes and dtypes in all islands, and each
+   lies on one device. Whoever is new brings zeros and takes what comes out.
 
 If one of them is lost in the midst of `total`, the others raise `MemberLostError` there, all of them, and none has
 changed anything: they gather again, and the lost one is not on the new quorum.
@@ -23,28 +24,18 @@ import jax
 
 
 class Quorum(NamedTuple):
-    """The islands that take part in one exchange; it is the same for all of them.
+    """The islands that take part in one exchange; it is the same for all of them."""
 
-    Attributes:
-        number: Counts the exchanges.
-        present: The indices of those who take part, ascending.
-        notes: For each of them the note that it brought.
-    """
-
-    number: int
-    present: tuple[int, ...]
-    notes: tuple[bytes, ...]
+    number: int  # of the exchange
+    present: tuple[int, ...]  # indices of the islands that take part, ascending
+    notes: tuple[bytes, ...]  # of each of them
 
 
 class MemberLostError(Exception):
-    """Somebody on the quorum did not come to the end of a sum. Nothing was changed: gather again.
-
-    Attributes:
-        lost: The indices of those who are known to be lost; empty if it is not known who.
-    """
+    """A member of the quorum did not come to the end of a sum. Nothing was changed: gather again."""
 
     def __init__(self, lost: Sequence[int] = ()):
-        self.lost = tuple(lost)
+        self.lost = tuple(lost)  # their indices; empty if they are unknown
         super().__init__(f"Members {list(self.lost)} were lost in an exchange.")
 
 
@@ -64,23 +55,7 @@ class Meeting(Protocol):
         """The islands' names in messages, by index."""
 
     def gather(self, what: str, note: bytes) -> Quorum:
-        """Waits until all who are up have come to the next exchange.
-
-        Args:
-            what: What they meet for, for messages.
-            note: What the others learn of this island; some hundred bytes.
-
-        Raises:
-            BarrierTimeoutError: Somebody who is up has not come in time.
-        """
+        """Waits until all that are up have come to the next exchange, each with its note of some hundred bytes."""
 
     def total(self, quorum: Quorum, values: Sequence[jax.Array]) -> list[jax.Array]:
-        """Returns the sums of `values` over those on the quorum, bit for bit the same for all of them.
-
-        Args:
-            quorum: What `gather` has returned last.
-            values: Arrays of numbers, each on one device of this process; of the same shapes and dtypes in all islands.
-
-        Raises:
-            MemberLostError: Somebody was lost meanwhile.
-        """
+        """Returns the sums of `values` over the quorum of the last `gather`, bit for bit the same for all of them."""

@@ -29,7 +29,7 @@ class NewcomerWarnings:
         self._warned: set[str] = set()
 
     def refused(self, is_named: bool) -> None:
-        """Notes that somebody knocks and is not let in here."""
+        """Notes that a newcomer waits and is not taken in here."""
         now = self._clock()
         self._since = now if self._since is None else self._since
         if not is_named:
@@ -38,7 +38,7 @@ class NewcomerWarnings:
             self._warn(_NO_PLACE.format(seconds=_SECONDS_TO_WAIT))
 
     def answered(self) -> None:
-        """Notes that nobody knocks any more."""
+        """Notes that no newcomer waits any more."""
         self._since = None
 
     def _warn(self, text: str) -> None:

@@ -1,4 +1,12 @@
-"""Opening the meeting of a job."""
+"""Opening the meeting of a job.
+
+`jax.distributed` must not connect the processes: each keeps a JAX of its own, which knows only its own devices, so that
+the loss of another process cannot harm it. The sums go through a second client of XLA for CPUs with Gloo's collectives,
+made anew whenever other processes take part.
+
+The job store of the meeting is kept by a process that the launcher (`replicax run --islands`) or process 0 starts. If
+the machine of that process is lost, all others end.
+"""
 
 from __future__ import annotations
 
@@ -49,47 +57,22 @@ _SECONDS_FOR_SERVICE = 60.0
 def open_meeting(
     config: ClusterConfig, timeout_s: float, stall_timeout: float | None, environ: Mapping[str, str] = os.environ
 ) -> Meeting:
-    """Returns the meeting of the processes of a cluster.
-
-    `jax.distributed` must not connect them: each keeps a JAX of its own, which knows only its own devices, so that the
-    loss of another process cannot harm it. The sums go through a second client of XLA for CPUs with Gloo's collectives,
-    made anew whenever other processes take part.
-
-    The job store of the meeting is kept by a process that the launcher (`replicax run --islands`) or process 0 starts.
-    If the machine of that process is lost, all others end.
-
-    Args:
-        config: The cluster and the place of this process in it.
-        timeout_s: How long to wait for the others at the start, in seconds.
-        stall_timeout: After how many seconds without a sign of life a process counts as lost; None for 300.
-        environ: The environment.
-
-    Raises:
-        ClusterTimeoutError: The others did not come in time.
-        MeetingError: The meeting cannot be opened.
-    """
+    """Returns the meeting of the processes of a cluster."""
     if config.num_processes == 1:
         return SingleProcessMeeting(str(config.task or "worker:0"))
-    stall_s = stall_timeout or PATIENCE.stall
+    stall_s = stall_timeout or PATIENCE.stall  # without a sign of life: then a process counts as lost
     meeting, heartbeat, store_watcher, _ = _opened(config, config.num_processes, timeout_s, stall_s, environ, Clique)
     atexit.register(_close, meeting, heartbeat, store_watcher)
     return meeting
 
 
 class Opened(NamedTuple):
-    """A meeting with the threads that belong to it.
-
-    Attributes:
-        meeting: The meeting.
-        heartbeat: Gives signs of life.
-        store watcher: Notices that the job store is gone.
-        connect: Returns another connection with the job store.
-    """
+    """A meeting with the threads that belong to it."""
 
     meeting: ElasticMeeting
     heartbeat: Heartbeat
     store_watcher: StoreWatcher
-    connect: Callable[[], JobStore]
+    connect: Callable[[], JobStore]  # makes another connection with the job store
 
 
 def _opened(
@@ -138,23 +121,9 @@ def open_worlds(
     stall_timeout: float | None,
     environ: Mapping[str, str] = os.environ,
 ) -> ElasticWorlds:
-    """Begins the first world of this process, and makes its worlds those of the process.
-
-    Args:
-        config: The cluster and the place of this process in it.
-        fewest: With how few workers the training goes on.
-        most: How many there may be.
-        timeout_s: How long to wait for the others at the start, in seconds.
-        stall_timeout: After how many seconds without a sign of life a process counts as lost; None for 300.
-        environ: The environment.
-
-    Raises:
-        ClusterError: The job has no token; without this check the first newcomer would end those who hold the state.
-        ClusterTimeoutError: The others did not come in time.
-        MeetingError: The meeting cannot be opened.
-    """
+    """Installs the worlds of this process, begins the first one, and returns them."""
     if environ.get(MEETING) or config.coordinator_address:
-        check_token("the place in Model.fit, for workers that join")
+        check_token("the place in Model.fit, for workers that join")  # Else a newcomer would end those with the state.
     prepare_gpus()
     stall_s = stall_timeout or PATIENCE.stall
     rules = Rules(config.num_processes, fewest, renews=True, admits=_is_given_state)
@@ -223,7 +192,7 @@ def _number_of_life(job_store: JobStore, index: int, environ: Mapping[str, str])
 
 
 def _await_listener(address: str, name: str, timeout_s: float) -> None:
-    """Waits until somebody listens at an address: JAX would abort the process if nobody came."""
+    """Waits until a process listens at an address: JAX would abort this one if none came."""
     deadline = time.monotonic() + timeout_s
     while not _is_listening(address):
         if time.monotonic() >= deadline:

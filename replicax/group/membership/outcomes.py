@@ -11,18 +11,10 @@ _SMALL = 1 << 20  # bytes that may always be kept
 
 
 class Outcomes:
-    """The outcomes of the last calls.
-
-    A member may be several calls ahead of another one, if those after a sum need nobody else: a step that has ended
-    here and not there, and then a program that counts. So the last outcomes are kept, as long as those before the last
-    one are no larger together than the largest: nobody makes a second large call while another still makes the first.
-
-    Attributes:
-        last: The number of the last call; calls are counted from 1.
-    """
+    """The outcomes of the last calls."""
 
     def __init__(self) -> None:
-        self.last = 0
+        self.last = 0  # the number of the last call; calls are counted from 1
         self._kept: collections.deque[tuple[Callable[[], list[np.ndarray]], int]] = collections.deque()
         self._bytes = 0
 
@@ -31,6 +23,9 @@ class Outcomes:
         self.last += 1
         self._kept.append((outcome, nbytes))
         self._bytes += nbytes
+        # A member may be several calls ahead of another one, if those after a sum need no other member: a step that has
+        # ended here and not there, and then a program that counts. The outcomes before the last one are kept while they
+        # are no larger together than the largest: none makes a second large call while another still makes the first.
         while self._bytes - nbytes > max(_SMALL, max(size for _, size in self._kept)):
             self._bytes -= self._kept.popleft()[1]
 

@@ -21,23 +21,14 @@ ELSEWHERE = (
 
 
 class Place(NamedTuple):
-    """Where a member is in its script, as the others learn it when they meet.
+    """Where a member is in its script, as the others learn it when they meet."""
 
-    Attributes:
-        calls: How many calls it has completed.
-        executes: Whether it was in the middle of the next one, which the others may have completed.
-        gives: Whether it is at a boundary, and can give its state to newcomers.
-        is_new: Whether it is a newcomer.
-        is_done: Whether its script has ended.
-        kept: The number of the first call whose outcome it still has, counted from 1.
-    """
-
-    calls: int = 0
-    executes: bool = False
-    gives: bool = False
+    calls: int = 0  # that it has completed
+    executes: bool = False  # in the middle of the next call, which the others may have completed
+    gives: bool = False  # at a boundary, where it can give its state to newcomers
     is_new: bool = False
-    is_done: bool = False
-    kept: int = 1
+    is_done: bool = False  # Its script has ended.
+    kept: int = 1  # number of the first call whose outcome it still has, from 1
 
     def written(self) -> bytes:
         """Returns it as a note."""
@@ -52,14 +43,8 @@ class Place(NamedTuple):
 
 
 class Given(NamedTuple):
-    """The things that others have given this process in a meeting.
+    """The things that others have given this process in a meeting."""
 
-    Attributes:
-        outcome: The outcome of the call in whose middle it was; None if nobody has completed it.
-        state: For a newcomer the state; else None.
-        calls: The number of calls that are in that state.
-    """
-
-    outcome: list[np.ndarray] | None = None
-    state: tuple[list[np.ndarray], bytes] | None = None
-    calls: int = 0
+    outcome: list[np.ndarray] | None = None  # of the call in whose middle it was; None if no member has completed it
+    state: tuple[list[np.ndarray], bytes] | None = None  # for a newcomer
+    calls: int = 0  # that are in the state

@@ -58,22 +58,13 @@ class MemberLike(Protocol):
 
 
 class Preemption:
-    """Decides what a notice means: this worker leaves, or all of them end.
-
-    Args:
-        job store: What the launcher and the workers write for each other; a connection of its own.
-        member: This worker.
-
-    Attributes:
-        job store: The same.
-        end: What is to be done here if all workers end.
-        saves: Whether all workers save at the same point before they end. Then they all do so if this one must go and
-            too few would be left.
-    """
+    """Decides what a notice means: this worker leaves, or all of them end."""
 
     def __init__(self, job_store: JobStore, member: MemberLike):
+        # The connection with the job store is one of its own. `saves`: all workers save at the same point before they
+        # end. Then they all do so if this one must go and too few would be left.
         self.job_store, self.saves = job_store, False
-        self.end: Callable[[], object] = lambda: None
+        self.end: Callable[[], object] = lambda: None  # what is to be done here if all workers end
         self._member = member
         self._notices: SimpleQueue[str] = SimpleQueue()  # Unlike a Queue it may be used in a signal handler.
         self._thread = StoppedAtEnd("replicax-preemption-notice", self._run, stop=lambda: self._notices.put(""))

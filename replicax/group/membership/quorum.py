@@ -16,24 +16,16 @@ DONE, AGAIN = b"done", b"again"
 
 @dataclasses.dataclass(frozen=True)
 class QuorumRecord:
-    """A quorum as it stands in the store.
+    """A quorum as it stands in the store."""
 
-    Attributes:
-        number: Its number, from 1. clique: The number of the quorum since which the same incarnations take part,
-        without a failed sum in between. incarnations: The incarnations that take part, by index, ascending. notes: For
-        each the note that it brought. holders: The incarnations that hold the state with which the exchange begins:
-        those on the last quorum whose sums have
-            not failed. At the start nobody holds one; all incarnations are named.
-        absent: The incarnations that were on an earlier quorum and are not on this one, each with the number of the
-        last quorum
-            that it was on.
-    """
-
-    number: int
-    clique: int
-    incarnations: tuple[Incarnation, ...]
-    notes: tuple[bytes, ...]
+    number: int  # from 1
+    clique: int  # number of the quorum since which the same incarnations take part, without a failed sum in between
+    incarnations: tuple[Incarnation, ...]  # that take part, by index, ascending
+    notes: tuple[bytes, ...]  # of each of them
+    # Those that hold the state with which the exchange begins: the incarnations of the last quorum whose sums have not
+    # failed. At the start none holds one, and all incarnations are named.
     holders: tuple[Incarnation, ...]
+    # Those that were on an earlier quorum and are not on this one, each with the number of the last one it was on.
     absent: tuple[tuple[Incarnation, int], ...] = ()
 
     def holders_after(self, broken: bool) -> tuple[Incarnation, ...]:
@@ -47,18 +39,12 @@ class QuorumRecord:
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """The knowledge that a process has of the others.
+    """The knowledge that a process has of the others."""
 
-    Attributes:
-        newest: The newest incarnation of each island that has ever come.
-        gone: Incarnations that are over.
-        silent: Incarnations that have shown no sign of life for too long.
-        notes: For those who wait, the number of the last quorum that they had seen then, and the note.
-    """
-
-    newest: Mapping[int, Incarnation]
-    gone: Collection[Incarnation] = frozenset()
-    silent: Collection[Incarnation] = frozenset()
+    newest: Mapping[int, Incarnation]  # of each island that has ever come
+    gone: Collection[Incarnation] = frozenset()  # They are over.
+    silent: Collection[Incarnation] = frozenset()  # They have shown no sign of life for too long.
+    # For those that wait, the number of the last quorum that they had seen then, and the note.
     notes: Mapping[Incarnation, tuple[int, bytes]] = dataclasses.field(default_factory=dict)
 
     def is_over(self, incarnation: Incarnation) -> bool:
@@ -70,11 +56,8 @@ class View:
         return not self.is_over(incarnation) and incarnation not in self.silent
 
     def ready(self, last: QuorumRecord | None) -> dict[Incarnation, bytes]:
-        """Returns the notes for the quorum after `last` of those who are up.
-
-        A quorum uses the notes up: one that was written before the last quorum of its incarnation is of no use any
-        more.
-        """
+        """Returns the notes for the quorum after `last` of those that are up."""
+        # A quorum uses the notes up: one written before the last quorum of its incarnation is of no use any more.
         used = last.last_rolls() if last is not None else {}
         notes = self.notes.items()
         return {
@@ -85,21 +68,11 @@ class View:
 
 
 def expected(last: QuorumRecord | None, broken: bool, size: int, view: View, only_holders: bool = False) -> list[int]:
-    """Returns the islands for which the next quorum must still wait.
-
-    The first quorum waits for all islands. A later one waits for those on the last quorum, and those who hold the
-    state, if they are up. Others take part if they have come by then, but nobody waits for them.
-
-    Args:
-        last: The last quorum; None before the first.
-        broken: Whether a sum of the last quorum has failed.
-        size: The number of islands.
-        view: What is known.
-        only_holders: Whether it waits for those only who hold the state.
-    """
+    """Returns the islands for which the next quorum must still wait; `broken`: a sum of the last one has failed."""
     ready = view.ready(last)
     if last is None:
         return [index for index in range(size) if index not in {incarnation.index for incarnation in ready}]
+    # Others take part if they have come by then, but the quorum does not wait for them.
     awaited = {*last.holders_after(broken), *(() if only_holders else last.incarnations)}
     return sorted(incarnation.index for incarnation in awaited if view.is_up(incarnation) and incarnation not in ready)
 
@@ -111,16 +84,7 @@ Admits = Callable[[Mapping[Incarnation, bytes], bytes], bool]
 def next_record(
     last: QuorumRecord | None, broken: bool, size: int, view: View, renews: bool = False, admits: Admits | None = None
 ) -> QuorumRecord | None:
-    """Returns the next quorum; None if it must still wait for somebody, or nobody who holds the state is up.
-
-    Args:
-        last: The last quorum; None before the first.
-        broken: Whether a sum of the last quorum has failed: then the old connections are of no use.
-        size: The number of islands.
-        view: What is known.
-        renews: Whether each quorum has connections of its own.
-        admits: Whom a quorum takes besides those that hold the state; None for all who have come.
-    """
+    """Returns the next quorum; None if it must still wait, or no incarnation that holds the state is up."""
     ready = view.ready(last)
     if expected(last, broken, size, view, admits is not None):
         return None
@@ -141,6 +105,7 @@ def next_record(
     if not set(holders) & set(incarnations):
         return None
     number = last.number + 1
+    # After a failed sum the old connections are of no use; with `renews`, each quorum has connections of its own.
     clique = last.clique if last.incarnations == incarnations and not broken and not renews else number
     absent = [
         (incarnation, on)
@@ -151,13 +116,7 @@ def next_record(
 
 
 def is_abandoned(last: QuorumRecord | None, broken: bool | None, view: View) -> bool:
-    """Returns whether the state of the training is gone with those who held it.
-
-    Args:
-        last: The last quorum; None before the first.
-        broken: Whether a sum of it has failed; None if that is not known.
-        view: What is known.
-    """
+    """Returns whether the state of the training is gone with those who held it; `broken` is None if it is unknown."""
     if last is None:
         return False
     holders = {*last.incarnations, *last.holders} if broken is None else {*last.holders_after(broken)}
@@ -165,19 +124,10 @@ def is_abandoned(last: QuorumRecord | None, broken: bool | None, view: View) -> 
 
 
 def verdict(record: QuorumRecord, ended: Mapping[int, bytes], view: View) -> bytes | None:
-    """Returns whether a sum counts (`DONE`), must be repeated (`AGAIN`), or is still going on (None).
-
-    It counts if all on the quorum have its result, also those that were lost afterwards. It is repeated as soon as one
-    of them has failed, or is not up and has not told that it has the result.
-
-    Args:
-        record: The quorum.
-        ended: For each index on it that has come to the end of the sum: empty, or the error.
-        view: What is known.
-    """
-    if any(ended.values()):
+    """Returns whether a sum counts (`DONE`), must be repeated (`AGAIN`), or is still going on (None)."""
+    if any(ended.values()):  # They are errors; a member that has the result tells an empty one.
         return AGAIN
     if all(incarnation.index in ended for incarnation in record.incarnations):
-        return DONE
+        return DONE  # also if some of them were lost afterwards
     lost = any(not view.is_up(incarnation) and incarnation.index not in ended for incarnation in record.incarnations)
     return AGAIN if lost else None

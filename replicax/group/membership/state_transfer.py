@@ -12,15 +12,9 @@ from replicax.contracts.worlds import State
 
 
 class Pending(NamedTuple):
-    """A part of another process's state that nothing here has taken yet.
+    """A part of another process's state that nothing here has taken yet (`State.take`)."""
 
-    Attributes:
-        kind: The name of the class that takes it.
-        arrays: See `State.take`.
-        meta: See `State.take`.
-    """
-
-    kind: str
+    kind: str  # name of the class that takes it
     arrays: list[np.ndarray]
     meta: bytes
 
@@ -39,11 +33,7 @@ def given(states: Sequence[State]) -> tuple[list[np.ndarray], bytes]:
 
 
 def take(states: Sequence[State], arrays: Sequence[np.ndarray], meta: bytes) -> list[Pending]:
-    """Lets each of `states` take what one of its class in another process has given (`given`).
-
-    Returns:
-        The rest: the script of the other process is in the middle of something that this one's has not begun.
-    """
+    """Lets each of `states` take what one of its class in another process has given (`given`); returns the rest."""
     size = 8 + int.from_bytes(meta[:8], "big")
     waiting, rest, at = list(states), [], 0
     for kind, count, length in json.loads(meta[8:size]):
@@ -51,7 +41,7 @@ def take(states: Sequence[State], arrays: Sequence[np.ndarray], meta: bytes) -> 
         at, size = at + count, size + length
         own = next((state for state in waiting if type(state).__name__ == kind), None)
         if own is None:
-            rest.append(part)
+            rest.append(part)  # The other process is in the middle of something that this script has not begun.
         else:
             waiting.remove(own)
             own.take(part.arrays, part.meta)

@@ -26,12 +26,7 @@ ENDING = "ending"
 
 
 def serve(address: str, lines: Iterable[str]) -> None:
-    """Keeps the job store at an address until there are no more lines.
-
-    Args:
-        address: `"host:port"`.
-        lines: Which incarnations are over, and whether all are to end.
-    """
+    """Keeps the job store at an address until `lines` end; they tell who is over, and whether all are to end."""
     services = [Service(address)]
     # Two connections: one of them waits for quorums.
     boards = [JobStore(StoreClient(address, _SECONDS_TO_CONNECT)) for _ in range(2)]

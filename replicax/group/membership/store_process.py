@@ -20,12 +20,7 @@ _MODULE = "replicax.group.membership.store_main"
 
 
 class Host:
-    """A meeting's host as whoever started it sees it.
-
-    Args:
-        address: `"host:port"` where the job store is to be.
-        token: The job's secret, with which the job store's messages are signed.
-    """
+    """The process of a meeting's host, as the process that started it uses it."""
 
     def __init__(self, address: str, token: str):
         self.address = address

@@ -30,14 +30,7 @@ _STDERR = 2
 
 
 class StoreWatcher:
-    """Ends this process, with a message, when nobody listens or answers any more where the job store of the meeting is.
-
-    Args:
-        address: `"host:port"` of the job store.
-        name: What this process is called.
-        patience_s: For how long the machine of the job store may give no answer, in seconds.
-        end: Ends the process with an exit code.
-    """
+    """Ends this process, with a message, when the job store of the meeting is gone, or silent for `patience_s`."""
 
     def __init__(self, address: str, name: str, patience_s: float, end: Callable[[int], object] = os._exit):
         self._address, self._patience_s, self._end = address, patience_s, end

@@ -24,11 +24,7 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 
 
 class WorkerAgent:
-    """Runs one process after the other for a client, each fresh: JAX starts anew in it.
-
-    The process dies with this one, and is killed if the client asks for no news for longer than `lease_s`: a client
-    whose network is lost cannot say so. Its methods run in several threads at a time.
-    """
+    """Runs one process after the other for a client, each fresh, so that JAX starts anew. Several threads call it."""
 
     def __init__(self, client: Client, lease_s: float):
         self._client, self._lease_s = client, lease_s
@@ -62,18 +58,7 @@ class WorkerAgent:
         return port
 
     def start(self, order: Order, payload: bytes | None = None) -> int:
-        """Starts the process that is ordered.
-
-        Args:
-            order: What it runs.
-            payload: The pickled call; or the sources of a script or module (`packed_sources`), if they travel with it.
-
-        Returns:
-            Its process id.
-
-        Raises:
-            LaunchError: The system cannot start it.
-        """
+        """Starts the process of an order, and returns its id; `payload` is the pickled call, or `packed_sources`."""
         self._asked = time.monotonic()
         return self._starter.submit(self._start, order, payload).result()
 
@@ -166,7 +151,7 @@ class WorkerAgent:
         self._process = self._result = self._sources = None
 
     def _watch_client(self) -> None:
-        """Ends the process if the client is silent for too long."""
+        """Kills the process if its client, whose network may be lost, has asked for no news for `lease_s`."""
         while not self._closed.wait(min(_SECONDS_BETWEEN_LOOKS, self._lease_s)):
             if self._process is not None and time.monotonic() - self._asked > self._lease_s:
                 self._outbox.close()

@@ -13,17 +13,11 @@ from replicax.job.processes.task import PlannedTask
 
 @dataclasses.dataclass(frozen=True)
 class Client:
-    """The process for which workers run.
-
-    Attributes:
-        host: The name of its machine.
-        pid: Its process id there.
-        since: When it began, in seconds since 1970.
-    """
+    """The process for which workers run."""
 
     host: str
     pid: int
-    since: float
+    since: float  # when it began, in seconds since 1970
 
     @classmethod
     def here(cls) -> Client:
@@ -48,128 +42,75 @@ class Client:
 
 
 class HostFacts(NamedTuple):
-    """Where a host runs.
+    """The place where a host runs."""
 
-    Attributes:
-        ip: The address of its node, at which its worker listens.
-        node_id: Its Ray node, in hex.
-        pid: Its process id there.
-    """
-
-    ip: str
-    node_id: str
+    ip: str  # of its node; its worker listens there
+    node_id: str  # Ray's, in hex
     pid: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """An order to a host: to run one process.
+    """An order to a host to run one process."""
 
-    Attributes:
-        task: The worker, with the variables that its environment has in addition to those of its machine.
-        kind: `"call"` for a pickled call; `"file"` or `"module"` for a script there.
-        target: The script or module.
-        arguments: Its arguments.
-        devices: Virtual CPU devices in the process; None leaves that to its environment.
-        token: The secret that all processes of the job share.
-        attempt: Number of the attempt, from 0.
-        size: Columns and rows of the terminal that it shall see; None for a pipe.
-    """
-
-    task: PlannedTask
-    kind: str = "call"
-    target: str = ""
+    task: PlannedTask  # its environment has only what comes on top of the machine's
+    kind: str = "call"  # as in `Program`
+    target: str = ""  # the script or module
     arguments: tuple[str, ...] = ()
-    devices: int | None = None
+    devices: int | None = None  # virtual CPU devices in the process; None leaves that to its environment
     token: str = dataclasses.field(default="", repr=False)
     attempt: int = 0
-    size: tuple[int, int] | None = None
+    size: tuple[int, int] | None = None  # columns and rows of the terminal that it shall see; None for a pipe
 
 
 class Output(NamedTuple):
-    """Something that a worker has printed.
-
-    Attributes:
-        chunk: The bytes.
-        error: Whether to standard error.
-    """
+    """Bytes that a worker has printed."""
 
     chunk: bytes
-    error: bool
+    error: bool  # to standard error
 
 
 class Failed(NamedTuple):
-    """A worker's function or script has failed, though its process may take a while to end.
-
-    Attributes:
-        code: Its exit code.
-        time: When, by the host's `time.monotonic`.
-        words: Its traceback, or what else it said.
-        blames: The names of the tasks that caused it.
-    """
+    """A worker's function or script has failed, though its process may take a while to end."""
 
     code: int
-    time: float
-    words: str
-    blames: tuple[str, ...]
+    time: float  # by the host's `time.monotonic`
+    words: str  # its traceback, or the end of its output
+    blames: tuple[str, ...]  # the names of the tasks that caused it
 
 
 class Meets(NamedTuple):
-    """A worker now needs the others.
+    """A worker now needs the others."""
 
-    Attributes:
-        processes: How many there are.
-        watches: Whether it watches them.
-    """
-
-    processes: int
-    watches: bool = False
+    processes: int  # in the cluster that it joins
+    watches: bool = False  # it ends by itself when one of them is lost
 
 
 class CallEnded(NamedTuple):
-    """A worker's function has returned, and its process has not ended yet.
+    """A worker's function has returned, and its process has not ended yet."""
 
-    Attributes:
-        threads: The names of threads that keep it alive.
-    """
-
-    threads: tuple[str, ...]
+    threads: tuple[str, ...]  # the names of those that keep it alive
 
 
 class Ended(NamedTuple):
-    """A worker's process has ended.
+    """A worker's process has ended."""
 
-    Attributes:
-        time: When, by the host's `time.monotonic`.
-    """
-
-    time: float
+    time: float  # by the host's `time.monotonic`
 
 
 News = Output | Failed | Meets | CallEnded | Ended
 
 
 class Reply(NamedTuple):
-    """The answer of a host that is asked for news.
+    """The answer of a host that is asked for news."""
 
-    Attributes:
-        now: The host's `time.monotonic`.
-        news: In their order.
-    """
-
-    now: float
+    now: float  # by the host's `time.monotonic`
     news: tuple[News, ...]
 
 
 class Remains(NamedTuple):
-    """The remains of a worker's process that has ended.
+    """The remains of a worker's process that has ended."""
 
-    Attributes:
-        returncode: Its return code, -n for signal n.
-        has_left: Whether it has left the others normally.
-        result: What its call returned, pickled; None if it did not return.
-    """
-
-    returncode: int
-    has_left: bool
-    result: bytes | None
+    returncode: int  # -n for signal n
+    has_left: bool  # it has left the others normally
+    result: bytes | None  # a pickled `Returned` or `Raised`; None if its call did neither

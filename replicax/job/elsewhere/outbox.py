@@ -54,7 +54,7 @@ class Outbox:
         return taken
 
     def close(self) -> None:
-        """Lets nobody wait any more."""
+        """Lets no thread wait in `put_output` any more."""
         with self._changed:
             self._open = False
             self._changed.notify_all()

@@ -16,11 +16,7 @@ _NOT_SOURCES = ("__pycache__", "node_modules", "site-packages")
 
 
 def packed_sources(folder: Path) -> bytes:
-    """Returns a zip file of all Python files in a folder and below, without hidden folders and environments.
-
-    Raises:
-        LaunchError: They are more than sources are, or a file cannot be read.
-    """
+    """Returns a zip file of all Python files in a folder and below, without hidden folders and environments."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         size = 0

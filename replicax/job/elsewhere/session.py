@@ -29,24 +29,7 @@ ENDED_EARLY = (
 
 
 class Session:
-    """A client's use of a cluster: it has the workers until it is closed, or this process ends in any way.
-
-    Args:
-        cluster: The cluster.
-        start_timeout: How long places and actors may take, in seconds.
-        grace: How long workers have to end when another has failed, and when all are told to.
-        environment: Variables for the workers' processes.
-        devices: Virtual CPU devices in each worker; None leaves that to the servers' environment.
-        quiet_s: After how many seconds without an answer a worker's host counts as lost.
-
-    Raises:
-        ClusterError: Another client uses the servers.
-        ClusterTimeoutError: There is no room for the workers.
-
-    Example:
-        with Session(connect_workers(spec)) as session:
-            session.call(Call(train, (settings,)))
-    """
+    """A client's use of a cluster: it has the workers until it is closed, or this process ends in any way."""
 
     def __init__(
         self,
@@ -65,26 +48,8 @@ class Session:
         self._lost: RemoteWorkerError | None = None
 
     def call(self, call: Call, everyone: bool = False) -> tuple[object, ...]:
-        """Calls a function on every worker, each in a fresh process, and shows here what they print.
-
-        Ctrl-C here is passed on to them; they have `grace.all` seconds to end, and a second Ctrl-C kills them.
-
-        Args:
-            call: The call; a strategy in it becomes the worker's own.
-            everyone: Whether all workers' results are wanted, and not the chief's alone.
-
-        Returns:
-            The results that are wanted, in the order of the workers.
-
-        Raises:
-            ArgumentError: The call cannot be sent, or its result cannot.
-            KeyboardInterrupt: Ctrl-C here.
-            RemoteWorkerError: A worker ended without an error of its own: it was killed, say, or its server was lost,
-                in this call, before it or in an earlier one;
-                or it ended before the function returned, by `sys.exit` or `os._exit`, whatever its exit code.
-            Exception: What the function raised on the worker that failed first; the cause has the traceback there.
-        """
-        payload = payload_of(call)
+        """Calls a function on all workers, in fresh processes; returns their results in order, or the chief's alone."""
+        payload = payload_of(call)  # A strategy in it becomes the worker's own.
         if not self._turn.acquire(blocking=False):
             raise ClusterError("The cluster", None, "is at work for another call", "Make one call after the other.")
         try:
@@ -158,7 +123,7 @@ class Session:
 
 
 def _value(process: RemoteProcess) -> object:
-    """Returns what a worker's function returned; None if nobody wants it."""
+    """Returns what a worker's function returned; None if its result is not wanted."""
     result = result_of(process.result)
     assert isinstance(result, Returned)  # A process that ends with 0 and without a result has failed.
     return result.value

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 #: How a worker has ended whose server is not there any more, whether that is noticed in a call or before it.
 SERVER_LOST = "its server or its host there was lost"
-LEASE_S = 60.0
-QUIET_S = 30.0
+LEASE_S = 60.0  # for which workers run on without a word from their client
+QUIET_S = 30.0  # without an answer, after which a worker's host counts as lost
 _NAMESPACE, _NAME = "replicax", "replicax_worker_0"
 _CALLS_AT_A_TIME = 8
 _SECONDS_TO_GO = 3.0
@@ -38,43 +38,20 @@ _SECONDS_FOR_OTHERS_TO_GO = 5.0
 
 
 class Job(NamedTuple):
-    """The work of all workers of a group.
+    """The work of all workers of a group."""
 
-    Attributes:
-        kind: `"call"` for a pickled call; `"file"` or `"module"` for a script or module.
-        target: The script, relative to its sources if they travel with it, or the module.
-        arguments: Its arguments.
-        payload: The pickled call, or the sources (`packed_sources`); None if each machine has the script.
-        environment: Variables for all processes, beside those of their machines.
-        devices: Virtual CPU devices in each process; None leaves that to its environment.
-        wanted: Which workers' results are wanted, of a call.
-    """
-
-    kind: str = "call"
-    target: str = ""
+    kind: str = "call"  # as in `Program`
+    target: str = ""  # the script, relative to its sources if they travel with it, or the module
     arguments: tuple[str, ...] = ()
-    payload: bytes | None = None
-    environment: Mapping[str, str] = {}
-    devices: int | None = None
+    payload: bytes | None = None  # the pickled call, or `packed_sources`; None if each machine has the script
+    environment: Mapping[str, str] = {}  # on top of each machine's
+    devices: int | None = None  # virtual CPU devices in each process; None leaves that to its environment
+    # Whether the result of a call is wanted from the worker with this number.
     wanted: Callable[[int], bool] = lambda number: number == 0
 
 
 class WorkerGroup:
-    """One actor for each worker of a cluster, in their places, until it is closed or this process ends in any way.
-
-    Args:
-        cluster: The cluster; it is closed with the group.
-        start_timeout: How long places and actors may take, in seconds.
-        lease_s: For how many seconds the workers run on without a word from this process.
-        quiet_s: After how many seconds without an answer a worker's host counts as lost.
-
-    Raises:
-        ClusterError: Another client uses the servers.
-        ClusterTimeoutError: There is no room for the workers.
-
-    Attributes:
-        places: The workers in their order.
-    """
+    """One actor for each worker of a cluster, in their places, until it is closed or this process ends in any way."""
 
     def __init__(
         self,
@@ -85,7 +62,7 @@ class WorkerGroup:
         quiet_s: float = QUIET_S,
     ):
         self._cluster, self.places, self._quiet_s = cluster, cluster.places, quiet_s
-        self._deadline = Deadline(start_timeout)
+        self._deadline = Deadline(start_timeout)  # for places and actors
         self._me = Client.here()
         self._reservation: Reservation | None = None
         self._hosts: list[RemoteAgent] = []
@@ -108,11 +85,7 @@ class WorkerGroup:
     def start(
         self, job: Job, attempt: int, outlets: Callable[[int, PlannedTask], Outlets], events: EventSink
     ) -> Iterator[RemoteProcess]:
-        """Starts a job's processes, one after the other, with fresh ports.
-
-        Raises:
-            ClusterError: A worker's host is gone.
-        """
+        """Starts a job's processes, one after the other, with fresh ports."""
         import ray
 
         token = new_token()
@@ -144,7 +117,7 @@ class WorkerGroup:
 
     def close(self) -> None:
         """Ends all processes and actors, gives the places back, and closes the cluster. It takes bounded time."""
-        is_lost = bool(self._hosts) and self._cluster.lost_head() is not None  # Then nobody takes orders.
+        is_lost = bool(self._hosts) and self._cluster.lost_head() is not None  # Then no host takes orders.
         for host in [] if is_lost else self._hosts:
             end_actor(host.actor)
         for host, facts in [] if is_lost else zip(self._hosts, self._facts, strict=False):

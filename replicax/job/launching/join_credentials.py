@@ -17,14 +17,9 @@ INVITATION = "join.json"
 
 
 class JoinCredentials(NamedTuple):
-    """All that a worker needs to join a job.
+    """All that a worker needs to join a job."""
 
-    Attributes:
-        address: Where the job's launcher listens.
-        token: The job's secret.
-    """
-
-    address: Address
+    address: Address  # where the job's launcher listens
     token: str
 
 
@@ -37,11 +32,7 @@ def write_invitation(folder: Path, address: str, token: str) -> None:
 
 
 def invitation_to(where: str, environment: Mapping[str, str]) -> JoinCredentials:
-    """Returns how to join the job at `"host:port"`, or with that folder for its logs.
-
-    Raises:
-        LaunchError: It is neither, or the token is missing.
-    """
+    """Returns how to join a job, given its launcher's `"host:port"` or its folder for logs."""
     if os.path.isdir(where):
         try:
             found = json.loads((Path(where) / INVITATION).read_text(encoding="utf-8"))

@@ -53,23 +53,7 @@ def join(
     terminal: Terminal | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> int:
-    """Runs a script as one more worker of an elastic job, and waits for its end. Call it in the main thread.
-
-    If the worker is lost while the job goes on it joins again, unless a restart would only repeat its error.
-
-    Args:
-        options: What to run; `restarts` says how often it joins again.
-        where: The address at which the job's launcher listens, or the job's folder for logs.
-        start_timeout: How long to wait for that launcher, in seconds.
-        terminal: Where the output goes; by default standard output and standard error.
-        environment: The environment that the worker inherits; by default that of this process.
-
-    Returns:
-        The exit code of the worker; `replicax.errors.exit_codes` lists them.
-
-    Raises:
-        LaunchError: The options are wrong, or the job does not let it in.
-    """
+    """Runs a script as one more worker of an elastic job, and returns its exit code. Call it in the main thread."""
     check_script(options)
     inherited = dict(os.environ if environment is None else environment)
     for name in _RANKS:
@@ -100,7 +84,7 @@ class _End(NamedTuple):
 
 
 class _Visitor:
-    """Joins a job again and again."""
+    """Joins a job, and again if the worker is lost while the job goes on, unless a restart would repeat its error."""
 
     def __init__(
         self,
@@ -139,11 +123,7 @@ class _Visitor:
         raise AssertionError("unreachable")
 
     def _take_seat(self, patience_s: float) -> _Assignment:
-        """Asks for a place.
-
-        Raises:
-            LaunchError: Nobody listens there in time, or the job has no place.
-        """
+        """Asks for a place in the job, with the index that the worker had before if possible."""
         host, port = self._invitation.address
         there = join_address(host, port)
         session = _met(self._invitation, patience_s)
@@ -196,17 +176,10 @@ class _Visitor:
 
 
 class _Wire:
-    """The connection with the job's launcher while the worker runs.
-
-    News of the others goes to that launcher, and all other events go to the supervisor here.
-
-    Attributes:
-        was_told: Whether the job's launcher has told the worker to end.
-        over: Why the job needs the worker no more; "" if it does.
-        is_cut: Whether the connection was lost.
-    """
+    """The connection with the job's launcher: news of the others goes there, other events to the supervisor here."""
 
     def __init__(self, session: Session, events: Events[Event]):
+        # The launcher has told the worker to end; why the job needs it no more, "" if it does; the connection was lost.
         self.was_told, self.over, self.is_cut = False, "", False
         self._session, self._events = session, events
         self._ending = False

@@ -46,22 +46,7 @@ Outcome = tuple[AttemptResult, Failure | None]
 
 
 def launch(options: Options, terminal: Terminal | None = None, environment: Mapping[str, str] | None = None) -> int:
-    """Runs a script as a cluster of processes on this machine, and waits for its end.
-
-    Call it in the main thread: only that can catch signals, and only that lives as long as the process, with
-    which the tasks die.
-
-    Args:
-        options: What to run and how.
-        terminal: Where the output goes; by default standard output and standard error.
-        environment: The environment that the tasks inherit; by default that of this process.
-
-    Returns:
-        The exit code; `replicax.errors.exit_codes` lists them.
-
-    Raises:
-        LaunchError: The options are wrong, or a process cannot be started.
-    """
+    """Runs a script as a cluster of processes on this machine; returns its exit code. Call it in the main thread."""
     check_system()
     check_script(options)
     log_dir = make_log_dir(options)
@@ -90,6 +75,7 @@ def launch(options: Options, terminal: Terminal | None = None, environment: Mapp
                 return outcome
 
     try:
+        # Only the main thread can catch signals, and only it lives as long as the process, with which the tasks die.
         with signals_as(events), memory_for_snapshots(options, inherited, guard) as memory:
             inherited[SNAPSHOTS] = memory  # The environment of the tasks.
             return run_attempts(options, terminal, run)
@@ -102,11 +88,7 @@ def launch(options: Options, terminal: Terminal | None = None, environment: Mapp
 def _join_listener(
     options: Options, job: Job, log_dir: Path, terminal: Terminal, events: Events[Event]
 ) -> JoinListener | None:
-    """Opens the join listener at which workers may join, if the job is elastic.
-
-    Raises:
-        LaunchError: It cannot be opened there.
-    """
+    """Opens the listener at which workers may join, if the job is elastic."""
     if options.elastic is None:
         return None
     try:
@@ -157,16 +139,7 @@ def _members(
 
 
 def run_attempts(options: Options, terminal: Terminal, run: Callable[[int, int], Outcome]) -> int:
-    """Runs one attempt after the other, until the job is done or no restart is left.
-
-    Args:
-        options: How often the job is started again, and with how few workers.
-        terminal: Where it says what has happened.
-        run: Runs an attempt, given the number of workers and that of the attempt, from 0.
-
-    Returns:
-        The exit code.
-    """
+    """Runs one attempt after the other until the job is done or no restart is left, and returns the exit code."""
     workers, history = options.workers, list[AttemptResult]()
     while True:
         attempt, failure = run(workers, len(history))

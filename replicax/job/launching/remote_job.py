@@ -29,27 +29,15 @@ PORT = 2222  # Where a server listens if its address has no port, as in TensorFl
 
 @dataclasses.dataclass(frozen=True)
 class Elsewhere:
-    """Where the workers run: at the servers of `hosts`, or on the Ray cluster at `address`.
+    """Where the workers run: at the servers of `hosts`, or on the Ray cluster at `address`."""
 
-    Attributes:
-        address: `"auto"`, `"host:port"` or `"ray://host:port"`, as `ray.init` takes it.
-        hosts: The addresses of the servers in the order of the workers; a port that is missing is 2222.
-        variables: Environment variables for the workers, beside those of their machines.
-        start_timeout: How long to wait for servers, and for room, in seconds.
-    """
-
-    address: str | None = None
-    hosts: tuple[str, ...] = ()
-    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    start_timeout: float = 120.0
+    address: str | None = None  # "auto", "host:port" or "ray://host:port", as `ray.init` takes it
+    hosts: tuple[str, ...] = ()  # the addresses of the servers in the order of the workers; the default port is 2222
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)  # for the workers, on top of each machine's
+    start_timeout: float = 120.0  # seconds to wait for servers, and for room
 
     def connected(self, workers: int) -> WorkerCluster:
-        """Connects this process with that cluster, for so many workers.
-
-        Raises:
-            ClusterError: The cluster refuses, or Ray is not installed.
-            ClusterTimeoutError: Some servers did not come in time.
-        """
+        """Connects this process with that cluster, for so many workers."""
         if self.hosts:
             addresses = [host if ":" in host else f"{host}:{PORT}" for host in self.hosts]
             return connect_workers(ClusterSpec({WORKER: addresses}), start_timeout=self.start_timeout)
@@ -57,11 +45,7 @@ class Elsewhere:
 
 
 def parse_hosts(text: str) -> tuple[str, ...]:
-    """Returns the addresses in `"host1,host2:2223"`.
-
-    Raises:
-        LaunchError: One is empty, or stands there twice.
-    """
+    """Returns the addresses in `"host1,host2:2223"`."""
     hosts = tuple(host.strip() for host in text.split(","))
     if not all(hosts) or len(set(hosts)) < len(hosts):
         raise LaunchError(f"--hosts must be different addresses such as host1,host2:2223, got {text!r}.")
@@ -69,11 +53,7 @@ def parse_hosts(text: str) -> tuple[str, ...]:
 
 
 def parse_variables(given: list[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables of `NAME=VALUE`, or of `NAME` with the value that it has here.
-
-    Raises:
-        LaunchError: A name is empty or has no value here.
-    """
+    """Returns the variables of `NAME=VALUE`, or of `NAME` with the value that it has here."""
     found = {}
     for text in given:
         name, equals, value = text.partition("=")
@@ -84,24 +64,7 @@ def parse_variables(given: list[str], environment: Mapping[str, str]) -> dict[st
 
 
 def launch_elsewhere(options: Options, elsewhere: Elsewhere, terminal: Terminal | None = None) -> int:
-    """Runs a script on workers elsewhere, and waits for its end, like `launch`.
-
-    The Python files in the script's folder travel with it; a module's are those of the working directory. When this
-    process ends, however it ends, the workers end too.
-
-    Args:
-        options: What to run and how.
-        elsewhere: Where.
-        terminal: Where the output goes; by default standard output and standard error.
-
-    Returns:
-        The exit code; `replicax.errors.exit_codes` lists them.
-
-    Raises:
-        LaunchError: The options are wrong.
-        ClusterError: The cluster refuses, is in use by another client, or Ray is not installed.
-        ClusterTimeoutError: Some servers did not come in time, or there is no room.
-    """
+    """Runs a script on workers elsewhere, to which its Python files travel, and returns the exit code, as `launch`."""
     check_elsewhere(options, elsewhere)
     check_script(options)
     script = Path(options.script)

@@ -20,20 +20,12 @@ from replicax.job.processes.reaper import Guard
 
 _MEMORY = "/dev/shm"
 _PREFIX, _LOCK = "replicax-snapshots-", "in-use"
-_OFF = "0"
+_OFF = "0"  # as the value of `REPLICAX_SNAPSHOTS`, which may also name another folder
 
 
 @contextlib.contextmanager
 def memory_for_snapshots(options: Options, environment: Mapping[str, str], guard: Guard) -> Iterator[str]:
-    """Keeps a folder in memory while the block runs; yields its path, `""` if there is none.
-
-    There is one if the job may be started again as a whole, on systems that have memory as folders.
-
-    Args:
-        options: The job.
-        environment: Its environment. `REPLICAX_SNAPSHOTS` may name a folder other than `/dev/shm`, or be 0 for none.
-        guard: Deletes the folder if SIGKILL ends this process.
-    """
+    """Yields a folder in memory if the job may start again as a whole; `""` if not, or if the system has none."""
     parent = environment.get(SNAPSHOTS) or _MEMORY
     wanted = bool(options.restarts) and not options.goes_on and not options.ps and parent != _OFF
     if not wanted or not os.access(parent, os.W_OK | os.X_OK):

@@ -27,17 +27,7 @@ def supervisor_of(
     events: Events[Event],
     members: Callable[[Callable[[PlannedTask], Process]], ElasticPolicy] | None = None,
 ) -> Supervisor:
-    """Returns what runs one attempt.
-
-    Args:
-        plan: The tasks.
-        job: What they run.
-        log_dir: Folder for their logs.
-        terminal: Where their output goes.
-        guard: Kills them if the launcher dies.
-        events: The events of the processes, and signals.
-        members: Given what starts a task once more, returns what becomes of tasks that fail alone.
-    """
+    """Returns the supervisor of one attempt; `members` makes the policy for tasks whose loss the others can bear."""
     options = job.options
     program = Program("module" if options.module else "file", options.script, options.arguments)
 

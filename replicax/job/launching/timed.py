@@ -26,39 +26,23 @@ _SECONDS_TO_WRITE_STACKS = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a cluster ended.
+    """How a cluster ended."""
 
-    Attributes:
-        code: 0, or the exit code of the task that failed first.
-        failed: The name of that task, such as `"worker 1"`; "" if none failed.
-        timed_out: Whether it was ended by the time limit.
-        logs: The log of each task, such as `{"worker 0": path}`.
-    """
-
-    code: int
-    failed: str
+    code: int  # 0, or the exit code of the task that failed first
+    failed: str  # the name of that task, such as "worker 1"; "" if none failed
     timed_out: bool
-    logs: Mapping[str, Path]
+    logs: Mapping[str, Path]  # by the names of the tasks
 
 
 def run_in_time(
     options: Options, log_dir: Path, timeout_s: float, environment: Mapping[str, str] | None = None
 ) -> Outcome:
-    """Runs a script as a cluster, once, without showing its output.
-
-    When the time is up, each task gets SIGUSR1, at which `faulthandler` writes its stacks to the log, and then
-    SIGKILL. Whatever happens, no process is left.
-
-    Args:
-        options: What to run; its `restarts` and `log_dir` have no effect.
-        log_dir: An existing folder for the logs, one per task.
-        timeout_s: Seconds until all tasks are ended.
-        environment: The environment that the tasks inherit; by default that of this process.
-    """
+    """Runs a script as a cluster, once and without showing its output; in the end no process is left."""
     inherited = dict(os.environ if environment is None else environment)
     job = Job(options, inherited, new_token(), os.getpid())
     events: Events[Event] = Events()
     terminal = Terminal(io.StringIO(), io.StringIO())
+    # It is one attempt, with its logs elsewhere: `restarts` and `log_dir` of the options have no effect.
     with contextlib.closing(Guard()) as guard, reserved_ports(count_ports(options, options.workers), HOST) as ports:
         plan = make_plan(job, options.workers, 0, ports)
         with _alarm(events, timeout_s) as rang:
@@ -69,14 +53,15 @@ def run_in_time(
 
 @contextlib.contextmanager
 def _alarm(events: Events[Event], timeout_s: float) -> Iterator[threading.Event]:
-    """Makes all tasks write their stacks and kills them, unless the block ends in time; yields whether it did."""
+    """Makes all tasks write their stacks and kills them, unless the block ends in time; yields an event set if not."""
     over, rang = threading.Event(), threading.Event()
 
     def wait() -> None:
         if over.wait(timeout_s):
             return
         rang.set()
-        events.put(SignalReceived(signal.SIGUSR1))  # Not SIGTERM, which JAX catches itself.
+        # At it `faulthandler` writes the stacks to the log. Not SIGTERM, which JAX catches itself.
+        events.put(SignalReceived(signal.SIGUSR1))
         over.wait(_SECONDS_TO_WRITE_STACKS)
         events.put(SignalReceived(signal.SIGINT))  # As a second signal it kills the tasks.
 

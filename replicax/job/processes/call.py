@@ -20,13 +20,7 @@ from replicax.errors import ArgumentError, RemoteWorkerError, ReplicaxError
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A call of a function of the user's.
-
-    Attributes:
-        function: The function.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-    """
+    """A call of a function of the user's."""
 
     function: Callable[..., object]
     args: tuple[object, ...] = ()
@@ -34,17 +28,11 @@ class Call:
 
 
 class Logging(NamedTuple):
-    """How the client logs, so that workers do the same.
+    """The client's settings of its loggers, for those of the workers."""
 
-    Attributes:
-        levels: The level of each logger that has one of its own; `""` is the root.
-        has_handler: Whether the root has a handler.
-        formatter: That of the first handler, if it can be sent.
-    """
-
-    levels: dict[str, int]
-    has_handler: bool
-    formatter: logging.Formatter | None
+    levels: dict[str, int]  # of the loggers that have one of their own; "" is the root
+    has_handler: bool  # the root has one
+    formatter: logging.Formatter | None  # that of the root's first handler, if it can be sent
 
     @classmethod
     def here(cls) -> Logging:
@@ -66,13 +54,9 @@ class Logging(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """The code that the client has in no file: the cells of a notebook. With it tracebacks show the lines.
+    """The code that the client has in no file: the cells of a notebook. With it tracebacks show the lines."""
 
-    Attributes:
-        lines: Those of each cell, by the name that Python has for it.
-    """
-
-    lines: dict[str, list[str]]
+    lines: dict[str, list[str]]  # of each cell, by its name in `linecache`
 
     @classmethod
     def here(cls) -> Sources:
@@ -89,31 +73,19 @@ class Sources(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """A call that has raised an error.
+    """A call that has raised an error."""
 
-    Attributes:
-        error: The error, pickled; None if it cannot be.
-    """
-
-    error: bytes | None
+    error: bytes | None  # pickled; None if it cannot be
 
 
 class Returned(NamedTuple):
-    """A call that has returned.
+    """A call that has returned."""
 
-    Attributes:
-        value: What it returned; None if nobody wants it.
-    """
-
-    value: object
+    value: object  # None if it is not wanted
 
 
 def pickled(call: Call) -> bytes:
-    """Returns a call for a process elsewhere. Functions and classes of the script and of files beside it travel whole.
-
-    Raises:
-        ArgumentError: Something in it cannot be sent.
-    """
+    """Returns a call for a process elsewhere. Functions and classes of the script and files beside it travel whole."""
     with _modules_by_value():
         try:
             return cast(bytes, cloudpickle.dumps(call))
@@ -135,11 +107,7 @@ def unpickled(sent: bytes) -> Call:
 
 
 def payload_of(call: Call) -> bytes:
-    """Returns what a worker's process is given: the call, how the client logs, and the code that it has in no file.
-
-    Raises:
-        ArgumentError: Something in it cannot be sent.
-    """
+    """Returns what a worker's process is given: the call, how the client logs, and the code that it has in no file."""
     return cast(bytes, cloudpickle.dumps((Logging.here(), Sources.here(), pickled(call))))
 
 
@@ -153,13 +121,7 @@ def why_not_sendable(value: object) -> str | None:
 
 
 def run_call(call_file: int, result_file: int) -> None:
-    """Runs the call in one file and writes its result to the other, in a worker's process.
-
-    The value is written only if this worker's is wanted: its first argument says so.
-
-    Raises:
-        BaseException: What the call raises.
-    """
+    """Runs the call in one file and writes its result to the other, in a worker's process; raises its error."""
     with os.fdopen(call_file, "rb") as file:
         *settings, sent = cloudpickle.load(file)
     for each in settings:
@@ -168,6 +130,7 @@ def run_call(call_file: int, result_file: int) -> None:
         try:
             call = unpickled(sent)
             value = call.function(*call.args, **call.kwargs)
+            # The client writes "result" as the first argument if it wants the value.
             file.write(_pickled_value(value if "result" in sys.argv else None))
         except Exception as error:
             file.write(cloudpickle.dumps(Raised(_pickled_error(error))))
@@ -195,12 +158,7 @@ def error_of(raised: Raised) -> Exception | None:
 
 
 def error_from(worker: str, how: str, words: str, written: bytes | None) -> Exception:
-    """Returns the error with which a call ends here when a worker has failed.
-
-    Returns:
-        What the function has raised, with a `RemoteWorkerError` as its cause; that alone if the function has raised
-        nothing, or if its error cannot be made here.
-    """
+    """Returns the function's own error, caused by a `RemoteWorkerError`; that alone if there is none to make here."""
     there = RemoteWorkerError(worker, how, words)
     result = result_of(written)
     error = error_of(result) if isinstance(result, Raised) else None

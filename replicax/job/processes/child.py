@@ -37,12 +37,8 @@ _OF_JOB = os.path.join(_PACKAGE, "compat", "jax_clusters.py")
 
 
 def main(arguments: list[str]) -> None:
-    """Runs a script or a module.
-
-    Args:
-        arguments: The launcher's process id, the file descriptor for messages to it, `"file"`, `"module"` or
-            `"call"`, the script or module (or the files of a pickled call), and its arguments.
-    """
+    """Runs a script, a module or a pickled call."""
+    # The launcher's process id, the descriptor for messages to it, "file", "module" or "call", and what to run.
     launcher, news, kind, target, *rest = arguments
     _die_with(int(launcher))
     os.set_inheritable(int(news), False)

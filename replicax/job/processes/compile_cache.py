@@ -12,13 +12,7 @@ _LEFT_OVER = 0.75  # of that, so that not each start has to delete something
 
 
 def keep_within(folder: Path, most_bytes: int = MOST_BYTES) -> int:
-    """Deletes the programs that nobody has used for the longest time, if a folder of them has become too large.
-
-    Other jobs may use the folder meanwhile: they compile what they do not find.
-
-    Returns:
-        How many files were deleted.
-    """
+    """Deletes the programs unused for the longest time if a folder has become too large; returns how many files."""
     files: list[tuple[float, int, str]] = []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -34,7 +28,7 @@ def keep_within(folder: Path, most_bytes: int = MOST_BYTES) -> int:
         if total <= _LEFT_OVER * most_bytes:
             break
         with contextlib.suppress(OSError):
-            os.unlink(path)
+            os.unlink(path)  # Another job that looks for it compiles it again.
             deleted += 1
         total -= size
     return deleted

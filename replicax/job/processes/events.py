@@ -11,103 +11,61 @@ from replicax.job.processes.task import PlannedTask
 
 
 class ScriptEnded(NamedTuple):
-    """A task's script has failed, though its process may take a while to end.
-
-    Attributes:
-        process: The process.
-        code: Its exit code.
-        time: When, by `time.monotonic`.
-        blames: The names of the tasks that caused its failure, such as `"worker 2"`.
-    """
+    """A task's script has failed, though its process may take a while to end."""
 
     process: ProcessLike
     code: int
-    time: float
-    blames: tuple[str, ...] = ()
+    time: float  # by `time.monotonic`
+    blames: tuple[str, ...] = ()  # the names of the tasks that caused its failure, such as "worker 2"
 
 
 class ProcessEnded(NamedTuple):
-    """A task's process has ended, and nothing has been cleaned up yet.
-
-    Attributes:
-        process: The process.
-        time: When, by `time.monotonic`.
-    """
+    """A task's process has ended, and nothing has been cleaned up yet."""
 
     process: ProcessLike
-    time: float
+    time: float  # by `time.monotonic`
 
 
 class SignalReceived(NamedTuple):
-    """The launcher has received a signal.
-
-    Attributes:
-        number: Its number.
-    """
+    """The launcher has received a signal."""
 
     number: int
 
 
 class WaitingForOthers(NamedTuple):
-    """A task now needs the others of its cluster, and waits for those that have not come.
-
-    Attributes:
-        process: The process.
-    """
+    """A task now needs the others of its cluster, and waits for those that have not come."""
 
     process: ProcessLike
 
 
 class CallReturned(NamedTuple):
-    """A task's call has returned; its process ends when its threads have.
-
-    Attributes:
-        process: The process.
-        threads: The names of threads that keep it alive.
-    """
+    """A task's call has returned; its process ends when its threads have."""
 
     process: ProcessLike
-    threads: tuple[str, ...] = ()
+    threads: tuple[str, ...] = ()  # the names of those that keep it alive
 
 
 class FoundSilent(NamedTuple):
-    """A task has found that another one shows no sign of life.
+    """A task has found that another one shows no sign of life."""
 
-    Attributes:
-        task: The name of that one, such as `"worker 2"`.
-        incarnation: Which run of it.
-    """
-
-    task: str
-    incarnation: int
+    task: str  # the name of that one, such as "worker 2"
+    incarnation: int  # which run of it
 
 
 class MemberNews(NamedTuple):
-    """A task tells of those with whom it works, in a job whose workers come and go.
-
-    Attributes:
-        process: Its process.
-        world: The number of a new world, 0 if it tells something else.
-        incarnations: The members of that world: the index of each, and which run of it.
-        leaving: Why it is going to leave the others; "" if it is not.
-        started_at: The name of the other machine where it runs now; "" if it tells something else.
-    """
+    """A task tells of those with whom it works, in a job whose workers come and go."""
 
     process: ProcessLike
-    world: int = 0
-    incarnations: tuple[tuple[int, int], ...] = ()
-    leaving: str = ""
-    started_at: str = ""
+    world: int = 0  # the number of a new world; 0 if it tells something else
+    incarnations: tuple[tuple[int, int], ...] = ()  # the members of that world: the index of each, and which run of it
+    leaving: str = ""  # why it is going to leave the others; "" if it is not
+    started_at: str = ""  # the name of the other machine where it runs now; "" if it tells something else
 
 
 class Joined(NamedTuple):
-    """A worker that was started elsewhere asks to join the job.
+    """A worker that was started elsewhere asks to join the job."""
 
-    Attributes:
-        process: Its process, which is to be admitted or refused.
-    """
-
-    process: JoinedWorkerLike
+    process: JoinedWorkerLike  # to be admitted or refused
 
 
 Event = (
@@ -127,12 +85,12 @@ class ProcessLike(Protocol):
     """One task's process, here or on another machine, as `Supervisor` knows it."""
 
     task: PlannedTask
-    last_words: str
-    told: ScriptEnded | None
-    meets: int
-    watched: bool
-    has_left: bool
-    is_guest: bool
+    last_words: str  # the end of its output, or its error
+    told: ScriptEnded | None  # that its script has failed, if it has said so
+    meets: int  # the number of processes in the cluster that it has begun to join; 0 before
+    watched: bool  # it watches the others of its cluster, and ends by itself when one is lost
+    has_left: bool  # it has left the cluster normally, when Python exited
+    is_guest: bool  # it was started elsewhere, to join the job
 
     @property
     def pid(self) -> int:
@@ -155,8 +113,8 @@ class ProcessLike(Protocol):
 class JoinedWorkerLike(ProcessLike, Protocol):
     """A process that was started elsewhere to join the job, such as `supervision.joined_workers.JoinedWorker`."""
 
-    host: str
-    wanted: int | None
+    host: str  # the name of its machine
+    wanted: int | None  # the index that it would like to have; None if any will do
 
     def admit(self, index: int, environment: Mapping[str, str]) -> None:
         """Gives it a place."""

@@ -74,15 +74,7 @@ class NoLog:
 
 
 class Log:
-    """The file with everything that a task prints, byte for byte.
-
-    Args:
-        path: Its path.
-        attempt: Number of the attempt; all but the first append to the file.
-
-    Raises:
-        LaunchError: It cannot be written.
-    """
+    """The file with everything that a task prints, byte for byte; all attempts but the first append to it."""
 
     def __init__(self, path: Path, attempt: int):
         self.path: Path | None = path
@@ -109,14 +101,11 @@ class Log:
 
 
 class Stream:
-    """Standard output or standard error of one task, on its way to the terminal.
-
-    Progress bars rewrite their own line. Only those of one task are shown; a terminal that cannot show them gets the
-    last state of each.
-    """
+    """Standard output or standard error of one task, on its way to the terminal."""
 
     def __init__(self, terminal: Terminal, task: str, number: int, error: bool):
         self._terminal, self._task, self._number, self._error = terminal, task, number, error
+        # Bars rewrite their own line. Those of one task are shown; a terminal that cannot gets the last state of each.
         self._with_bars = number == 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._unfinished = ""
@@ -165,10 +154,7 @@ def _last_state(line: str) -> str:
 
 
 def last_traceback(lines: Sequence[str]) -> str:
-    """Returns the last traceback among `lines` and everything after it, or the last lines if there is none.
-
-    If the exception was raised while another one was handled, that one's traceback comes first.
-    """
+    """Returns the last traceback among `lines`, with those chained to it, and all that follows; or the last lines."""
     starts = [number for number, line in enumerate(lines) if _TRACEBACK.search(line)]
     if not starts or len(lines) - starts[-1] > _LONGEST_TRACEBACK:  # An old traceback belongs to something else.
         return "\n".join(lines[-_LINES_WITHOUT_TRACEBACK:]).strip("\n")
@@ -179,16 +165,14 @@ def last_traceback(lines: Sequence[str]) -> str:
 
 
 def error_line(words: str) -> str:
-    """Returns the line of a task's last words that names the error.
-
-    In a traceback it is the line after the last frame; notes may follow. In a report of the health monitor it is the
-    first line.
-    """
+    """Returns the line of a task's last words that names the error."""
     lines = [line for line in words.splitlines() if line.strip()]
     starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+    # It is the line after the last frame; notes may follow.
     raised = [line for line in lines[starts[-1] + 1 :] if not line[0].isspace()] if starts else []
     if raised:
         return raised[0].strip()
+    # A report of the health monitor.
     if lines and lines[0].startswith("replicax: "):
         return lines[0].strip()
     return lines[-1].strip() if lines else ""

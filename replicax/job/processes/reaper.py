@@ -12,11 +12,7 @@ from replicax.job.processes import reaper_main
 
 
 class Guard:
-    """The process that kills the remaining tasks if its starter is killed.
-
-    Raises:
-        LaunchError: This system has no process groups (Windows).
-    """
+    """The process that kills the remaining tasks if its starter is killed."""
 
     def __init__(self) -> None:
         check_system()

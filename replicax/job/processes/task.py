@@ -44,36 +44,22 @@ _CACHE_SETTINGS = {
 
 
 class Program(NamedTuple):
-    """The program of a task's process.
+    """The program of a task's process."""
 
-    Attributes:
-        kind: `"file"` for a script, `"module"` for a module as with `python -m`, `"call"` for a pickled call.
-        target: The script, the module, or the numbers of the files with the call and for its result.
-        arguments: Those of the script or module.
-        files: The file descriptors that the process inherits.
-    """
-
-    kind: str
-    target: str
+    kind: str  # "file" for a script, "module" as with `python -m`, "call" for a pickled call
+    target: str  # the script, the module, or the descriptors of a call's two files, such as "3:4"
     arguments: tuple[str, ...] = ()
-    files: tuple[int, ...] = ()
+    files: tuple[int, ...] = ()  # descriptors that the process inherits
 
 
 @dataclasses.dataclass(frozen=True)
 class PlannedTask:
-    """One process of the cluster.
+    """One process of the cluster."""
 
-    Attributes:
-        type: `"worker"`, `"evaluator"`, or `"chief"`.
-        index: Its index among those of its type.
-        port: The port where it can listen; None for an evaluator or a coordinator, which listen nowhere.
-        environment: All of its environment variables.
-    """
-
-    type: str
-    index: int
-    port: int | None
-    environment: Mapping[str, str] = dataclasses.field(repr=False)  # It has the job's token.
+    type: str  # "worker", "evaluator", or "chief"
+    index: int  # among those of its type
+    port: int | None  # where it can listen; None if its environment says where, or if it listens nowhere
+    environment: Mapping[str, str] = dataclasses.field(repr=False)  # All of it; it has the job's token.
 
     @property
     def name(self) -> str:
@@ -91,14 +77,7 @@ class PlannedTask:
 
 
 def common_environment(inherited: Mapping[str, str], devices: int | None, token: str, attempt: int) -> dict[str, str]:
-    """Returns the environment that all tasks of a machine share: its own with additions.
-
-    Args:
-        inherited: The environment of the process that starts them.
-        devices: Virtual CPU devices in each process; None leaves that to the environment.
-        token: The secret that the processes of this job share.
-        attempt: Number of the attempt, from 0.
-    """
+    """Returns the environment that all tasks of a machine share: its own with additions."""
     inherited = {name: value for name, value in inherited.items() if name not in _OF_ANOTHER_CLUSTER}
     defaults = {
         "KERAS_BACKEND": "jax",
@@ -121,13 +100,10 @@ def common_environment(inherited: Mapping[str, str], devices: int | None, token:
 
 
 def _past_proxies(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables with which gRPC uses no proxy to reach this machine.
-
-    Without a proxy none is needed, and JAX would warn of the variable.
-    """
+    """Returns the variables with which gRPC uses no proxy to reach this machine."""
     names = {name.lower() for name, value in inherited.items() if value}
     if not names & {"grpc_proxy", "https_proxy", "http_proxy", "all_proxy"}:
-        return {}
+        return {}  # Not needed, and JAX would warn of the variable.
     return {"no_proxy": ",".join(filter(None, [inherited.get("no_proxy"), LOOPBACK]))}
 
 

@@ -16,13 +16,7 @@ _NARROWEST = 20
 
 
 class Terminal:
-    """The terminal of the launcher and its tasks. Threads can share it.
-
-    Args:
-        out: For the standard output of the tasks.
-        err: For their standard error, and for the launcher's own messages.
-        environment: The environment, which may contain `NO_COLOR`.
-    """
+    """The terminal of the launcher and its tasks. Threads can share it."""
 
     def __init__(self, out: TextIO, err: TextIO, environment: Mapping[str, str] = os.environ):
         self._out, self._err = out, err
@@ -42,14 +36,7 @@ class Terminal:
         return max(columns - len(_tag(task)), _NARROWEST), rows
 
     def line(self, task: str, number: int, text: str, error: bool = False) -> None:
-        """Writes a line of a task.
-
-        Args:
-            task: The task's name.
-            number: Its index among all tasks, which determines the colour.
-            text: The line, without its end.
-            error: Whether it came from standard error.
-        """
+        """Writes a line of a task, without its end; the index among all tasks, `number`, determines the colour."""
         stream = self._err if error else self._out
         self._write(stream, f"{self._colored_tag(stream, task, number)}{text}\n")
 

@@ -34,20 +34,7 @@ _IN_THE_MIDDLE = "ended with exit code 0 in the middle of the job, by os._exit o
 
 
 class ElasticPolicy:
-    """Decides about the workers of one attempt that come and go; see `replicax.job.supervision.supervisor.LossPolicy`.
-
-    Args:
-        options: How many may be started again, and with how few the others go on.
-        restarts: How many restarts are left.
-        host: The host of their meeting.
-        start: Starts a task once more.
-        terminal: Where it says what has happened.
-        attendance: Keeps the members.
-        clock: Returns the time in seconds.
-
-    Attributes:
-        revived: How many were started again.
-    """
+    """Decides about the workers of one attempt that come and go; see `LossPolicy`."""
 
     def __init__(
         self,
@@ -60,7 +47,7 @@ class ElasticPolicy:
         clock: Callable[[], float] = time.monotonic,
     ):
         self.revived = 0
-        self._options, self._restarts, self._host = options, restarts, host
+        self._options, self._restarts, self._host = options, restarts, host  # `restarts`: how many are left
         self._start, self._terminal, self._clock = start, terminal, clock
         self._member_record = member_record or MemberRecord()
         self._is_done = False  # the training
@@ -75,11 +62,7 @@ class ElasticPolicy:
     # Losses.
 
     def bears(self, failure: Failure, running: Sequence[ProcessLike]) -> bool:
-        """Returns whether the others can go on, and tells them that a worker is lost.
-
-        They cannot if the failure is an error that a restart would only repeat, such as one that two workers raise one
-        after the other; if a worker says that the state of the training is lost (71); or if none or too few are left.
-        """
+        """Returns whether the others can go on, and tells them that a worker is lost."""
         task = failure.process.task
         if task.type != WORKER:
             return False
@@ -241,16 +224,13 @@ class ElasticPolicy:
     # News.
 
     def hears(self, news: MemberNews | FoundSilent, running: Sequence[ProcessLike]) -> None:
-        """Notes what a worker tells: a new world, that it leaves, or that another one gives no sign of life.
-
-        A worker without a sign of life, such as a stopped one, is killed, so that it is started again.
-        """
+        """Notes what a worker tells: a new world, that it leaves, or that another one gives no sign of life."""
         if isinstance(news, FoundSilent):
             for process in running:
                 if process.task.name == news.task and life_of(process.task).number == news.incarnation:
                     self._member_record.is_silent(life_of(process.task))
                     self._terminal.say(f"{news.task} shows no sign of life any more and is killed.")
-                    process.kill()
+                    process.kill()  # So that it is started again: it may only be stopped.
         elif news.started_at:
             self.started(news.process, news.started_at)
         elif news.leaving:

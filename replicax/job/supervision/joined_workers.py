@@ -50,14 +50,7 @@ SECONDS_OF_SILENCE = 10.0
 
 
 class JoinedWorker:
-    """A worker that has been started elsewhere to join the job; see `ProcessLike`.
-
-    Args:
-        session: That with its launcher.
-        host: The name of its machine.
-        wanted: The index that it would like to have; None if any will do.
-        events: Where its end is reported.
-    """
+    """A worker that has been started elsewhere to join the job; see `JoinedWorkerLike`."""
 
     is_guest = True
 
@@ -127,11 +120,7 @@ class JoinedWorker:
 
 
 class JoinListener:
-    """Where workers join a job.
-
-    Raises:
-        OSError: It cannot listen there.
-    """
+    """The listener at which workers join a job."""
 
     def __init__(self, address: Address, token: str, events: EventSink):
         self._token, self._events = token, events
@@ -144,7 +133,7 @@ class JoinListener:
         self._thread.start()
 
     def close(self) -> None:
-        """Lets nobody in any more."""
+        """Lets no worker in any more."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -175,12 +164,7 @@ class JoinListener:
         joined_worker.listen()
 
     def _known(self, connection: socket.socket) -> JoinedWorker:
-        """Returns who has come.
-
-        Raises:
-            OSError: It said nothing in time.
-            ValueError: It does not belong to this job.
-        """
+        """Returns the worker at the other end of a connection, once it has proved that it belongs to this job."""
         session = demanded(connection, self._token)
         if not self._strangers.remove(connection):
             raise ValueError("It was closed, since too many came after it.")

@@ -12,19 +12,12 @@ from replicax.job.processes.events import FoundSilent, JoinedWorkerLike, MemberN
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """A task that failed.
-
-    Attributes:
-        process: Its process.
-        code: Its exit code.
-        time: When it failed.
-        culprit: The task to blame: itself, or the one that caused its failure.
-    """
+    """A task that failed."""
 
     process: ProcessLike
     code: int
-    time: float
-    culprit: ProcessLike
+    time: float  # by `time.monotonic`
+    culprit: ProcessLike  # the process to blame: this one, or the one that caused its failure
 
     @property
     def how(self) -> str:
@@ -37,7 +30,7 @@ class Failure:
 class LossPolicy(Protocol):
     """Decides about a task whose loss the others can bear."""
 
-    revived: int
+    revived: int  # how many tasks were started again alone
 
     def bears(self, failure: Failure, running: Sequence[ProcessLike]) -> bool:
         """Returns whether the job can go on although a task has failed, given the processes that run."""

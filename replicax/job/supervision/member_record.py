@@ -17,18 +17,12 @@ TOO_LATE = "it came when the training was done"
 
 
 class MemberRecord:
-    """Notes what happens to the workers of one attempt, and writes it to the log.
-
-    Attributes:
-        world: The number of the newest world that a member has told of; 0 before.
-        members: Its members; the first one is the chief.
-        incarnations: The number of the newest incarnation of each worker that was ever started.
-    """
+    """Notes what happens to the workers of one attempt, and writes it to the log."""
 
     def __init__(self, log: MembershipLog | None = None):
-        self.world = 0
-        self.members: tuple[Incarnation, ...] = ()
-        self.incarnations: dict[int, int] = {}
+        self.world = 0  # the newest that a member has told of; 0 before
+        self.members: tuple[Incarnation, ...] = ()  # of that world; the first one is the chief
+        self.incarnations: dict[int, int] = {}  # the newest of each worker that was ever started
         self._log = log
         self._pids: dict[Incarnation, int] = {}
         self._reasons: dict[Incarnation, str] = {}  # of those that leave or were ended

@@ -1,4 +1,11 @@
-"""Pure decisions after an attempt: end, restart, or resume."""
+"""Pure decisions after an attempt: end, restart, or resume.
+
+- Success, a failure that a restart would only repeat (`exit_codes`), or an interrupted launcher end the job.
+- A task that asks to be resumed is not a failure: all start again, as long as a restart is left.
+- A failure uses one of `options.restarts`.
+- If the same worker has failed twice in a row, or no restart is left, the job goes on with one worker fewer, down to
+  `options.min_workers`. That uses no restart.
+"""
 
 from __future__ import annotations
 
@@ -16,37 +23,21 @@ _SECONDS_OF_A_USEFUL_ATTEMPT = 5.0
 
 @dataclasses.dataclass(frozen=True)
 class Finish:
-    """The job is over.
+    """The job is over."""
 
-    Attributes:
-        code: The launcher's exit code.
-    """
-
-    code: int
+    code: int  # the launcher's exit code
 
 
 @dataclasses.dataclass(frozen=True)
 class Restart:
-    """All tasks start once more.
-
-    Attributes:
-        workers: The number of workers.
-        why: What to tell the user.
-    """
+    """All tasks start once more."""
 
     workers: int
-    why: str
+    why: str  # for the user
 
 
 def decide(attempts: Sequence[AttemptResult], options: Options) -> Finish | Restart:
-    """Returns what to do after the last of `attempts`.
-
-    - Success, a failure that a restart would only repeat (`exit_codes`), or an interrupted launcher end the job.
-    - A task that asks to be resumed is not a failure: all start again, as long as a restart is left.
-    - A failure uses one of `options.restarts`.
-    - If the same worker has failed twice in a row, or no restart is left, the job goes on with one worker fewer, down
-      to `options.min_workers`. That uses no restart.
-    """
+    """Returns what to do after the last of `attempts`."""
     last = attempts[-1]
     if last.interrupted or not is_restartable(last.code):
         return Finish(last.code)

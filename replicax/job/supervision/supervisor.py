@@ -48,48 +48,25 @@ _SECONDS_TO_LEAVE = 5.0
 
 @dataclasses.dataclass(frozen=True)
 class AttemptResult:
-    """How an attempt ended.
-
-    Attributes:
-        workers: Its number of workers.
-        code: Its exit code: that of the task that failed first, or 0.
-        failed: The name of that task; "" if none failed.
-        seconds: How long it took.
-        interrupted: Whether a signal has ended it (Ctrl-C, SIGTERM).
-        revived: How many of its tasks were started again alone.
-    """
+    """How an attempt ended."""
 
     workers: int
-    code: int
-    failed: str = ""
+    code: int  # of the task that failed first, 0 if none did; if interrupted, of the signal or a resumption
+    failed: str = ""  # the name of that task; "" if none failed
     seconds: float = 0.0
-    interrupted: bool = False
-    revived: int = 0
+    interrupted: bool = False  # a signal has ended it (Ctrl-C, SIGTERM)
+    revived: int = 0  # how many of its tasks were started again alone
 
 
 class Grace(NamedTuple):
-    """How many seconds tasks have to end, from the first signal to SIGKILL.
+    """How many seconds tasks have to end, from the first signal to SIGKILL."""
 
-    Attributes:
-        survivors: Those that are left when one has failed.
-        all: All of them, when they are told to end.
-    """
-
-    survivors: float = 5.0
-    all: float = 30.0
+    survivors: float = 5.0  # those that are left when one has failed
+    all: float = 30.0  # all of them, when the launcher gets a signal
 
 
 class Supervisor:
-    """Runs one attempt.
-
-    Args:
-        workers: How many workers there are.
-        start: Starts the tasks, one after the other.
-        grace: How long they have to end.
-        terminal: For what is said about them.
-        events: The events of the processes, and signals.
-        revival: What becomes of tasks that fail alone; None if the loss of one ends all.
-    """
+    """Runs one attempt; without a loss policy the loss of one task ends all."""
 
     def __init__(
         self,

@@ -20,41 +20,23 @@ SECONDS_TO_SAVE = 120  # before a worker that is told to end is killed
 
 @dataclasses.dataclass(frozen=True)
 class ClusterJob:
-    """A job for a real cluster.
+    """A job for a real cluster."""
 
-    Attributes:
-        script: The Python file that each worker runs, as the cluster's machines find it.
-        arguments: Its arguments.
-        name: Name of the job.
-        workers: Number of workers, one on each pod or node.
-        devices: Virtual CPU devices in each, where there are no GPUs.
-        gpus: GPUs for each; 0 for CPUs only.
-        image: The container's image (Kubernetes, which needs one).
-        restarts: How often a worker may fail before the job fails.
-        cpus: CPU cores for each worker; None for 8 for each GPU, or without GPUs 2 for each device.
-        memory: Memory for each worker, such as `"32G"`; None for 4 GB for each core.
-        shm: Size of `/dev/shm`, a part of that memory (Kubernetes).
-        time: Slurm's time limit of the job: minutes, `"HH:MM:SS"` or `"D-HH:MM:SS"`.
-        partition: Slurm's partition; None for its default.
-        setup: The command that activates the Python environment (Slurm), such as `"source .venv/bin/activate"`.
-        port: The port of worker 0, where the others meet it.
-    """
-
-    script: str
+    script: str  # the Python file that each worker runs, as the cluster's machines find it
     arguments: tuple[str, ...] = ()
     name: str = "train"
-    workers: int = 2
-    devices: int = 1
-    gpus: int = 0
-    image: str = ""
-    restarts: int = 3
-    cpus: int | None = None
-    memory: str | None = None
-    shm: str = "1G"
-    time: str = "24:00:00"
-    partition: str | None = None
-    setup: str = ""
-    port: int = 12345
+    workers: int = 2  # one on each pod or node
+    devices: int = 1  # virtual CPU devices in each worker, where there are no GPUs
+    gpus: int = 0  # for each worker; 0 for CPUs only
+    image: str = ""  # the container's; Slurm starts none
+    restarts: int = 3  # how often a worker may fail before the job fails
+    cpus: int | None = None  # cores for each worker; None for 8 for each GPU, or without GPUs 2 for each device
+    memory: str | None = None  # for each worker, such as "32G"; None for 4 GB for each core
+    shm: str = "1G"  # the size of `/dev/shm`, a part of that memory (Kubernetes, Compose)
+    time: str = "24:00:00"  # Slurm's limit for the job: minutes, "HH:MM:SS" or "D-HH:MM:SS"
+    partition: str | None = None  # Slurm's; None for its default
+    setup: str = ""  # the command that activates the Python environment (Slurm), such as "source .venv/bin/activate"
+    port: int = 12345  # of worker 0, where the others meet it
 
     def __post_init__(self) -> None:
         if not self.script:

@@ -17,11 +17,7 @@ _HEADER = """\
 
 
 def compose(cluster: ClusterJob, token: str) -> str:
-    """Returns a file for `docker compose up`: a service for each worker, which find each other by their names.
-
-    Raises:
-        LaunchError: No image is named.
-    """
+    """Returns a file for `docker compose up`: a service for each worker, which find each other by their names."""
     if not cluster.image:
         raise LaunchError("--image must name a container image with replicax and your script in it.")
     services = {f"worker-{index}": _service(cluster, index, token) for index in range(cluster.workers)}

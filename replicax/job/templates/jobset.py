@@ -16,14 +16,7 @@ _GROUP = "workers"
 
 
 def jobset(cluster: ClusterJob, token: str) -> str:
-    """Returns the manifests of a JobSet and of its secret. The controller itself makes the service with pod names.
-
-    A worker is tried again as in the Indexed Job. When the Job has failed, all of it starts again, `cluster.restarts`
-    times, unless options or programs are wrong.
-
-    Raises:
-        LaunchError: No image is named.
-    """
+    """Returns the manifests of a JobSet and of its secret. The controller itself makes the service with pod names."""
     if not cluster.image:
         raise LaunchError("--image must name a container image with replicax and your script in it.")
     job = yaml.safe_load(indexed_job(cluster, f"{cluster.name}-{_GROUP}-0"))
@@ -35,7 +28,7 @@ def jobset(cluster: ClusterJob, token: str) -> str:
         "spec": {
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
             "failurePolicy": {
-                "maxRestarts": cluster.restarts,
+                "maxRestarts": cluster.restarts,  # Of the whole Job, once a worker has failed too often in it.
                 # The pods' own policy ends a job whose options or programs are wrong: they would be wrong again.
                 "rules": [
                     {"name": "wrong", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]},

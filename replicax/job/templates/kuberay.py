@@ -19,11 +19,7 @@ _HEAD = """resources:
 
 
 def kuberay(cluster: ClusterJob) -> str:
-    """Returns the manifest of a RayJob: one worker of the job on each pod of Ray's, and a head without workers.
-
-    Raises:
-        LaunchError: No image is named.
-    """
+    """Returns the manifest of a RayJob: one worker of the job on each pod of Ray's, and a head without workers."""
     if not cluster.image:
         raise LaunchError("--image must name a container image with replicax[ray] and your script in it.")
     return f"""\

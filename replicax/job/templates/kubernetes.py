@@ -11,11 +11,7 @@ from replicax.job.templates.containers import indented, resources
 
 
 def kubernetes(cluster: ClusterJob, token: str) -> str:
-    """Returns the manifests of an Indexed Job, of the service that gives its pods names, and of their secret.
-
-    Raises:
-        LaunchError: No image is named.
-    """
+    """Returns the manifests of an Indexed Job, of the service that gives its pods names, and of their secret."""
     if not cluster.image:
         raise LaunchError("--image must name a container image with replicax and your script in it.")
     return f"{_service(cluster)}---\n{secret(cluster, token)}---\n{indexed_job(cluster, cluster.name)}"

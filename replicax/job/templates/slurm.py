@@ -7,11 +7,7 @@ from replicax.job.templates.cluster_job import SECONDS_TO_SAVE, ClusterJob
 
 
 def slurm(cluster: ClusterJob) -> str:
-    """Returns a batch script: one task on each node, which finds the others by Slurm's own variables.
-
-    Args:
-        cluster: What to run. Slurm starts no containers, so the image is not used.
-    """
+    """Returns a batch script: one task on each node, which finds the others by Slurm's own variables."""
     gpus = f"#SBATCH --gpus-per-node={cluster.gpus}\n" if cluster.gpus else ""
     partition = f"#SBATCH --partition={cluster.partition}\n" if cluster.partition else ""
     setup = (

@@ -15,17 +15,7 @@ _HEADER = """\
 
 
 def vertex(cluster: ClusterJob, token: str, machine: str, accelerator: str | None = None) -> str:
-    """Returns the specification of a custom job: a pool with the chief, and one with all other workers.
-
-    Args:
-        cluster: What to run. Vertex AI gives a machine's memory and cores by its type.
-        token: A secret for the processes of this job.
-        machine: The type of the machines, such as `"n1-standard-8"`.
-        accelerator: The type of the GPUs, such as `"NVIDIA_TESLA_T4"`; needed where there are any.
-
-    Raises:
-        LaunchError: No image or type of machine is named, or GPUs without their type.
-    """
+    """Returns the specification of a custom job: a pool with the chief, and one with all other workers."""
     if not cluster.image:
         raise LaunchError("--image must name a container image with replicax and your script in it.")
     if not machine:
@@ -38,7 +28,7 @@ def vertex(cluster: ClusterJob, token: str, machine: str, accelerator: str | Non
 
 
 def _pool(cluster: ClusterJob, token: str, machine: str, accelerator: str | None, count: int) -> dict[str, object]:
-    machines: dict[str, object] = {"machineType": machine}
+    machines: dict[str, object] = {"machineType": machine}  # It determines memory and cores, too.
     if accelerator:
         machines |= {"acceleratorType": accelerator, "acceleratorCount": cluster.gpus}
     variables = {

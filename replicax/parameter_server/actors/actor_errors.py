@@ -10,17 +10,11 @@ from replicax.errors import ContextError, RemoteError
 
 @dataclasses.dataclass(frozen=True)
 class Raised:
-    """An actor's answer in place of an error, which Ray would wrap in a class of its own.
+    """An actor's answer in place of an error, which Ray would wrap in a class of its own."""
 
-    Attributes:
-        pickled: The error and its cause; None if they cannot be pickled.
-        name: The error's type.
-        words: The error and its traceback, as text.
-    """
-
-    pickled: bytes | None
+    pickled: bytes | None  # the error and its cause; None if they cannot be pickled
     name: str
-    words: str
+    words: str  # the error and its traceback
 
     def error(self) -> BaseException:
         """Returns the error; the actor's traceback is its cause, or the cause of its cause."""

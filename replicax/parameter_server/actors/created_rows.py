@@ -15,18 +15,10 @@ _SLAB_BYTES = 512 << 10  # Rows are computed in slabs that the caches of a core 
 
 @dataclasses.dataclass(frozen=True)
 class CreatedRows:
-    """Rows of a variable's first value.
+    """Rows of a variable's first value."""
 
-    Attributes:
-        code: StableHLO of `(high, low) -> rows`, for any number of rows, serialised by `jax.export`: the numbers of
-            rows as two halves of 32 bits.
-        bounds: The first row, and the one after the last.
-        row_shape: Shape of one row.
-        dtype: Dtype of the variable.
-    """
-
-    code: bytes
-    bounds: tuple[int, int]
+    code: bytes  # StableHLO of `(high, low) -> rows` for any number of rows, by `jax.export`; see `halves`
+    bounds: tuple[int, int]  # the first row, and the one after the last
     row_shape: tuple[int, ...]
     dtype: np.dtype
 

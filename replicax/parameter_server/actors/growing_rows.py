@@ -20,55 +20,38 @@ from replicax.parameter_server.actors.messages import ShardId
 from replicax.tables.growing import FREE_ROW
 
 FREE = FREE_ROW
-#: The columns of the index: the id of a row, and the counts by which rows are chosen to be taken.
+#: The columns of the index: the id of a row (`FREE` if it has none), the push that used it last, how many pushes have
+#: used it, and the push that made it.
 ID, LAST, USES, SINCE = range(4)
 _BY = {"lru": LAST, "lfu": USES, "age": SINCE}
 
 
 @dataclasses.dataclass(frozen=True)
 class GrowingShard:
-    """One server's part of a growing table.
-
-    Attributes:
-        table: The shard of the table.
-        index: The shard of its index, `(rows, 4)` of int32: for each row its id, the push that used it last, how many
-            have used it, and the push that made it. Free rows have id -1.
-        initial: For the shards of the table and its slots, StableHLO of `(high, low) -> rows`: the first values of ids.
-        evict: Whose row is taken when none is free: `"lru"` that was used longest ago, `"lfu"` that was used least
-            often, `"age"` the oldest.
-        part: Which shard this is.
-        shards: How many there are.
-    """
+    """One server's part of a growing table."""
 
     table: ShardId
-    index: ShardId
+    index: ShardId  # its value: `(rows, 4)` of int32
+    # For the shards of the table and its slots, StableHLO of `(high, low) -> rows`: the first values of ids.
     initial: tuple[tuple[ShardId, bytes], ...]
-    evict: str
-    part: int
+    evict: str  # "lru", "lfu" or "age": by which column of the index rows are taken when none is free; see `_BY`
+    part: int  # which of the shards this is
     shards: int
 
 
 class GrowingRows:
-    """The rows of a shard.
-
-    Attributes:
-        index: See `GrowingShard`; it is changed in place.
-    """
+    """The rows of a shard, and which ids have them."""
 
     def __init__(self, shard: GrowingShard):
         self._shard = shard
         self._initial = {each: jax.jit(jax.export.deserialize(bytearray(code)).call) for each, code in shard.initial}
-        self.index = np.zeros((0, 4), np.int32)
+        self.index = np.zeros((0, 4), np.int32)  # changed in place
         self._rows: dict[int, int] = {}
         self._free: list[int] = []
         self._pushes = 0
 
     def restore(self, index: np.ndarray) -> None:
-        """Takes an index over, which is that of a new table or has been read from a checkpoint.
-
-        Raises:
-            CheckpointError: It has ids of other servers.
-        """
+        """Takes over the index of a new table or of a checkpoint; refuses one with ids of other servers."""
         self.index = np.array(index)
         used = np.flatnonzero(self.index[:, ID] != FREE)
         ids = self.index[used, ID]
@@ -101,11 +84,7 @@ class GrowingRows:
         return np.asarray(self._initial[shard](*halves(numbers)))[: len(ids)]
 
     def admit(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Gives distinct ids rows, where they have none, and counts their use.
-
-        Returns:
-            Their rows, and which of them are new.
-        """
+        """Gives distinct ids rows where they have none, and counts their use; returns the rows, and which are new."""
         rows = self.find(ids)
         is_new = rows == FREE
         self._pushes += 1

@@ -50,10 +50,7 @@ class ParameterServer:
         self._wires = ServerWires(buffers_by(settings))
 
     def load(self, program: ServerProgram | GrowingShard) -> None:
-        """Compiles a program, so that the first push does not wait for it; or lets a table grow.
-
-        Rows of a growing table's shard are asked for, and updated, by ids from now on.
-        """
+        """Compiles a program ahead of its first push, or lets a table grow: its shard's rows are then named by ids."""
         if isinstance(program, GrowingShard):
             self._grow(program)
             return
@@ -64,10 +61,7 @@ class ParameterServer:
         self._programs.pop(program, None)
 
     def begin_era(self, era: int) -> None:
-        """Forgets which steps were applied, so that they can be applied again after a checkpoint is restored.
-
-        Pushes of an earlier era that arrive late are not applied.
-        """
+        """Forgets the applied steps, since a checkpoint is restored; late pushes of earlier eras are not applied."""
         self._era = era
         self._applied.clear()
 
@@ -108,22 +102,12 @@ class ParameterServer:
         program: int,
         step: int,
         pulled: int,
-        sent: Sequence[np.ndarray] | None,
+        sent: Sequence[np.ndarray] | None,  # None if it is in the buffer of `wire`
         wanted: Sequence[ShardId] | None,
         era: int = 0,
         wire: WireId | None = None,
     ) -> Reply:
-        """Applies a step and returns the variables that the worker wants for its next one.
-
-        Args:
-            program: Id of the program.
-            step: Id of the step; a step that has been applied is not applied again.
-            pulled: Version of the variables from which the worker computed.
-            sent: What it computed; None if that is in a buffer.
-            wanted: The shards to return; None for none.
-            era: The era of the servers that the worker knew when it computed.
-            wire: The worker's buffers, if it wrote there what it computed.
-        """
+        """Applies a step, unless it has been applied before, and returns the variables that the worker wants next."""
         if wire is not None:
             sent = self._wires.take(wire, step)
         if sent is None:
@@ -195,13 +179,10 @@ def _with_new_rows(table: jax.Array, numbers: jax.Array, rows: jax.Array) -> jax
 
 
 def settings_for(cluster: RayCluster) -> dict[str, object]:
-    """Returns settings for the actors of a cluster.
-
-    They are the settings of this process's JAX that affect what programs compute, how much shared memory each may take
-    and, if all actors share one machine, the number of threads of each.
-    """
+    """Returns settings for a cluster's actors: JAX's that affect results, and limits of memory and threads."""
     settings: dict[str, object] = {name: getattr(jax.config, name) for name in _SETTINGS}
     settings[_BUFFER_BYTES] = int(_SHARE_OF_BUFFERS * object_store_memory() / (cluster.workers + cluster.servers))
+    # All actors share the cores of one machine.
     if cluster.is_local:
         settings[_THREADS] = max(1, (os.cpu_count() or 1) // (cluster.workers + cluster.servers))
     return settings

@@ -22,23 +22,14 @@ _PUSHES_AT_ONCE = 2  # A worker has two steps; both may be pushing.
 
 
 class Push(NamedTuple):
-    """The values that a worker has computed for one server.
-
-    Attributes:
-        program: Id of the program.
-        step: Id of the step.
-        pulled: Version of the variables from which it was computed.
-        sent: The values, in the order in which the server's program takes them.
-        wanted: The shards to return; None for none.
-        answer_bytes: Their size in bytes.
-    """
+    """The values that a worker has computed for one server."""
 
     program: int
     step: int
-    pulled: int
-    sent: Sequence[PyTree]
-    wanted: tuple[ShardId, ...] | None
-    answer_bytes: int
+    pulled: int  # the version of the variables from which the values were computed
+    sent: Sequence[PyTree]  # the values, in the order in which the server's program takes them
+    wanted: tuple[ShardId, ...] | None  # the shards to return
+    answer_bytes: int  # size of these shards
 
     @property
     def nbytes(self) -> int:
@@ -51,18 +42,14 @@ class EraOverError(Exception):
 
 
 class ServerHandles:
-    """The servers' actors, as a worker calls them.
-
-    Attributes:
-        era: The same.
-        lost: The exceptions of a call whose server is lost, or has lost what was before.
-    """
+    """The servers' actors, as a worker calls them."""
 
     def __init__(self, worker: int, handles: Sequence[ActorHandle[ParameterServer]], era: int, buffers: Buffers):
         import ray
 
         self.era = era
         self._handles, self._get = list(handles), ray.get
+        # The errors of a call whose server is lost, or has lost what was before.
         self.lost = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, EraOverError)
         # Only processes of a Ray cluster have its shared memory.
         count = _PUSHES_AT_ONCE if ray.is_initialized() and has_channels() else 0
@@ -74,11 +61,7 @@ class ServerHandles:
         return dict(zip(pulls, self._get(calls), strict=True))
 
     def push(self, pushes: Mapping[int, Push]) -> dict[int, Reply]:
-        """Pushes to several servers at once; returns their answers.
-
-        Raises:
-            EraOverError: Servers have been replaced meanwhile.
-        """
+        """Pushes to several servers at once; returns their answers."""
         wired: dict[int, tuple[WorkerWire, WireId]] = {}
         try:
             for server, push in pushes.items():

@@ -58,10 +58,7 @@ class Buffer:
 
 
 class Buffers:
-    """Makes the buffers that an actor writes.
-
-    Ray frees none of them before the actor ends, and each recovery of servers, for example, needs others.
-    """
+    """Makes the buffers that an actor writes, of `room` bytes in all: Ray frees none of them before the actor ends."""
 
     def __init__(self, room: int):
         self._left = room
@@ -122,10 +119,7 @@ class WorkerWire:
         self._is_usable: bool | None = None
 
     def send(self, step: int, arrays: Sequence[PyTree], answer_bytes: int) -> WireId | None:
-        """Writes arrays for the server; returns what the call has to name, None if the arrays have to go with it.
-
-        `receive` may follow, and `done` or `give_up` has to.
-        """
+        """Writes arrays for the server; returns what the call has to name, None if the arrays have to go with it."""
         nbytes = sum(array.nbytes for array in jax.tree_util.tree_leaves(arrays))
         if not may_be_wired(nbytes) or not may_be_wired(answer_bytes) or not self._lock.acquire(blocking=False):
             return None
@@ -133,6 +127,7 @@ class WorkerWire:
             if self._may_be_used() and (pair := self._pair_for(nbytes, answer_bytes)) is not None:
                 number, sent, _ = pair
                 if sent.write(step, list(arrays)):
+                    # The lock is held until `done` or `give_up`, one of which must follow; `receive` may come before.
                     return self._worker, self._number, number
                 self._pair = None
         except BaseException:

@@ -64,15 +64,8 @@ class Worker:
     # Before steps.
 
     def set_up(self, number: int, task: SetUp) -> None:
-        """Does a task that steps rely on as soon as all tasks with smaller indices are done.
-
-        Calls may come in any order. A task that comes early is stored. Its call does not block a thread: the calls that
-        it would wait for might then find none.
-
-        Args:
-            number: Index of the task, from 0.
-            task: The task. If it fails, every step that needs it raises the error.
-        """
+        """Does task `number` once all tasks before it are done; if it fails, the steps that need it raise its error."""
+        # Calls come in any order. One that comes early must not wait: the calls that it waits for might find no thread.
         if not self._set_up.add(number, task):
             return
         while (next_task := self._set_up.turn()) is not None:

@@ -19,16 +19,11 @@ _PAST_THE_END = np.iinfo(np.int32).max
 
 
 class LoadedProgram:
-    """A program that a worker has compiled.
-
-    Attributes:
-        program: The program.
-        wanted: For each server, the shards that the program reads completely.
-    """
+    """A program that a worker has compiled."""
 
     def __init__(self, program: WorkerProgram):
         self.program = program
-        self.wanted: dict[int, tuple[ShardId, ...]] = {}
+        self.wanted: dict[int, tuple[ShardId, ...]] = {}  # for each server, the shards that are read completely
         for variable in program.variables:
             for server, shard in zip(variable.servers, variable.shards, strict=True):
                 self.wanted[server] = (*self.wanted.get(server, ()), shard)
@@ -52,17 +47,7 @@ class LoadedProgram:
 
 
 class TableLookUp:
-    """The rows of one table that a batch needs.
-
-    Args:
-        table: The table.
-        indices: Arrays of the row indices that are looked up, of shape `(..., 1)`.
-
-    Attributes:
-        numbers: The indices of the rows, sorted, each once.
-        rows: The rows, filled in as they arrive, followed by zeros.
-        positions: For each index array, the position of each of its rows in `rows`.
-    """
+    """The rows of one table that a batch needs, by arrays of row indices of shape `(..., 1)`."""
 
     def __init__(self, table: PulledTable, indices: Sequence[np.ndarray]):
         self.table = table
@@ -73,7 +58,7 @@ class TableLookUp:
         ]
         flat = np.concatenate([index.ravel() for index in wanted])
         inside = (flat >= 0) & (table.grows | (flat < count))
-        self.numbers, inverse = np.unique(flat[inside], return_inverse=True)
+        self.numbers, inverse = np.unique(flat[inside], return_inverse=True)  # the rows, each once
         if table.grows:
             inverse = self._order_by_owner()[inverse]
         ends = np.cumsum(np.bincount(self._owners(), minlength=len(table.bounds)))
@@ -85,8 +70,9 @@ class TableLookUp:
         found = np.full(flat.shape, table.capacity, np.int32)  # past the end, where nothing is found
         found[inside] = inverse
         lengths = np.cumsum([index.size for index in wanted])[:-1]
+        # For each index array, the position of each of its rows in `rows`.
         self.positions = [p.reshape(i.shape) for p, i in zip(np.split(found, lengths), wanted, strict=True)]
-        self.rows = np.zeros((table.capacity, *table.shape[1:]), table.dtype)
+        self.rows = np.zeros((table.capacity, *table.shape[1:]), table.dtype)  # filled in as they arrive; then zeros
 
     def requests(self) -> dict[int, list[tuple[ShardId, np.ndarray, slice]]]:
         """Returns what to ask each server for: a shard, row indices in it, and their positions in `rows`."""
@@ -130,12 +116,9 @@ class TableLookUp:
 
 
 def padded(numbers: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns indices of rows, and the rows, filled up to a power of two by indices past the end of any shard.
-
-    So a server compiles its program for few lengths only. Indices that a worker sends are not filled up.
-    """
+    """Returns indices of rows, and the rows, filled up to a power of two by indices past the end of any shard."""
     count = len(numbers)
-    length = max(_LEAST_ROWS, 1 << max(count - 1, 0).bit_length())
+    length = max(_LEAST_ROWS, 1 << max(count - 1, 0).bit_length())  # A server compiles for few lengths only.
     filled = np.full(length, _PAST_THE_END, np.int32)
     filled[:count] = numbers
     zeros = np.zeros((length - count, *rows.shape[1:]), rows.dtype)
@@ -143,10 +126,7 @@ def padded(numbers: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def compiled(code: bytes, donate: Sequence[int] = ()) -> CompiledProgram:
-    """Returns a program that `jax.export` has serialised, compiled for the shapes that it was made for.
-
-    A program with symbolic shapes is compiled when it is called.
-    """
+    """Returns a program of `jax.export`, compiled for its shapes, or later, when called, if these are symbolic."""
     exported = jax.export.deserialize(bytearray(code))
     program = jax.jit(exported.call, donate_argnums=donate, keep_unused=True)
     if any(not isinstance(length, int) for aval in exported.in_avals for length in aval.shape):

@@ -10,29 +10,17 @@ from replicax.typing import PyTree
 
 
 class WorkersDataset:
-    """A dataset that each worker makes: give it to `ClusterCoordinator.create_per_worker_dataset`.
-
-    Args:
-        make: Returns the dataset, on a worker; it is pickled.
-        given: The dataset that the strategy was given; None if it was a function.
-
-    Attributes:
-        given: As given.
-    """
+    """A dataset that each worker makes: give it to `ClusterCoordinator.create_per_worker_dataset`."""
 
     def __init__(self, make: Callable[[], Iterable[PyTree]], given: Iterable[PyTree] | None = None):
-        self._make, self.given = make, given
+        self._make, self.given = make, given  # pickled; None if the strategy was given a function
 
     def __call__(self) -> Iterable[PyTree]:
         """Returns the dataset."""
         return self._make()
 
     def __iter__(self) -> Iterator[PyTree]:
-        """Begins a pass over the dataset, on a worker.
-
-        Raises:
-            ContextError: Called on the coordinator, which has no batches.
-        """
+        """Begins a pass over the dataset, on a worker."""
         if worker_index() is None:
             raise ContextError(
                 "A dataset of a ParameterServerStrategy was iterated over on the coordinator: its batches are on the "

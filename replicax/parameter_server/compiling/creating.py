@@ -18,15 +18,11 @@ _MIN_BYTES = 16 << 20  # A smaller value is quicker made here and sent than comp
 
 
 def created_rows(variable: VariableLike, initializer: Callable[..., jax.Array]) -> CreatedRows | None:
-    """Returns the first value of a variable as a program; None if it is small, or computed here.
-
-    That of a growing table is one whatever its size: the program computes the first values of ids too.
-
-    It is computed here if its rows depend on each other, or if the initializer draws from a seed generator, whose state
-    changes with each draw.
-    """
+    """Returns the first value of a variable as a program; None if it is small, or computed here."""
     shape, dtype = shape_of(variable), jnp.dtype(dtype_of(variable))
+    # A growing table needs the program whatever its size: it computes the first values of ids too.
     is_large = variable_bytes(variable) >= _MIN_BYTES or grows(variable)
+    # A seed generator's state changes with each draw, so the draws are made here.
     if not shape or not is_large or not isinstance(getattr(initializer, "seed", 0), int):
         return None
     try:

@@ -19,32 +19,16 @@ from replicax.typing import PyTree, PyTreeFunction
 
 @dataclasses.dataclass(frozen=True)
 class ExportedPrograms:
-    """A step as programs that workers and servers can load.
-
-    Attributes:
-        worker: The program of every worker.
-        servers: The programs of the servers that take part.
-    """
+    """A step as programs that workers and servers can load."""
 
     worker: WorkerProgram
-    servers: dict[int, ServerProgram]
+    servers: dict[int, ServerProgram]  # of the servers that take part
 
 
 def export_programs(
     number: int, step: TracedStep, specs: Mapping[int, ArraySpecs], platforms: Sequence[str], lazy_rows: bool = False
 ) -> ExportedPrograms:
-    """Returns the programs of a step all of whose variables are placed.
-
-    Args:
-        number: Their id.
-        step: The step.
-        specs: For each iterator, the shapes and dtypes of its batches.
-        platforms: The platforms of the workers' devices.
-        lazy_rows: Whether updates leave the rows of a table unchanged that a step has not looked up.
-
-    Raises:
-        ProgramError: The step cannot be sent to other processes, or a sharded variable cannot be updated by shards.
-    """
+    """Returns the programs of a step all of whose variables are placed, for the `platforms` of the workers' devices."""
     worker = WorkerHalf(step)
     servers = sorted({server for variable in step.written for server in home_of(variable).servers})
     halves = {server: ServerHalf(step, server, worker.tables, lazy_rows) for server in servers}

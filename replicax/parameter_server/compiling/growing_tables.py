@@ -14,29 +14,19 @@ from replicax.tables.marks import eviction_of, index_of, spec_of
 
 @dataclasses.dataclass(frozen=True)
 class GrowingTable:
-    """A growing table.
-
-    Attributes:
-        table: The table.
-        slots: What its optimizer keeps, of the same number of rows.
-        index: Which id each row has.
-    """
+    """A growing table, with the variables that are placed together with it."""
 
     table: VariableLike
-    slots: tuple[VariableLike, ...]
-    index: VariableLike
+    slots: tuple[VariableLike, ...]  # what its optimizer keeps, of the same number of rows
+    index: VariableLike  # which id each row has
 
     @property
     def variables(self) -> tuple[VariableLike, ...]:
-        """All of them: they are placed together."""
+        """The table, its slots and its index."""
         return (self.table, *self.slots, self.index)
 
     def shards(self) -> dict[int, GrowingShard]:
-        """Returns what each of their servers is told.
-
-        Raises:
-            ProgramError: A first value cannot be computed from an id alone.
-        """
+        """Returns the part of each of their servers."""
         evict = eviction_of(self.table)
         assert evict is not None
         found = {}

@@ -17,31 +17,19 @@ from replicax.parameter_server.variables.remote import home_of, variable_bytes
 
 _SMALL_BYTES = 1 << 16
 
-Choice = Callable[[VariableLike], int | None]
+Choice = Callable[[VariableLike], int | None]  # the server for a variable; None lets the number of bytes decide
 
 
 class VariablePlacer:
-    """Decides where new variables go, by the bytes that each server has.
-
-    Args:
-        servers: How many servers there are.
-        choose: Returns the server for a variable, or None to let the number of bytes decide.
-
-    Attributes:
-        bytes: For each server, the bytes of the variables placed there.
-    """
+    """Decides where new variables go, by the bytes that each server has."""
 
     def __init__(self, servers: int, choose: Choice | None = None):
-        self.bytes = [0] * servers
+        self.bytes = [0] * servers  # of the variables that are placed on each
         self._choose = choose
         self._written: set[int] = set()  # ids of the variables that steps update
 
     def to_copy(self, step: TracedStep) -> list[VariableLike]:
-        """Returns the variables of a step that every server needs a copy of, and that are on one server only.
-
-        Raises:
-            ProgramError: An earlier step updates such a variable, on one server.
-        """
+        """Returns the variables of a step that every server needs a copy of, and that are on one server only."""
         if len(self.bytes) == 1:
             return []
         found = [v for v in _copied(step).values() if home_of(v).servers and not home_of(v).copies]
@@ -61,11 +49,7 @@ class VariablePlacer:
         home.servers, home.copies = tuple(range(len(self.bytes))), True
 
     def place_for(self, step: TracedStep) -> None:
-        """Places the variables of a step that are not placed yet.
-
-        Raises:
-            ProgramError: Variables on different servers are updated by each other.
-        """
+        """Places the variables of a step that are not placed yet."""
         copied = _copied(step)
         for variable in copied.values():
             if not home_of(variable).copies:

@@ -33,19 +33,11 @@ class PytreeSpec:
 
 
 class Recorder:
-    """Gives the function that is being traced placeholders for the values that workers will provide.
-
-    Args:
-        described: Returns what an iterator or resource yields; it is called with its kind and id.
-
-    Attributes:
-        sources: Where each of the program's inputs comes from.
-        inputs: Shape and dtype of each.
-    """
+    """Gives the function that is being traced placeholders for the values that workers will provide."""
 
     def __init__(self, described: Callable[[str, int], PytreeSpec]):
-        self._described = described
-        self.sources: list[InputSource] = []
+        self._described = described  # what an iterator or resource yields, by its kind and id
+        self.sources: list[InputSource] = []  # of each of the program's inputs
         self.inputs: list[jax.ShapeDtypeStruct] = []
         self._given: dict[InputSource, jax.Array] | None = None
         self._turns: dict[int, int] = {}
@@ -76,12 +68,7 @@ class Recorder:
         return self._tree("resource", number, 0)
 
     def assign(self, number: int, tree: PyTree) -> None:
-        """Replaces a resource on the worker that runs the step.
-
-        Raises:
-            VariableError: The new value has another structure, shape or dtype.
-            ProgramError: The assignment happens in a function that JAX traces on its own.
-        """
+        """Replaces a resource on the worker that runs the step."""
         if trace_state() != self._trace:
             raise ProgramError(
                 "A value that each worker has of its own was assigned inside a function that JAX traces on its own (a "

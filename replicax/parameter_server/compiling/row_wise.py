@@ -32,26 +32,13 @@ class NotByRowsError(ProgramError):
 
 def evaluate_rows(
     equations: Iterable[JaxprEqn],
-    values: Values,
-    by_row: set[Var],
-    full: int,
+    values: Values,  # those of `by_row` with `rows` instead of `full` rows
+    by_row: set[Var],  # the values whose first dimension is that of rows
+    full: int,  # rows of the program
     rows: int,
-    first: int | None = None,
+    first: int | None = None,  # index of the first row, if they are consecutive: constants are sliced alike then
 ) -> None:
-    """Evaluates equations on `rows` of `full` rows.
-
-    Args:
-        equations: Equations, in order.
-        values: The known values, those of `by_row` with `rows` instead of `full` rows. Results are added.
-        by_row: The values of the program whose first dimension is that of rows. Results are added.
-        full: Number of rows that the program was written for.
-        rows: Number of rows to evaluate it on.
-        first: Index of the first of them if they are consecutive. The same rows of other values, such as constants, are
-            taken then.
-
-    Raises:
-        NotByRowsError: An equation mixes rows.
-    """
+    """Evaluates equations on `rows` of `full` rows; adds the results to `values` and `by_row`."""
     for equation in equations:
         touched = [isinstance(atom, Var) and atom in by_row for atom in equation.invars]
         inputs = [read(atom, values) for atom in equation.invars]

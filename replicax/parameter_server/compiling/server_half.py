@@ -27,16 +27,10 @@ _SentSpec: TypeAlias = jax.ShapeDtypeStruct | tuple[jax.ShapeDtypeStruct, jax.Sh
 
 
 class _LookedUp(NamedTuple):
-    """The gradient of a table's rows that a step has looked up.
+    """The gradient of a table's rows that a step has looked up."""
 
-    Attributes:
-        leaf: The value of the program that it is a part of.
-        numbers: The indices of the rows; those past the end are padding.
-        rows: The rows.
-    """
-
-    leaf: Var
-    numbers: jax.Array
+    leaf: Var  # the value of the program that it is a part of
+    numbers: jax.Array  # indices of the rows; those past the end are padding
     rows: jax.Array
 
     def scattered(self, count: int) -> jax.Array:
@@ -46,22 +40,7 @@ class _LookedUp(NamedTuple):
 
 
 class ServerHalf:
-    """The part of a step that one server runs: `(updated, others, sent) -> new values of updated`.
-
-    Args:
-        step: The step; its variables are placed.
-        server: Index of the server.
-        tables: The step's tables, by their indices among its variables.
-        lazy_rows: Whether updates leave the rows of a table unchanged that a step has not looked up.
-
-    Attributes:
-        updated: The shards that it updates.
-        others: The shards that it reads only.
-        sent: What it takes from a worker, in order; the rows of a table are two arrays, their indices and the rows.
-
-    Raises:
-        ProgramError: A sharded variable cannot be updated shard by shard.
-    """
+    """The part of a step that one server runs: `(updated, others, sent) -> new values of updated`."""
 
     def __init__(self, step: TracedStep, server: int, tables: Mapping[int, Table], lazy_rows: bool):
         self._step, self._lazy_rows = step, lazy_rows
@@ -71,8 +50,8 @@ class ServerHalf:
         self._parts = {i: step.split.part(i) for i, _ in self._outputs}
         self._tables, self._table_variables = _gradients_of(step, tables), list(tables)
         self.updated = [shard for _, shard in self._outputs]
-        self.others: dict[ShardId, VariableLike] = {}
-        self.sent: list[SentValue] = []
+        self.others: dict[ShardId, VariableLike] = {}  # the shards that it reads only
+        self.sent: list[SentValue] = []  # what it takes from a worker, in order
         for i, shard in self._outputs:
             self._check_looked_up(i)
             for j in self._parts[i].inputs:

@@ -21,24 +21,14 @@ MIN_BYTES = 1 << 16  # A smaller variable is cheaper to send completely.
 
 
 class Table:
-    """How a step uses a variable as a table.
-
-    Attributes:
-        rows: Number of rows of the variable.
-        by_row: The values of the program that have a row for each row of the variable; for each whether rows that are
-            not looked up are zero.
-        indices: The look-ups' index arrays, of shape `(..., 1)`; for each whether indices out of range are clipped.
-            Otherwise look-ups out of range are dropped, or give NaN.
-        capacity: The most distinct rows that are looked up.
-
-    Raises:
-        NotATableError: The step does something else with the variable.
-    """
+    """How a step uses a variable as a table; `NotATableError` if it uses it otherwise."""
 
     def __init__(self, equations: Sequence[JaxprEqn], outvars: set[Var], variable: Var, gradient: Var | None):
         self._equations, self._shape = equations, aval_of(variable).shape
         self.rows: int = self._shape[0]
+        # The values with a row for each row of the variable: whether rows that are not looked up are zero.
         self.by_row: dict[Var, bool] = {}
+        # The look-ups' index arrays, `(..., 1)`: whether indices out of range are clipped, rather than dropped or NaN.
         self.indices: dict[Var, bool] = {}
         self._producer = {out: equation for equation in equations for out in equation.outvars}
         self._outvars = outvars
@@ -76,6 +66,7 @@ class Table:
 
     @property
     def capacity(self) -> int:
+        """The most distinct rows that are looked up."""
         look_ups: int = sum(math.prod(aval_of(index).shape[:-1]) for index in self.indices)
         return min(self.rows, look_ups)
 
@@ -160,20 +151,12 @@ def find_table(
 
 def evaluate_with_tables(
     equations: Sequence[JaxprEqn],
-    values: Values,
+    values: Values,  # of tables, their rows
     tables: Sequence[Table],
-    capacities: Sequence[int],
-    positions: Sequence[Mapping[Var, jax.Array]],
+    capacities: Sequence[int],  # number of rows of each small table
+    positions: Sequence[Mapping[Var, jax.Array]],  # for each table and index array, of the rows in the small table
 ) -> None:
-    """Evaluates the worker's half with small tables in the place of the variables.
-
-    Args:
-        equations: Its equations.
-        values: The known values; of tables their rows. Results are added.
-        tables: How the tables are used.
-        capacities: For each table, how many rows the small one has.
-        positions: For each table and index array, the positions in the small table of the rows that are looked up.
-    """
+    """Evaluates the worker's half with small tables in the place of the variables; adds the results to `values`."""
     owner = {value: i for i, table in enumerate(tables) for value in table.by_row}
     for equation in equations:
         inputs, changes = [read(atom, values) for atom in equation.invars], dict[str, object]()
@@ -207,17 +190,11 @@ def index_program(
 
 
 def moves_untouched_rows(
-    update: Callable[[Sequence[jax.Array], jax.Array], Sequence[jax.Array]],
+    update: Callable[[Sequence[jax.Array], jax.Array], Sequence[jax.Array]],  # `(state, gradient)`, of two rows each
     state: Sequence[jax.ShapeDtypeStruct],
     gradient: jax.ShapeDtypeStruct,
 ) -> bool:
-    """Returns whether an update changes rows whose gradient is zero, as Adam's momentum does; found out by trying.
-
-    Args:
-        update: `(state, gradient) -> new state`, all of them with two rows.
-        state: Shapes of the state.
-        gradient: Shape of the gradient.
-    """
+    """Returns whether an update changes rows whose gradient is zero, as Adam's momentum does; found out by trying."""
     keys = jax.random.split(jax.random.key(0), len(state))
     tried = [
         jax.random.uniform(key, each.shape, minval=0.5, maxval=1.5).astype(each.dtype)

@@ -34,26 +34,9 @@ class ScopedStrategy(Protocol):
 
 
 class TracedStep:
-    """A scheduled function for arguments of one kind.
+    """A scheduled function for arguments of one kind, traced and split."""
 
-    Args:
-        fn: The function.
-        structure: How its `(args, kwargs)` are unflattened from arrays.
-        arrays: The arrays among its arguments, for their shapes and dtypes.
-        strategy: The strategy.
-        recorder: Gives the function placeholders for batches and resources.
-
-    Attributes:
-        name: The function's name.
-        split: Its two halves.
-        variables: The variables that it reads, in the order of the program's inputs.
-        written: Those that it assigns, in the order of `split.assigned`.
-        sources: Where the other inputs come from.
-        result: How the result is unflattened from arrays.
-        keeps: For each array after those of the result, which stays on the worker: its resource, and its index there.
-    """
-
-    keeps: list[tuple[int, int]]
+    keeps: list[tuple[int, int]]  # where the arrays after the result's stay on the worker: a resource, an index in it
 
     def __init__(
         self,
@@ -81,6 +64,7 @@ class TracedStep:
             jitted, updated, others = program.parts()
             reads, writes = [_spec(variable) for variable in others], [_spec(variable) for variable in updated]
             traced = jax.make_jaxpr(jitted)(writes, reads, [], [*own, *recorder.inputs])
+        # Those that it reads, in the order of the inputs, and those that it assigns, in the order of `split.assigned`.
         self.variables, self.written = [*updated, *others], program.written
         self.result = Result(program.result, len(self.keeps))
         self.sources = [*(InputSource("argument", i) for i in range(len(own))), *recorder.sources]
@@ -111,15 +95,10 @@ class TracedStep:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """How a scheduled function's result is unflattened from the arrays that the worker sends.
+    """How a scheduled function's result is unflattened from the arrays that the worker sends."""
 
-    Attributes:
-        structure: The structure of `(result, arrays that stay on the worker)`.
-        kept: How many arrays stay on the worker.
-    """
-
-    structure: Structure
-    kept: int
+    structure: Structure  # of `(result, arrays that stay on the worker)`
+    kept: int  # how many arrays stay there
 
     def rebuild(self, arrays: Sequence[object]) -> PyTree:
         """Returns the result."""

@@ -20,13 +20,7 @@ _Spec: TypeAlias = jax.ShapeDtypeStruct
 
 
 class WorkerHalf:
-    """The part of a step that a worker runs: `(variables, rows, positions, inputs) -> (results, sent)`.
-
-    Attributes:
-        tables: The variables of which only rows are read, by their indices among the step's variables.
-        indices: Computes, from the inputs, the index arrays with which rows are looked up; None without tables.
-        input_shapes: Shapes of the inputs.
-    """
+    """The part of a step that a worker runs: `(variables, rows, positions, inputs) -> (results, sent)`."""
 
     def __init__(self, step: TracedStep):
         self._step, split = step, step.split
@@ -34,10 +28,11 @@ class WorkerHalf:
         invars = split.program.jaxpr.invars
         self._own = invars[self._count :]
         self.input_shapes = [_shape(var) for var in self._own]
-        self.tables = self._find_tables()
+        self.tables = self._find_tables()  # by their indices among the step's variables
         self._index_vars = list(dict.fromkeys(var for table in self.tables.values() for var in table.indices))
         consts = dict(zip(split.program.jaxpr.constvars, split.program.consts, strict=True))
         self.indices = index_program(split.worker_equations, self._index_vars, self._own, consts)
+        # Indices that depend on variables are unknown when the rows are pulled.
         if self.indices is None:
             self.tables, self._index_vars = {}, []
         self._read = [i for i in split.worker_inputs if i < self._count and i not in self.tables]
@@ -57,10 +52,7 @@ class WorkerHalf:
         return found
 
     def _gradient_of(self, number: int) -> tuple[bool, Var | None]:
-        """Returns whether a variable may be a table, and what is sent for the update of its rows, if anything.
-
-        It may be one if what is sent for it is sent for variables of its shape only.
-        """
+        """Returns whether a variable may be a table, and what is sent for the update of its rows, if anything."""
         split, variable = self._step.split, self._step.variables[number]
         leaves: set[int] = set()
         for j, written in enumerate(self._step.written):
@@ -69,6 +61,7 @@ class WorkerHalf:
         if len(leaves) != 1:
             return not leaves, None
         (leaf,) = leaves
+        # If it is sent for a variable of another shape too, rows alone will not do.
         for j, written in enumerate(self._step.written):
             if leaf in split.part(j).sent and shape_of(written) != shape_of(variable):
                 return False, None
@@ -76,19 +69,12 @@ class WorkerHalf:
 
     def __call__(
         self,
-        variables: list[jax.Array],
-        rows: list[jax.Array],
-        positions: list[list[jax.Array]],
+        variables: list[jax.Array],  # those that are pulled completely
+        rows: list[jax.Array],  # for each table, those that the batch needs
+        positions: list[list[jax.Array]],  # for each table and look-up, of its rows in `rows`
         inputs: list[jax.Array],
     ) -> tuple[list[jax.Array | None], list[jax.Array]]:
-        """Returns the results and what is sent.
-
-        Args:
-            variables: The values of the variables that it pulls completely.
-            rows: For each table, the rows that the batch needs.
-            positions: For each table and look-up, the positions of the rows in `rows`.
-            inputs: The batches, arguments and resources.
-        """
+        """Returns the results and what is sent."""
         split, invars = self._step.split, self._step.split.program.jaxpr.invars
         values = dict(zip([invars[i] for i in self._read], variables, strict=True))
         values |= dict(zip([invars[i] for i in self.tables], rows, strict=True))

@@ -1,6 +1,9 @@
 """The data of `Model.fit` under a `ParameterServerStrategy`.
 
-Workers read the batches to train on. The coordinator reads those to evaluate or predict, and sends them to workers.
+Workers read the batches to train on. Arrays, and datasets whose batches have an index (a `PyDataset`), are sent to all
+workers, which take their batches in turn; with `max_staleness=0` the coordinator reads these, in Keras's order. A
+`DatasetCreator`, or a function without arguments, is called on each worker. Any other dataset is copied to each worker.
+The coordinator reads the batches to evaluate or predict, and sends them to workers.
 """
 
 from __future__ import annotations
@@ -38,24 +41,14 @@ class DataArguments(NamedTuple):
 
 
 class TrainingData(NamedTuple):
-    """Data to train on.
+    """Data to train on."""
 
-    Attributes:
-        dataset_fn: Makes a worker's endless dataset; it can be pickled.
-        steps: Steps of an epoch.
-    """
-
-    dataset_fn: Callable[[], Iterable[PyTree]]
-    steps: int
+    dataset_fn: Callable[[], Iterable[PyTree]]  # makes a worker's endless dataset; can be pickled
+    steps: int  # of an epoch
 
 
 def for_workers(given: DataArguments, shuffle: bool | str, workers: int) -> TrainingData:
-    """Returns the data that workers train on.
-
-    Raises:
-        ArgumentError: The steps of an epoch are unknown, or arguments do not go together.
-        BatchError: There are no rows.
-    """
+    """Returns the data that workers train on."""
     if isinstance(given.x, WorkersDataset) and given.x.given is not None:
         given = given._replace(x=given.x.given)
     seed = np.random.randint(2**31) if shuffle else None
@@ -101,11 +94,7 @@ def are_arrays(given: DataArguments) -> bool:
 
 
 def array_batches(given: DataArguments) -> ArrayBatches:
-    """Returns the batches of arrays, which Keras has checked and converted to NumPy's.
-
-    Raises:
-        BatchError: There are no rows.
-    """
+    """Returns the batches of arrays, which Keras has checked and converted to NumPy's."""
     rows = max((len(leaf) for leaf in jax.tree_util.tree_leaves(given.x)), default=0)
     if not rows:
         raise BatchError("The data has no rows: there is no batch at all.")
@@ -126,10 +115,7 @@ def _check_only_x(given: DataArguments) -> None:
 
 
 class RoundRobin(abc.ABC):
-    """An endless stream of batches that workers take in turn: of `n` workers each gets every `n`-th batch.
-
-    All workers shuffle alike, so that workers of equal speed together take every batch once in each pass.
-    """
+    """An endless stream of batches that workers take in turn: of `n` workers each gets every `n`-th batch."""
 
     def __init__(self, workers: int, seed: int | None):
         self._workers, self._seed = workers, seed
@@ -150,6 +136,7 @@ class RoundRobin(abc.ABC):
         for number in itertools.count(index, workers):
             this_pass, batch = divmod(number, count)
             if this_pass != last:
+                # All workers shuffle alike: those of equal speed together take every batch once in each pass.
                 random = None if self._seed is None else np.random.default_rng((self._seed, this_pass))
                 last, order = this_pass, self._order(random)
             yield self._batch(order, batch)
@@ -221,12 +208,7 @@ class RoundRobinSequence(RoundRobin):
 
 
 class RepeatedDataset:
-    """A worker's own dataset, restarted whenever it ends.
-
-    Args:
-        source: A dataset, a function that returns one, or a `DatasetCreator`.
-        workers: How many workers.
-    """
+    """A worker's own dataset, restarted whenever it ends."""
 
     def __init__(self, source: PyTree, workers: int):
         self._source, self._workers = source, workers

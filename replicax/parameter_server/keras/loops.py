@@ -2,6 +2,11 @@
 
 Keras's own loops pass the values of all variables from step to step. Here the values are on servers, and no process
 needs all of them: a step is scheduled, and the loop goes on. Around the steps these loops do what Keras's do.
+
+Training is asynchronous. Callbacks of a batch are called when its steps have been scheduled (a few for each worker are
+running), with the logs of the newest step that has ended, as its worker saw them. At the end of an epoch all steps have
+ended, and its logs are exact. So are evaluation and prediction: the coordinator reads the data, and sends each batch to
+one worker.
 """
 
 from __future__ import annotations
@@ -32,21 +37,11 @@ NextCall: TypeAlias = Callable[[], tuple[PyTree, ...]]  # returns a step to sche
 
 
 class KerasLoops:
-    """The loops of one model, by their names in Keras.
-
-    Training is asynchronous. Callbacks of a batch are called when its steps have been scheduled (a few for each worker
-    are running), with the logs of the newest step that has ended, as its worker saw them. At the end of an epoch all
-    steps have ended, and its logs are exact. `steps_per_execution` says how often callbacks are called.
-
-    Evaluation and prediction are exact: the coordinator reads the data, and sends each batch to one worker.
-
-    Attributes:
-        steps: Makes the functions that are scheduled; they are stored in `model.train_function` and the like.
-    """
+    """The loops of one model, by their names in Keras."""
 
     def __init__(self, model: keras.Model, strategy: CoordinatedStrategy):
         self._model, self._strategy = model, strategy
-        self.steps = KerasSteps(model)
+        self.steps = KerasSteps(model)  # makes what is scheduled: `model.train_function` and the like
 
     def fit(
         self,
@@ -67,15 +62,7 @@ class KerasLoops:
         validation_batch_size: int | None = None,
         validation_freq: int | Sequence[int] = 1,
     ) -> keras.callbacks.History:
-        """Trains the model; see `keras.Model.fit`.
-
-        Args:
-            x: What to train on. Arrays, and datasets whose batches have an index (a `PyDataset`), are sent to all
-                workers, which take their batches in turn. `rx.data.DatasetCreator`, or a function without arguments, is
-                called on each worker: it needs `steps_per_epoch`. Any other dataset is copied to each worker. One that
-                ends is restarted. With `max_staleness=0` arrays are read here, and batches come in the order of Keras.
-            y: As in Keras, and so are the others.
-        """
+        """Trains the model; see `keras.Model.fit`."""
         model = self._model
         keras_door.check_compiled(model, "fit")
         if validation_split and validation_data is None:
@@ -333,12 +320,7 @@ _STEPS_AHEAD = 4  # for each worker: two that it has, and two that are queued, s
 
 
 class RunningSteps:
-    """Steps that have been scheduled and may not have ended. They are few, since callbacks act on those that follow.
-
-    Args:
-        coordinator: Schedules them.
-        taken: Called with the result of each, in the order in which they were scheduled.
-    """
+    """Scheduled steps, few as callbacks act on those that follow; calls `taken` with the result of each, in order."""
 
     def __init__(self, coordinator: ClusterCoordinator, taken: Callable[[PyTree], None]):
         self._coordinator, self._taken = coordinator, taken

@@ -22,16 +22,7 @@ _VERSIONS_PER_WORKER = 2  # A worker that had a pause pulls anew; one that is bu
 
 
 class RayActorGroup:
-    """Workers and servers, with what they have done so far.
-
-    Args:
-        strategy: The strategy, with the servers.
-        workers: The workers.
-        programs: The programs of all scheduled functions.
-        stats: Counts what is done.
-        unused: What workers and servers may drop.
-        manager: Where checkpoints are; None if lost servers cannot be replaced.
-    """
+    """Workers and servers, with what they have done so far."""
 
     def __init__(
         self,
@@ -98,11 +89,7 @@ class RayActorGroup:
             self._servers.end_life(actor.index, life)
 
     def recover(self, reason: str, starting: Callable[[int], None]) -> None:
-        """Replaces lost servers while nothing is under way.
-
-        Raises:
-            ParameterServerLost: There is no checkpoint to go on from, or they cannot be replaced.
-        """
+        """Replaces lost servers while nothing is under way."""
         try:
             if self._manager is None:
                 raise no_checkpoint(reason)

@@ -31,23 +31,14 @@ from replicax.typing import PyTree, PyTreeFunction
 
 @dataclasses.dataclass(eq=False)
 class Closure:
-    """A function that has been scheduled.
+    """A function that has been scheduled."""
 
-    Attributes:
-        id: Its id: servers apply each only once.
-        fn: The function.
-        arrays: The arrays among its arguments.
-        structure: How its `(args, kwargs)` are rebuilt from them.
-        value: Where its result goes.
-        program: What it has been compiled to, for the batches that the worker has.
-    """
-
-    id: int
+    id: int  # Servers apply each only once.
     fn: PyTreeFunction
-    arrays: list[np.ndarray]
-    structure: Structure
+    arrays: list[np.ndarray]  # those among the arguments
+    structure: Structure  # how `(args, kwargs)` are rebuilt from them
     value: RemoteValue = dataclasses.field(default_factory=RemoteValue)
-    program: LoadedStep | None = None
+    program: LoadedStep | None = None  # for the batches that the worker has
 
     @property
     def name(self) -> str:
@@ -55,13 +46,7 @@ class Closure:
         return getattr(self.fn, "__name__", repr(self.fn))
 
     def step(self, at_least: tuple[int, ...], exact: bool, set_up: int) -> StepCall:
-        """Returns the message that lets a worker run it.
-
-        Args:
-            at_least: For each server the version that the variables must have.
-            exact: Whether variables are pulled for each step, and not with the last push.
-            set_up: How many things workers must have been told before.
-        """
+        """Returns the message that lets a worker run it; if `exact`, variables are pulled for each step."""
         program = self.program
         assert program is not None
         set_up = max(program.set_up, set_up)
@@ -75,31 +60,16 @@ class Closure:
 
 @dataclasses.dataclass(frozen=True)
 class LoadedStep:
-    """A program that workers and servers have, or will have before they are asked to run it.
-
-    Attributes:
-        id: Its id.
-        traced: The step that it is made of.
-        set_up: How many things workers must have been told before.
-        variables: The variables that it reads or assigns.
-    """
+    """A program that workers and servers have, or will have before they run it."""
 
     id: int
     traced: TracedStep
-    set_up: int
-    variables: tuple[VariableLike, ...]
+    set_up: int  # how many set-ups a worker must have done before
+    variables: tuple[VariableLike, ...]  # that it reads or assigns
 
 
 class StepPrograms:
-    """The programs of all scheduled functions.
-
-    Args:
-        strategy: The strategy.
-        workers: The workers.
-        objects: Knows what the workers' iterators and resources look like.
-        unused: Takes the notes of what workers and servers may drop.
-        copy_to_all_servers: Gives every server a copy of variables that are on one, while no step is under way.
-    """
+    """The programs of all scheduled functions."""
 
     def __init__(
         self,
@@ -109,7 +79,7 @@ class StepPrograms:
         unused: UnusedObjects,
         copy_to_all_servers: Callable[[Sequence[VariableLike]], None],
     ):
-        self._copy_to_all_servers = copy_to_all_servers
+        self._copy_to_all_servers = copy_to_all_servers  # waits until no step is under way
         self._strategy, self._workers, self._objects, self._unused = strategy, workers, objects, unused
         self._caches = WeakProgramCaches[dict[Hashable, LoadedStep]]()
         self._ids, self._closure_ids = itertools.count(), itertools.count()
@@ -119,12 +89,7 @@ class StepPrograms:
     def closure(
         self, fn: PyTreeFunction, args: Sequence[PyTree] | None, kwargs: Mapping[str, PyTree] | None
     ) -> Closure:
-        """Returns a call of a function as something to schedule; workers and servers have its program.
-
-        Raises:
-            ArgumentError: The function cannot be called, or an argument cannot be sent.
-            ContextError: The call is made in a function that is being traced.
-        """
+        """Returns a call of a function as something to schedule; workers and servers have its program."""
         if not callable(fn):
             raise ArgumentError(f"`fn` is a function, best an rx.function, got {type(fn).__name__}: {fn!r:.100}.")
         if enclosing_program() is not None:
@@ -143,12 +108,7 @@ class StepPrograms:
         self._prepare(closure, {iterator: self._objects.describe("batch", iterator, worker)})
 
     def _prepare(self, closure: Closure, batches: Mapping[int, PytreeSpec]) -> None:
-        """Gives a closure its program, and servers the values that were assigned here.
-
-        Args:
-            closure: The closure.
-            batches: What iterators yield next where the step will run, as far as it is known to be special.
-        """
+        """Gives a closure its program, made for these `batches` of iterators, and servers the values assigned here."""
         closure.program = self._program(closure, batches)
         self._strategy.send_changes(closure.program.variables)
 

@@ -13,11 +13,7 @@ from replicax.parameter_server.scheduling.watch import ActorId
 
 
 class Scheduled(NamedTuple):
-    """A closure is to be run.
-
-    Attributes:
-        closure: The closure.
-    """
+    """A closure is to be run."""
 
     closure: Closure
 
@@ -27,43 +23,26 @@ class ErrorRaised(NamedTuple):
 
 
 class QuietBegan(NamedTuple):
-    """A thread wants nothing to begin.
-
-    Attributes:
-        thread: The thread's id.
-    """
+    """A thread wants nothing to begin."""
 
     thread: int
 
 
 class QuietEnded(NamedTuple):
-    """A thread that wanted nothing to begin wants that no more.
-
-    Attributes:
-        thread: The thread's id.
-    """
+    """A thread that wanted nothing to begin wants that no more."""
 
     thread: int
 
 
 class RecoveryWanted(NamedTuple):
-    """A thread has found that a server is lost, and waits for the recovery.
-
-    Attributes:
-        thread: The thread's id.
-        reason: What it has found.
-    """
+    """A thread has found that a server is lost, and waits for the recovery."""
 
     thread: int
     reason: str
 
 
 class RecoveryWaitEnded(NamedTuple):
-    """A thread waits for the recovery no more.
-
-    Attributes:
-        thread: The thread's id.
-    """
+    """A thread waits for the recovery no more."""
 
     thread: int
 
@@ -76,107 +55,63 @@ class Closed(NamedTuple):
 
 
 class Tick(NamedTuple):
-    """Time has passed.
+    """Time has passed."""
 
-    Attributes:
-        now: The time, in seconds; it never runs backwards.
-    """
-
-    now: float
+    now: float  # in seconds; it never runs backwards
 
 
 class WorkerStarted(NamedTuple):
-    """A worker was started.
-
-    Attributes:
-        actor: The worker.
-        life: The life that this began.
-        goal: How many things it was told to do before it is up.
-    """
+    """A worker was started."""
 
     actor: ActorId
-    life: int
-    goal: int
+    life: int  # that this began
+    goal: int  # how many set-ups it must do before it is up
 
 
 class ServerStarting(NamedTuple):
-    """A server is there, or will be at once.
-
-    Attributes:
-        actor: The server.
-    """
+    """A server is there, or will be at once."""
 
     actor: ActorId
 
 
 class PingAnswered(NamedTuple):
-    """An actor has answered a ping.
-
-    Attributes:
-        actor: The actor.
-        life: The life that was asked.
-        report: What a worker says of itself; None from a server.
-    """
+    """An actor has answered a ping."""
 
     actor: ActorId
     life: int
-    report: Report | None
+    report: Report | None  # None from a server
 
 
 class ActorGone(NamedTuple):
-    """An actor has gone, or could not be started.
-
-    Attributes:
-        actor: The actor.
-        life: Which life of it is over.
-        why: What Ray says.
-    """
+    """An actor has gone, or could not be started."""
 
     actor: ActorId
-    life: int
-    why: str
+    life: int  # that is over
+    why: str  # Ray's message, or how it hung
 
 
 class StepAnswered(NamedTuple):
-    """A worker has answered an attempt.
-
-    Attributes:
-        attempt: The attempt.
-        answer: What came of it.
-    """
+    """A worker has answered an attempt."""
 
     attempt: Attempt
     answer: Answer
 
 
 class Retraced(NamedTuple):
-    """A closure has been compiled for another batch, or could not be.
+    """A closure has been compiled for another batch, or could not be."""
 
-    Attributes:
-        attempt: The attempt that met the batch.
-        error: Why it could not be.
-    """
-
-    attempt: Attempt
+    attempt: Attempt  # that met the batch
     error: BaseException | None
 
 
 class Recovered(NamedTuple):
-    """Lost servers have been replaced, or cannot be.
-
-    Attributes:
-        error: Why they cannot be.
-    """
+    """Lost servers have been replaced, or cannot be."""
 
     error: BaseException | None
 
 
 class SchedulerFailed(NamedTuple):
-    """The scheduler itself has failed.
-
-    Attributes:
-        error: Why.
-    """
+    """The scheduler itself has failed."""
 
     error: BaseException
 
@@ -185,23 +120,15 @@ class SchedulerFailed(NamedTuple):
 
 
 class StepFailed(NamedTuple):
-    """The function, or the dataset that it takes batches from, raised an error.
-
-    Attributes:
-        error: The error.
-    """
+    """The function, or the dataset that it takes batches from, raised an error."""
 
     error: BaseException
 
 
 class WorkerGone(NamedTuple):
-    """The worker has gone while it had the closure.
+    """The worker has gone while it had the closure."""
 
-    Attributes:
-        why: What Ray says.
-    """
-
-    why: str
+    why: str  # Ray's message
 
 
 Answer: TypeAlias = Done | UnexpectedBatch | ServerLost | StepFailed | WorkerGone

@@ -17,11 +17,6 @@ class Fifo(Generic[T]):
     Items leave from the head of `front`. When that is empty, `back`, which holds the newest item first, is reversed
     once to become the next `front`.
 
-    Attributes:
-        front: The oldest items, the oldest first.
-        back: All other items, the newest first.
-        length: Number of items.
-
     Example:
         >>> queue = Fifo().append("b").append("c").push_front("a")
         >>> item, rest = queue.pop()
@@ -42,11 +37,7 @@ class Fifo(Generic[T]):
         return Fifo((item, self.front), self.back, self.length + 1)
 
     def pop(self) -> tuple[T, Fifo[T]]:
-        """Returns the item at the head, and the queue without it.
-
-        Raises:
-            IndexError: The queue is empty.
-        """
+        """Returns the item at the head, and the queue without it."""
         front, back = self.front, self.back
         if front is None:
             front, back = _cells(_items(back)), None

@@ -14,25 +14,15 @@ from replicax.ray_cluster import RayCluster
 
 
 class ServedStrategy(ScopedStrategy, Protocol):
-    """A strategy whose variables live on servers.
-
-    Attributes:
-        cluster: Where workers and servers run.
-        servers: The servers.
-        placer: Where variables are.
-        lazy_rows: Whether updates leave alone the rows of a table that a step has not looked up.
-        max_staleness: By how many updates variables may be behind; None for any number.
-        stall_timeout: How long an actor may take to answer, in seconds.
-        start_timeout: How long it may take to start.
-    """
+    """A strategy whose variables live on servers."""
 
     cluster: RayCluster
     servers: ServerActors
     placer: VariablePlacer
-    lazy_rows: bool
-    max_staleness: int | None
-    stall_timeout: float
-    start_timeout: float
+    lazy_rows: bool  # Updates leave alone the rows of a table that a step has not looked up.
+    max_staleness: int | None  # by how many updates variables may be behind; None for any number
+    stall_timeout: float  # seconds that an actor may take to answer
+    start_timeout: float  # seconds that it may take to start
 
     @property
     def advice(self) -> set[str]:

@@ -11,45 +11,27 @@ from replicax.parameter_server.scheduling.fifo import Fifo
 
 
 class WaitingClosure(NamedTuple):
-    """A closure in the queue.
-
-    Attributes:
-        closure: The closure.
-        lost_workers: How many workers were lost while they had it.
-    """
+    """A closure in the queue."""
 
     closure: Closure
-    lost_workers: int = 0
+    lost_workers: int = 0  # that had it when they were lost
 
 
 class Attempt(NamedTuple):
-    """One try of a worker at a closure.
+    """One try of a worker at a closure."""
 
-    Attributes:
-        id: Counts attempts; answers to an earlier one of the same closure are ignored.
-        worker: The worker's index.
-        closure: The closure.
-    """
-
-    id: int
+    id: int  # Answers to an earlier attempt of the same closure are ignored.
     worker: int
     closure: Closure
 
 
 class RunningClosure(NamedTuple):
-    """A closure that a worker has.
-
-    Attributes:
-        attempt: The attempt.
-        waiting: What stood in the queue before.
-        overtaken: How many other updates may be applied before this one is, after its variables were read.
-        is_retracing: Whether it is being compiled for another batch.
-    """
+    """A closure that a worker has."""
 
     attempt: Attempt
-    waiting: WaitingClosure
-    overtaken: int = 0
-    is_retracing: bool = False
+    waiting: WaitingClosure  # its entry in the queue, before
+    overtaken: int = 0  # how many other updates may be applied after its variables were read, and before its own
+    is_retracing: bool = False  # It is being compiled for another batch.
 
 
 _EMPTY: Fifo[WaitingClosure] = Fifo()
@@ -62,16 +44,6 @@ class Ledger(NamedTuple):
     With `max_staleness` no closure is begun that could make the gradients of another one older than that: while a
     closure is under way, at most `max_staleness` others may have been or be under way. 0 means one at a time: exact.
 
-    Attributes:
-        running: For each worker the closures that it has, the oldest first.
-        depth: How many closures a worker may have at once.
-        max_staleness: By how many updates the variables may be behind when an update from them is applied; None for
-            any number.
-        queue: The closures that nobody has begun.
-        ready: The workers that can take closures.
-        next_worker: The worker whose turn it is.
-        next_attempt: The id of the next attempt.
-
     Example:
         >>> from replicax.parameter_server.scheduling.closures import Closure
         >>> ledger = Ledger.of(workers=2).worker_ready(1).add("a step")
@@ -82,12 +54,12 @@ class Ledger(NamedTuple):
         (1, 0)
     """
 
-    running: _PerWorker
-    depth: int
-    max_staleness: int | None
+    running: _PerWorker  # for each worker its closures, the oldest first
+    depth: int  # how many closures a worker may have at once
+    max_staleness: int | None  # None for any number of updates
     queue: Fifo[WaitingClosure] = _EMPTY
-    ready: frozenset[int] = frozenset()
-    next_worker: int = 0
+    ready: frozenset[int] = frozenset()  # the workers that can take closures
+    next_worker: int = 0  # whose turn it is
     next_attempt: int = 0
 
     @classmethod
@@ -207,12 +179,9 @@ def _with(running: _PerWorker, worker: int, closures: tuple[RunningClosure, ...]
 
 
 def _freest(ledger: Ledger) -> int | None:
-    """Returns the ready worker that has least and could take more; None if there is none.
-
-    They are looked at in turn, so that a worker that is always first does not get everything; the first one that has
-    nothing is taken at once, since there may be thousands.
-    """
+    """Returns the ready worker that has least and could take more; None if there is none."""
     found, least, first = None, ledger.depth, ledger.next_worker % ledger.workers
+    # In turn, so that the first worker does not get everything; an idle one ends the search, as there may be thousands.
     for worker in itertools.chain(range(first, ledger.workers), range(first)):
         has = len(ledger.running[worker])
         if has < least and worker in ledger.ready:

@@ -21,12 +21,9 @@ _MOST_BARS = 16
 
 @contextlib.contextmanager
 def live_table(stats: Callable[[], Stats], console: Console | None = None) -> Iterator[None]:
-    """Shows a table while a `with` block runs, renewed twice a second; the last one stays.
-
-    Where the output is no terminal (a file, a batch job's log), the last one is all that is printed.
-    """
+    """Shows a table while a `with` block runs, renewed twice a second; the last one stays."""
     console = console or Console()
-    if not console.is_terminal:
+    if not console.is_terminal:  # A file, or a batch job's log: only the last table is printed.
         try:
             yield
         finally:

@@ -87,12 +87,7 @@ def next_state(state: SchedulerState, event: Event) -> tuple[SchedulerState, tup
 
 
 class _Transition:
-    """The working copy of one transition.
-
-    Attributes:
-        state: The state so far.
-        actions: What is to be done so far.
-    """
+    """The working copy of one transition: the state and the actions so far."""
 
     def __init__(self, state: SchedulerState):
         self.state = state

@@ -14,10 +14,7 @@ _JOIN_S = 10.0
 
 
 class Periodic(contextlib.AbstractContextManager[None]):
-    """Calls a function in a thread, every so often while a `with` block runs, and once more at its end.
-
-    If a call fails there are no more of them; a warning tells why.
-    """
+    """Calls a function in a thread at intervals while a `with` block runs, and once at its end; stops if it fails."""
 
     def __init__(self, task: Callable[[], None], every_s: float, name: str):
         self._task, self._every_s, self._name = task, every_s, name

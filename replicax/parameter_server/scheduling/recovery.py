@@ -33,12 +33,7 @@ class Recovery:
         self._starting, self._replaced = starting, replaced
 
     def __call__(self, reason: str) -> None:
-        """Recovers, while no step is under way; begins again if another server is lost meanwhile.
-
-        Raises:
-            ParameterServerLost: There is no checkpoint, or servers are lost again and again, or do not come back.
-            CheckpointError: It lacks variables.
-        """
+        """Recovers, while no step is under way; begins again if another server is lost meanwhile."""
         with self._strategy.servers.restoring():
             self._recover(reason)
 
@@ -94,11 +89,7 @@ def no_checkpoint(reason: str, directory: str | os.PathLike[str] | None = None) 
 
 
 def _check_known(variables: Sequence[VariableLike]) -> None:
-    """Checks that the checkpoint had all variables of the lost servers.
-
-    Raises:
-        CheckpointError: It lacks one of which this process has no older value.
-    """
+    """Checks that the checkpoint had all variables of lost servers, or that this process has older values of them."""
     missing = [variable for variable in variables if home_of(variable).is_unknown]
     gone = [name_of(variable) for variable in missing if not home_of(variable).has_value]
     if gone:

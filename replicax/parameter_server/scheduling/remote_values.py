@@ -143,11 +143,7 @@ class PerWorkerDataset:
         self._id, self._make_iterator = id, make_iterator
 
     def __iter__(self) -> PerWorkerIterator:
-        """Begins a pass over it, on each worker from the beginning.
-
-        Raises:
-            ContextError: Called in a scheduled function.
-        """
+        """Begins a pass over it, on each worker from the beginning."""
         if recorder() is not None:
             raise ContextError("iter() of a dataset of the workers was called in a scheduled function: call it before.")
         return self._make_iterator(self)
@@ -175,11 +171,7 @@ class PerWorkerIterator:
         return self
 
     def __next__(self) -> PyTree:
-        """Returns the next batch of the worker that runs the function.
-
-        Raises:
-            ContextError: Called on the coordinator, which has no batches.
-        """
+        """Returns the next batch of the worker that runs the function."""
         current = recorder()
         if current is None:
             raise ContextError(
@@ -190,11 +182,7 @@ class PerWorkerIterator:
 
 
 def check_arguments(arguments: PyTree) -> None:
-    """Refuses arguments that cannot be sent to a worker.
-
-    Raises:
-        ArgumentError: There is a `RemoteValue` among them, or a variable of which each worker has its own.
-    """
+    """Refuses arguments that cannot be sent to a worker."""
     for leaf in jax.tree_util.tree_leaves(arguments):
         if isinstance(leaf, RemoteValue):
             raise ArgumentError(

@@ -43,13 +43,10 @@ Observation: TypeAlias = Callable[[], Event]
 
 
 class ActorGroup(Protocol):
-    """The actors of a training.
+    """The actors of a training."""
 
-    `send`, `ping` and `drop_unused` are called in the scheduler's own thread, and return at once; what may wait is
-    called in another one. The notes are taken while the scheduler's state is locked.
-    """
-
-    # Calls.
+    # Calls. `send`, `ping` and `drop_unused` run in the scheduler's own thread and return at once; the others may wait,
+    # and run in other threads.
 
     def send(self, attempt: Attempt) -> Future[WorkerAnswer]:
         """Sends a closure to a worker; returns a future of its answer."""
@@ -72,7 +69,7 @@ class ActorGroup(Protocol):
     def drop_unused(self) -> None:
         """Lets workers and servers drop what nobody refers to any more."""
 
-    # Notes.
+    # Notes, which are taken while the scheduler's state is locked.
 
     def note_idle(self) -> None:
         """Notes that all earlier updates have been applied."""
@@ -85,9 +82,7 @@ class ActorGroup(Protocol):
 
 
 class CallRunner:
-    """Carries out calls. Programs are compiled and servers recovered by one helper thread; whatever else may wait has
-    a thread of its own.
-    """
+    """Carries out calls: compiles and recovers in one helper thread; whatever else may wait has a thread of its own."""
 
     def __init__(self, actors: ActorGroup, observe: Callable[[Observation], None]):
         self._actors, self._observe = actors, observe

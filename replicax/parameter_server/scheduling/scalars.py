@@ -24,18 +24,7 @@ _file_numbers = itertools.count()
 def written_scalars(
     stats: Callable[[], Stats], directory: str | os.PathLike[str], every_s: float = 10.0
 ) -> Iterator[None]:
-    """Writes figures for TensorBoard while a `with` block runs, and once more at its end.
-
-    They are those of `Stats.scalars()`, over the number of steps.
-
-    Args:
-        stats: Returns the figures.
-        directory: Folder to write to; it is made if it does not exist.
-        every_s: Seconds from one writing to the next.
-
-    Raises:
-        ArgumentError: `every_s` is not positive, tensorboardX is not installed, or `directory` cannot be written to.
-    """
+    """Writes `Stats.scalars()` for TensorBoard every `every_s` seconds of a `with` block, and once more at its end."""
     checked_seconds("every_s", every_s)
     writer = _writer(os.fspath(directory))
 

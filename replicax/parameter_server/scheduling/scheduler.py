@@ -1,4 +1,9 @@
-"""The thread that schedules: it observes what has happened, lets the machine decide, and carries that out."""
+"""The thread that schedules: it observes what has happened, lets the machine decide, and carries that out.
+
+All that is known is one value, the state. It is replaced under a lock by `next_state`, in the thread in which something
+happens; threads that wait look at it again then. The scheduler's own thread carries out the decisions, without the
+lock: if Ray does not answer, Ctrl-C must still interrupt those that wait.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +42,7 @@ _CLOSE_S = 10.0
 
 
 class Scheduler:
-    """Lets closures be run by workers, and takes care of workers and servers.
-
-    All that is known is one value, the state. It is replaced under a lock by `next_state`, in the thread in which
-    something happens; those who wait look at it again then. The scheduler's own thread carries out the decisions,
-    without the lock: if Ray does not answer, those who wait must be able to hear Ctrl-C.
-    """
+    """Lets closures be run by workers, and takes care of workers and servers."""
 
     def __init__(self, actors: ActorGroup, state: SchedulerState, max_queued: int = 1000):
         self._actors, self._state, self._max_queued = actors, state, max_queued
@@ -62,11 +62,7 @@ class Scheduler:
     # Calls of other threads.
 
     def add(self, closure: Closure) -> None:
-        """Queues a closure; waits while the queue is full.
-
-        Raises:
-            ContextError: The scheduler was closed.
-        """
+        """Queues a closure; waits while the queue is full."""
         with self._changed:
             self._wait(lambda: self._state.ledger.queued < self._max_queued or self._state.error is not None)
             if self._state.is_ended:
@@ -87,11 +83,7 @@ class Scheduler:
                 raise error
 
     def recover_servers(self, reason: str) -> bool:
-        """Lets lost servers be replaced and waits for that; returns whether it could be done from this thread.
-
-        Raises:
-            ParameterServerLost: They cannot be replaced.
-        """
+        """Lets lost servers be replaced and waits for that; returns whether it could be done from this thread."""
         own = threading.get_ident()
         if own in (self._runner.helper, self._thread.ident):
             return False

@@ -32,16 +32,7 @@ _MOST_RECOVERIES = 10  # Servers may be lost while they are being replaced, but 
 
 
 class ServerActors:
-    """The servers' actors, and access to the variables that they have.
-
-    Attributes:
-        age: Counts whatever may have changed variables.
-        recover: Replaces lost servers, told why; returns whether it could. Without it the loss is an error.
-        era: How often lost servers have been replaced.
-        restorations: How many times that has begun or ended: odd while variables are being restored.
-        written: For each server, its version after the coordinator wrote to it last.
-        failure: Why lost servers could not be replaced; None as long as all is well.
-    """
+    """The servers' actors, and access to the variables that they have."""
 
     def __init__(self, cluster: RayCluster, timeout_s: float):
         self._cluster, self._timeout_s = cluster, timeout_s
@@ -52,12 +43,13 @@ class ServerActors:
         }
         self._restorer: int | None = None
         self._lives = [0] * cluster.servers
+        # Counts of what may have changed variables, of recoveries, and of their begins and ends: odd during one.
         self.age = self.era = self.restorations = 0
-        self.recover: Callable[[str], bool] = lambda reason: False
-        self.written = [0] * cluster.servers
+        self.recover: Callable[[str], bool] = lambda reason: False  # replaces lost servers; returns whether it could
+        self.written = [0] * cluster.servers  # the version of each after the coordinator wrote to it last
         self._lock = threading.RLock()
         self._closed = False
-        self.failure: BaseException | None = None
+        self.failure: BaseException | None = None  # why lost servers could not be replaced
         self.start(range(cluster.servers))
 
     def __len__(self) -> int:
@@ -99,12 +91,7 @@ class ServerActors:
                 _answers({server: loading}, self._timeout_s)
 
     def check(self) -> None:
-        """Raises if variables have no values any more.
-
-        Raises:
-            ContextError: The strategy is closed.
-            ParameterServerLost: A server was lost for good.
-        """
+        """Raises if variables have no values any more."""
         if self._closed:
             raise closed()
         if self.failure is not None:
@@ -140,11 +127,7 @@ class ServerActors:
             self.handles[server].drop.remote(id)
 
     def put(self, values: Mapping[int, Mapping[ShardId, np.ndarray | CreatedRows]]) -> None:
-        """Sends variables to servers.
-
-        Raises:
-            ParameterServerLost: One is lost. Use `with_recovery`: after it there are other values to send.
-        """
+        """Sends variables to servers. Call it by `with_recovery`: after a recovery there are other values to send."""
         for server, version in self._ask(values, lambda handle, pieces: handle.put.remote(dict(pieces))).items():
             self.written[server] = version
 
@@ -173,11 +156,7 @@ class ServerActors:
         return _answers({server: call(self.handles[server], each) for server, each in asked.items()}, self._timeout_s)
 
     def with_recovery(self, call: Callable[[], T]) -> T:
-        """Returns what servers answer, after they have been replaced if one was lost.
-
-        Raises:
-            ParameterServerLost: They cannot be replaced, or not from this thread.
-        """
+        """Returns what servers answer, after they have been replaced if one was lost."""
         for _ in range(_MOST_RECOVERIES):
             self.wait_until_restored()
             before = self.restorations

@@ -18,11 +18,7 @@ class Serving:
 
 @dataclasses.dataclass(frozen=True)
 class Draining:
-    """Servers are lost; what is under way comes to its end before they are recovered.
-
-    Attributes:
-        reason: What was found.
-    """
+    """Servers are lost; what is under way comes to its end before they are recovered."""
 
     reason: str
 
@@ -34,51 +30,32 @@ class Recovering:
 
 @dataclasses.dataclass(frozen=True)
 class Broken:
-    """Nothing can be run any more.
-
-    Attributes:
-        error: Why; whoever waits for anything raises it.
-    """
+    """Nothing can be run any more; all threads that wait raise the error."""
 
     error: BaseException
 
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """The strategy is closed.
+    """The strategy is closed."""
 
-    Attributes:
-        error: What whoever still waits raises; None if everything had been done.
-    """
-
-    error: BaseException | None
+    error: BaseException | None  # for threads that still wait; None if everything had been done
 
 
 Phase: TypeAlias = Serving | Draining | Recovering | Broken | Ended
 
 
 class SchedulerState(NamedTuple):
-    """All that is known of a training, as a value.
-
-    Attributes:
-        ledger: Which closures wait or are under way.
-        watch: Which workers and servers are up.
-        phase: What is being done.
-        now: The time of the last tick.
-        error: The first error since it was raised last.
-        quiet: The threads that want nothing to begin, and how many times each of them said so.
-        awaiting: The threads that wait for the recovery of servers.
-        workers_seen_at: When a worker was ready last, or none was needed.
-    """
+    """All that is known of a training, as a value."""
 
     ledger: Ledger
     watch: Watch
     phase: Phase = Serving()
-    now: float = 0.0
-    error: BaseException | None = None
-    quiet: Mapping[int, int] = MappingProxyType({})
-    awaiting: frozenset[int] = frozenset()
-    workers_seen_at: float = 0.0
+    now: float = 0.0  # of the last tick
+    error: BaseException | None = None  # the first one since one was raised last
+    quiet: Mapping[int, int] = MappingProxyType({})  # the threads that want nothing to begin, and how many times over
+    awaiting: frozenset[int] = frozenset()  # the threads that wait for the recovery of servers
+    workers_seen_at: float = 0.0  # when a worker was ready last, or none was needed
 
     @classmethod
     def of(cls, ledger: Ledger, servers: int, timeouts: Timeouts) -> SchedulerState:

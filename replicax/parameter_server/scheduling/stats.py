@@ -13,30 +13,17 @@ from replicax.parameter_server.actors.messages import Done
 
 @dataclasses.dataclass(frozen=True)
 class WorkerStats:
-    """Figures of one worker.
-
-    Attributes:
-        steps: Steps that it has made.
-        steps_per_second: Over the last few seconds.
-        seconds: What its time went into: `"input"`, `"pull"`, `"compute"`, `"push"`.
-        restarts: How often it was replaced.
-    """
+    """Figures of one worker."""
 
     steps: int
-    steps_per_second: float
-    seconds: dict[str, float]
+    steps_per_second: float  # over the last few seconds
+    seconds: dict[str, float]  # of "input", "pull", "compute" and "push"
     restarts: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Queue:
-    """Functions that were scheduled.
-
-    Attributes:
-        waiting: How many nobody has begun.
-        under_way: How many workers have.
-        ready_workers: How many workers can take some.
-    """
+    """How many scheduled functions wait and are under way, and how many workers can take some."""
 
     waiting: int
     under_way: int
@@ -109,16 +96,10 @@ _RECENT_S = 10.0
 
 
 class StatsRecorder:
-    """Collects them.
-
-    Attributes:
-        versions: For each server the newest version that a worker has seen.
-        restarts: For each worker how often it was replaced.
-        server_restarts: How often a server was replaced.
-    """
+    """Collects the figures."""
 
     def __init__(self, workers: int, servers: int):
-        self.versions = [0] * servers
+        self.versions = [0] * servers  # the newest of each server that a worker has seen
         self.restarts = [0] * workers
         self.server_restarts = 0
         self._seconds: list[dict[str, float]] = [{} for _ in range(workers)]

@@ -9,15 +9,10 @@ from typing import NamedTuple
 
 
 class Unused(NamedTuple):
-    """An object that nobody refers to any more.
+    """An object that nothing refers to any more."""
 
-    Attributes:
-        provided: What workers may drop: the id of a dataset, iterator or resource, or `("program", id)`.
-        servers: The servers that may drop the program, too.
-    """
-
-    provided: int | tuple[str, int]
-    servers: tuple[int, ...] = ()
+    provided: int | tuple[str, int]  # for workers to drop: a dataset, iterator or resource, or `("program", id)`
+    servers: tuple[int, ...] = ()  # that may drop the program, too
 
 
 class UnusedObjects:
@@ -27,10 +22,8 @@ class UnusedObjects:
         self._notes: collections.deque[Unused] = collections.deque()
 
     def watch(self, owner: object, provided: int | tuple[str, int], servers: tuple[int, ...] = ()) -> None:
-        """Takes a note when `owner` is gone: then nobody needs what was provided for it.
-
-        The garbage collector does so at any moment, in any thread; that is why it only takes a note.
-        """
+        """Takes a note when `owner` is gone: what was provided for it is unused then."""
+        # The garbage collector does so at any moment, in any thread; that is why it only takes a note.
         weakref.finalize(owner, self._notes.append, Unused(provided, servers)).atexit = False
 
     def take(self) -> Iterator[Unused]:

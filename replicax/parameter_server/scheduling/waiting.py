@@ -7,11 +7,7 @@ from replicax.errors import ArgumentError
 
 
 def check_timeout(timeout: object) -> None:
-    """Checks a timeout that a user gives.
-
-    Raises:
-        ArgumentError: It is neither None nor a number of seconds.
-    """
+    """Checks a timeout that a user gives: None, or a number of seconds."""
     if timeout is not None and not (is_real(timeout) and timeout >= 0):
         raise ArgumentError(
             f"A timeout is a number of seconds, or None to wait for as long as it takes; got {timeout!r}."

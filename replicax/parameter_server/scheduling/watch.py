@@ -18,23 +18,16 @@ _PINGS_IN_A_TIMEOUT, _MOST_BETWEEN_PINGS_S, _BETWEEN_PINGS_AT_START_S = 8, 1.0, 
 
 
 def longest_wait(start_timeout: float, stall_timeout: float) -> float:
-    """Returns for how many seconds to wait for workers or servers that do not come back, before that is an error.
-
-    An actor can be found hung at its start twice in that time, the second time with twice the patience.
-    """
+    """Returns for how many seconds to wait for workers or servers that do not come back, before that is an error."""
+    # An actor can be found hung at its start twice in that time, the second time with twice the patience.
     return 3 * start_timeout + 2 * stall_timeout
 
 
 @dataclasses.dataclass(frozen=True)
 class ActorId:
-    """A worker or a server.
+    """A worker or a server."""
 
-    Attributes:
-        job: `"worker"` or `"ps"`.
-        index: Its index among those of its job.
-    """
-
-    job: str
+    job: str  # `WORKER` or `SERVER`
     index: int
 
     def __str__(self) -> str:
@@ -53,14 +46,9 @@ class Stage(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Timeouts:
-    """How patient the watch is.
+    """The patience of the watch, in seconds."""
 
-    Attributes:
-        stall_timeout: How long an actor may take to answer or to make progress, in seconds.
-        start_timeout: How long it may take to start.
-    """
-
-    stall_timeout: float
+    stall_timeout: float  # to answer, or to make progress
     start_timeout: float
 
     def ping_interval(self, stage: Stage) -> float:
@@ -70,35 +58,20 @@ class Timeouts:
 
 
 class ActorRecord(NamedTuple):
-    """The state of one actor. Times are those of the caller's clock.
-
-    Attributes:
-        stage: How far it has come.
-        life: How many times it was started; news of an earlier life is ignored.
-        since: When it entered its stage.
-        pinged_at: When a ping was sent that has no answer yet.
-        heard_at: When it answered last.
-        progress_at: When it made progress last, or was given work after it had none.
-        set_up_done: How much of its setting up is done.
-        set_up_goal: How much must be done before it can take steps; None while that is not known.
-        is_busy: Whether it has steps to do.
-        hangs: How many times in a row it was ended because it hung.
-        start_at: When it may be started again.
-        why: The last thing that was wrong with it.
-    """
+    """The state of one actor. Times are those of the caller's clock."""
 
     stage: Stage = Stage.GONE
-    life: int = 0
-    since: float = 0.0
-    pinged_at: float | None = None
-    heard_at: float = 0.0
-    progress_at: float = 0.0
+    life: int = 0  # how many times it was started; news of an earlier life is ignored
+    since: float = 0.0  # when it entered its stage
+    pinged_at: float | None = None  # when a ping was sent that has no answer yet
+    heard_at: float = 0.0  # when it answered last
+    progress_at: float = 0.0  # when it made progress last, or was given work after it had none
     set_up_done: int = 0
-    set_up_goal: int | None = None
+    set_up_goal: int | None = None  # set-ups to be done before it can take steps; None while that is not known
     is_busy: bool = False
-    hangs: int = 0
-    start_at: float = 0.0
-    why: str = ""
+    hangs: int = 0  # how many times in a row it was ended because it hung
+    start_at: float = 0.0  # when it may be started again
+    why: str = ""  # the last thing that was wrong with it
 
     def starts(self, now: float, goal: int | None) -> ActorRecord:
         """Returns the record of the next life."""
@@ -171,10 +144,6 @@ class Watch:
     was told at its start, a server at once. It *hangs* if it does not come up in time, does not answer a ping, or, a
     worker, makes no progress with what it has to do. An actor that hangs is ended, and has twice the time in its next
     life, up to eight times. A worker is not blamed while a server may be what it waits for.
-
-    Attributes:
-        timeouts: How patient the watch is.
-        actors: The record of each actor.
 
     Example:
         >>> watch = Watch.of(workers=1, servers=0, timeouts=Timeouts(stall_timeout=10, start_timeout=60))

@@ -41,31 +41,20 @@ class _NoAnswerError(WorkerLostError):
 
 
 class WorkerActors:
-    """The workers' actors, and what they have been set up with.
-
-    Args:
-        cluster: The Ray cluster that they run in.
-        servers: Handles of the servers' actors.
-        start_timeout: How long a worker may take to start, in seconds.
-        stall_timeout: How long a worker may take to answer.
-
-    Attributes:
-        platforms: The kinds of devices that workers compute on.
-        set_ups_for_servers: How many set-ups a worker must have done before it knows the present servers.
-    """
+    """The workers' actors, and what they have been set up with."""
 
     def __init__(
         self, cluster: RayCluster, servers: Sequence[ServerHandle], start_timeout: float, stall_timeout: float
     ):
         self._cluster, self._servers, self._era = cluster, list(servers), 0
         self._start_timeout, self._stall_timeout = start_timeout, stall_timeout
-        self.platforms: set[str] = set()
+        self.platforms: set[str] = set()  # of the devices that workers compute on
         self._handles: dict[int, WorkerHandle] = {}
         self._lives: dict[int, int] = {}
         self._reports: dict[int, Report] = {}
         self._tasks: list[SetUp] = []
         self._lock = threading.RLock()
-        self.set_ups_for_servers = 0
+        self.set_ups_for_servers = 0  # that a worker must have done before it knows the present servers
         self._closed = self._ended = False
         self._starts_under_way = 0
 
@@ -73,11 +62,7 @@ class WorkerActors:
         return self._cluster.workers
 
     def start(self, worker: int, life: int) -> int:
-        """Starts (or replaces) a worker, and sends it all set-ups.
-
-        Returns:
-            How many set-ups there are.
-        """
+        """Starts (or replaces) a worker, and sends it all set-ups; returns how many there are."""
         with self._lock:
             if self._closed:
                 return 0
@@ -145,11 +130,7 @@ class WorkerActors:
         self.add_set_up(SetUp("drop", (provided,)))
 
     def structure(self, kind: str, id: int, worker: int | None = None) -> RemoteStructure:
-        """Asks a worker (any by default) for the structure of the next batch of an iterator, or of a resource.
-
-        Raises:
-            WorkerLostError: It is lost, or hangs; if it may be any, so were all that were asked.
-        """
+        """Asks a worker (any by default) for the structure of the next batch of an iterator, or of a resource."""
 
         def call(handle: WorkerHandle) -> RemoteAnswer[RemoteStructure | Raised]:
             return handle.structure.remote(kind, id, self.set_ups)
@@ -212,11 +193,7 @@ class WorkerActors:
         return min(set_up, key=lambda worker: (-set_up[worker], worker), default=workers[0])
 
     def add_set_up(self, task: SetUp) -> int:
-        """Lets all workers, also later ones, do something before later steps; returns how many set-ups there are.
-
-        Raises:
-            ContextError: The strategy is closed.
-        """
+        """Lets all workers, also later ones, do something before later steps; returns how many set-ups there are."""
         import ray
 
         if self._closed:

@@ -25,11 +25,7 @@ class WorkerObjects:
         self._ids = itertools.count()
 
     def dataset(self, dataset_fn: Callable[[], PyTree] | PyTree) -> PerWorkerDataset:
-        """Lets each worker make a dataset, or gives it a copy of one.
-
-        Raises:
-            ArgumentError: It is neither a function nor a dataset, or cannot be pickled.
-        """
+        """Lets each worker make a dataset, or gives it a copy of one."""
         if not callable(dataset_fn) and not can_open(dataset_fn):
             raise ArgumentError(
                 f"`dataset_fn` is a function that returns an iterable of batches, or such an iterable, got "
@@ -41,11 +37,7 @@ class WorkerObjects:
         return dataset
 
     def resource(self, resource_fn: Callable[[], PyTree]) -> PerWorkerValues:
-        """Lets each worker make a value.
-
-        Raises:
-            ArgumentError: `resource_fn` is no function, or cannot be pickled.
-        """
+        """Lets each worker make a value."""
         values = PerWorkerValues(next(self._ids), self._fetch_resources)
         self._provide(values, values._id, "resource", _pickled(resource_fn, "resource_fn"))
         return values

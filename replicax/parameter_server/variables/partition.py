@@ -133,11 +133,7 @@ def shard_bounds(rows: int, parts: int) -> list[tuple[int, int]]:
 def count_shards(
     partitioner: Callable[..., list[int]] | None, shape: Sequence[int], dtype: jax.typing.DTypeLike, name: str
 ) -> int:
-    """Returns into how many shards a partitioner, any callable with its signature, splits a variable; 1 without one.
-
-    Raises:
-        VariableError: The partitioner returns anything but `[n, 1, ..., 1]` with `n >= 1`.
-    """
+    """Returns into how many shards a partitioner, any callable with its signature, splits a variable; 1 without one."""
     if partitioner is None or not shape:
         return 1
     parts = partitioner(shape=tuple(shape), dtype=np.dtype(dtype))

@@ -59,29 +59,20 @@ class VariableStore(Protocol):
 
 
 class Home:
-    """Where a variable is: which servers have its shards, and what this process knows of its value.
-
-    Attributes:
-        number: As given.
-        servers: For each shard the server that has it; empty while only this process has the value.
-        copies: Whether every server has a copy of the whole value, which each updates for itself (a counter, say).
-        bounds: First row and end of each shard; None for a variable that is not sharded.
-        changed: Whether the value was assigned here and the servers do not know yet.
-        is_unknown: Whether a server that was lost had a newer value than this process has.
-        row_code: Of a growing table, StableHLO of `(high, low) -> rows`: the first values of ids.
-    """
+    """Where a variable is: which servers have its shards, and what this process knows of its value."""
 
     def __init__(self, number: int, store: VariableStore):
         self.number = number
-        self.servers: tuple[int, ...] = ()
-        self.copies = False
-        self.bounds: tuple[tuple[int, int] | None, ...] = (None,)
+        self.servers: tuple[int, ...] = ()  # of each shard; empty while only this process has the value
+        self.copies = False  # Every server has a copy of the whole value and updates it for itself (a counter, say).
+        self.bounds: tuple[tuple[int, int] | None, ...] = (None,)  # first row and end of each; None if not sharded
+        # Assigned here and not sent yet; and whether a lost server had a newer value than this process has.
         self.changed, self.is_unknown = True, False
         self._store, self._age = store, -1
         # The newest value that this process knows. Its shape and dtype alone: the servers have the value.
         self._array: jax.Array | jax.ShapeDtypeStruct | None = None
         self._sending: jax.Array | jax.ShapeDtypeStruct | None = None
-        self.row_code: bytes | None = None
+        self.row_code: bytes | None = None  # of a growing table: `CreatedRows.code` for the first values of ids
         self._created: CreatedRows | None = None  # the first value, which servers compute and this process has not
         self._lock = threading.RLock()
 
@@ -100,12 +91,7 @@ class Home:
         self.bounds = tuple(shard_bounds(rows, parts)) if parts > 1 else (None,)
 
     def read(self) -> jax.Array | jax.ShapeDtypeStruct | None:
-        """Returns the newest value; while a program is traced its shape and dtype are enough.
-
-        Raises:
-            ContextError: The strategy is closed.
-            ParameterServerLost: A server was lost for good.
-        """
+        """Returns the newest value; while a program is traced its shape and dtype are enough."""
         if self.servers and enclosing_program() is None:
             self._store.wait_until_restored()
         if enclosing_program() is None:
@@ -147,12 +133,7 @@ class Home:
         return result
 
     def write(self, value: jax.Array | None) -> None:
-        """Makes `value` the newest value; servers get it before the next step.
-
-        Raises:
-            ContextError: The strategy is closed.
-            ParameterServerLost: A server was lost for good.
-        """
+        """Makes `value` the newest value; servers get it before the next step."""
         self._store.check()
         with self._lock:
             self._array, self.changed, self.is_unknown = value, value is not None, False
@@ -254,11 +235,7 @@ def move_to_servers(variable: VariableLike, home: Home, kind: type = RemoteVaria
 
 
 def home_of(variable: VariableLike) -> Home:
-    """Returns where a variable lives.
-
-    Raises:
-        VariableError: It was not made in the strategy's scope.
-    """
+    """Returns where a variable lives."""
     home: Home | None = vars(variable).get("_replicax_home")
     if home is None:
         raise VariableError(

@@ -60,11 +60,7 @@ class ShardedVariable(RemoteVariable, Scattered):
         return list(self.shards)
 
     def __getitem__(self, index: Index | tuple[Index, ...]) -> jax.Array:
-        """Returns entries as NumPy's indexing does; of the first dimension only what is named is fetched.
-
-        Raises:
-            IndexError: A row is out of range.
-        """
+        """Returns entries as NumPy's indexing does; of the first dimension only what is named is fetched."""
         home = home_of(self)
         shape = shape_of(self)
         check_index(index, shape)
@@ -102,19 +98,12 @@ class ShardedVariable(RemoteVariable, Scattered):
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """One shard of a variable.
-
-    Attributes:
-        whole: The variable.
-        number: Which of its shards.
-        server: Which server has it; None while none does.
-        bounds: Its first row, and the one after its last.
-    """
+    """One shard of a variable."""
 
     whole: ShardedVariable
     number: int
-    server: int | None
-    bounds: tuple[int, int]
+    server: int | None  # None while only the coordinator has the value
+    bounds: tuple[int, int]  # its first row, and the one after its last
 
     @property
     def shape(self) -> tuple[int, ...]:
