@@ -23,13 +23,9 @@ from replicax.contracts.variable_access import VariableLike
 
 
 class RowsOwner(Protocol):
-    """An owner of rows that are updated when the gradients of a loss are known: a table.
+    """An owner of rows that are updated when the gradients of a loss are known: a table."""
 
-    Attributes:
-        last_hook: The value of the hook when gradients outside of programs were known for the last time.
-    """
-
-    last_hook: jax.Array | None
+    last_hook: jax.Array | None  # the hook's value when gradients outside of programs were last known
 
     @property
     def hook(self) -> VariableLike:
@@ -37,15 +33,10 @@ class RowsOwner(Protocol):
 
 
 class StateFrame(Protocol):
-    """Where the values of variables live while a function is being traced.
+    """Where the values of variables live while a function is being traced."""
 
-    Attributes:
-        saw_new: Whether variables were created meanwhile.
-        is_of_loss: Whether it is that of a function which is being differentiated.
-    """
-
-    saw_new: bool
-    is_of_loss: bool
+    saw_new: bool  # whether variables were created meanwhile
+    is_of_loss: bool  # whether the function is being differentiated
 
     def note_made(self, variable: VariableLike) -> None:
         """Notes each variable that is made with a value."""
@@ -116,39 +107,25 @@ class Reader(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """The surroundings of the running code.
+    """The surroundings of the running code."""
 
-    Attributes:
-        strategy: The current strategy; None outside every scope (the default strategy).
-        replica: The replica context inside `strategy.run`, None in cross-replica context.
-        frame: The values of variables inside a traced function, None outside of one.
-        manual_replicas: Number of replicas over which the code runs inside `shard_map`; None outside. It is set in
-            replica context and in the cross-replica functions that run in its middle (`merge_call`, `update`).
-        cross_replica: Whether the default strategy runs a cross-replica function; elsewhere it has none.
-        default_mesh: The `dtensor.Mesh` that layouts made without one are for, or None.
-        opened_by_set_strategy: What to close again if `rx.set_strategy` made `strategy` current, otherwise None.
-        scope: The scope object that made `strategy` current: it is kept as long as that is so, also where nobody else
-            keeps it (`strategy.scope().__enter__()`).
-        makes_dataset: Whether a worker of a `ParameterServerStrategy` is calling a function that makes its dataset.
-        named_variables: Where variables that are made are found again if they have been made before, or None.
-        reader: Who reads variables of which other processes have shards; None where all processes read alike.
-        part_of_rows: The part of the replica's rows that the running code sees: less than 1 in a micro-batch.
-        differentiates_apart: Whether a loss is differentiated in which weights count as each replica's own.
-    """
-
-    strategy: Host | None = None
-    replica: RunningReplica | None = None
-    frame: StateFrame | None = None
+    strategy: Host | None = None  # None outside every scope (the default strategy)
+    replica: RunningReplica | None = None  # None in cross-replica context
+    frame: StateFrame | None = None  # None outside of traced functions
+    # Number of replicas over which the code runs inside `shard_map`; None outside. It is set in replica context and in
+    # the cross-replica functions that run in its middle (`merge_call`, `update`).
     manual_replicas: int | None = None
-    cross_replica: bool = False
-    default_mesh: object | None = None
-    opened_by_set_strategy: contextlib.ExitStack | None = None
+    cross_replica: bool = False  # whether the default strategy runs a cross-replica function; elsewhere it has none
+    default_mesh: object | None = None  # the `dtensor.Mesh` that layouts made without one are for
+    opened_by_set_strategy: contextlib.ExitStack | None = None  # to close again, if `rx.set_strategy` made `strategy`
+    # The scope object that made `strategy` current: it is kept as long as that is so, also where nobody else keeps it
+    # (`strategy.scope().__enter__()`).
     scope: object | None = None
-    makes_dataset: bool = False
-    named_variables: NamedVariables | None = None
-    reader: Reader | None = None
-    part_of_rows: Fraction = Fraction(1)
-    differentiates_apart: bool = False
+    makes_dataset: bool = False  # whether a worker of a `ParameterServerStrategy` is making its dataset
+    named_variables: NamedVariables | None = None  # where variables that have been made before are found again
+    reader: Reader | None = None  # of variables with shards in other processes; None where all processes read alike
+    part_of_rows: Fraction = Fraction(1)  # of the replica's rows, for the running code: less than 1 in a micro-batch
+    differentiates_apart: bool = False  # whether a loss is differentiated in which weights count as each replica's own
 
 
 class Changes(TypedDict, total=False):

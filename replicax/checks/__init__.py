@@ -36,17 +36,7 @@ def is_real(value: object) -> TypeGuard[float]:
 def checked_int(
     name: str, value: object, *, least: int = 0, note: str = "", error: type[ReplicaxError] = ArgumentError
 ) -> int:
-    """Returns `value` as an int.
-
-    Args:
-        name: The argument's name.
-        value: What was given.
-        least: The smallest that is allowed.
-        note: What the message adds to the rule, such as `", or None to choose one"`.
-        error: The class of the error.
-
-    Raises:
-        ReplicaxError: `value` is no integer of at least `least`; of the class `error`.
+    """Returns `value` as an int of at least `least`; in the message `note` goes on with this rule.
 
     Example:
         >>> checked_int("prefetch", 2)
@@ -66,11 +56,7 @@ def checked_seconds(
     note: str = "",
     error: type[ReplicaxError] = ArgumentError,
 ) -> float:
-    """Returns `value`, a time in seconds, as a float.
-
-    Raises:
-        ReplicaxError: `value` is no such number; of the class `error`.
-    """
+    """Returns `value`, a time in seconds, as a float."""
     fits = is_real(value) and (value > 0 or (zero and value == 0)) and (infinite or math.isfinite(value))
     if not fits:
         rule = "a number of seconds of at least 0" if zero else "a positive number of seconds"
@@ -83,11 +69,7 @@ ARGS = " In `args` each item is one argument: a batch that is a tuple is args=(b
 
 
 def checked_array(name: str, value: object) -> jax.Array:
-    """Returns `value` as an array of numbers.
-
-    Raises:
-        ArgumentError: It is none.
-    """
+    """Returns `value` as an array of numbers."""
     try:
         return jnp.asarray(value)
     except (TypeError, ValueError, OverflowError) as error:
@@ -101,16 +83,10 @@ def checked_array(name: str, value: object) -> jax.Array:
 def explain_misfit(
     name: str, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object], hint: str = ARGS
 ) -> None:
-    """Says what is wrong with a call `fn(*args, **kwargs)` of a user's function if its arguments do not fit.
-
-    A step calls it after a `TypeError`: to compare a function with its arguments takes longer than to call it. If that
-    error is one of ours it has said more already, and `args` may be what it refuses.
-
-    Raises:
-        ArgumentError: `fn` does not take these arguments.
-    """
+    """Says what is wrong with a call `fn(*args, **kwargs)` of a user's function if its arguments do not fit."""
+    # A step calls it after a `TypeError`: to compare a function with its arguments takes longer than to call it.
     if isinstance(sys.exception(), ReplicaxError):
-        return
+        return  # It has said more already, and `args` may be what it refuses.
     try:
         parameters = inspect.signature(fn)
     except (TypeError, ValueError):  # A builtin may have none.
@@ -132,11 +108,7 @@ def call(
     kwargs: Mapping[str, object] = types.MappingProxyType({}),
     hint: str = "",
 ) -> _T:
-    """Returns what a user's function returns.
-
-    Raises:
-        ArgumentError: `fn` cannot be called, or does not take these arguments.
-    """
+    """Returns what a user's function returns."""
     if not callable(fn):
         raise ArgumentError(f"`{name}` must be callable, got {type(fn).__name__}: {fn!r:.100}.")
     try:
@@ -152,9 +124,6 @@ _C = TypeVar("_C", bound=Callable[..., object])
 def checked(named: _C) -> _C:
     """Decorates a public function or class: its arguments are compared with the annotations of its parameters.
 
-    The function itself checks what annotations leave open (a range, a length); a type that exists for type checkers
-    only is taken as it comes. It costs some microseconds a call, so steps do without it.
-
     Example:
         >>> @checked
         ... def repeated(word: str, times: int | None = None) -> str:
@@ -165,6 +134,8 @@ def checked(named: _C) -> _C:
         ...     print(error)
         `times` of repeated must be an int or None, got 'two'. See help(repeated).
     """
+    # The function itself checks what annotations leave open (a range, a length); a type that exists for type checkers
+    # only is taken as it comes. It costs some microseconds a call, so steps do without it.
     return _with_annotations(named, before=True)
 
 

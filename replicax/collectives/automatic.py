@@ -1,4 +1,12 @@
-"""XLA's all-reduce, and for small values between CPU processes something with fewer messages: the automatic choice."""
+"""XLA's all-reduce, and for small values between CPU processes something with fewer messages: the automatic choice.
+
+Between CPU processes XLA's all-reduce is Gloo's ring. It sends each half of a chunk by itself, `4 (N-1)` messages one
+after the other, and for each of them threads wake up on both sides: that is all that a small value costs. Gathering the
+values of all N replicas takes half as many messages, of which two are under way at a time. Then each replica adds them
+up in the order of the replicas, and so all get the same bits. A large value is moved `N / 2` times as often as in the
+ring, and added up less efficiently, so it goes to XLA's all-reduce, as do all values on GPUs and TPUs and within one
+process.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +31,9 @@ and 0.12, 128 KiB 0.11 and 0.16, 192 KiB 0.21 and 0.15, 512 KiB 0.48 and 0.33.
 
 @dataclasses.dataclass(frozen=True)
 class AutomaticAllReduce(NcclAllReduce):
-    """The default of strategies: `NcclAllReduce`, except for small values between CPU processes.
+    """The default of strategies: `NcclAllReduce`, except for small values between CPU processes."""
 
-    Between CPU processes XLA's all-reduce is Gloo's ring. It sends each half of a chunk by itself, `4 (N-1)` messages
-    one after the other, and for each of them threads wake up on both sides: that is all that a small value costs.
-    Gathering the values of all N replicas takes half as many messages, of which two are under way at a time. Then each
-    replica adds them up in the order of the replicas, and so all get the same bits. A large value is moved `N / 2`
-    times as often as in the ring, and added up less efficiently, so it goes to XLA's all-reduce, as do all values on
-    GPUs and TPUs and within one process.
-
-    Attributes:
-        num_packs: As in `NcclAllReduce`.
-        gathers: Whether small values are gathered. `for_devices` sets it for CPU devices of several processes.
-    """
-
-    gathers: bool = False
+    gathers: bool = False  # whether small values are gathered; `for_devices` sets it
 
     def for_devices(self, devices: Sequence[jax.Device]) -> AutomaticAllReduce:
         spans_processes = len({device.process_index for device in devices}) > 1
@@ -65,10 +61,8 @@ def _gathered_sum(buffer: jax.Array, axis_name: str, num_replicas: int) -> jax.A
 
 
 def sums_small_values(ops: CrossDeviceOps, axis_name: str) -> Callable[[list[jax.Array]], list[jax.Array]] | None:
-    """Returns what sums small values over an axis as one; None where each is to be summed by itself.
-
-    Only between CPU processes, and where the user has not chosen an algorithm, is it worth its copies.
-    """
+    """Returns what sums small values over an axis as one; None where each is to be summed by itself."""
+    # Only between CPU processes, and where the user has not chosen an algorithm, is it worth its copies.
     if not isinstance(ops, AutomaticAllReduce) or not ops.gathers:
         return None
     return functools.partial(_summed, ops, axis_name)

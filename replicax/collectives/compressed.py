@@ -18,29 +18,14 @@ def compressed_all_reduce(
     ops: CrossDeviceOps,
     compression: Compression,
     op: ReduceOp,
-    values: Sequence[jax.Array],
-    memory: Sequence[Memory],
+    values: Sequence[jax.Array],  # varying over the axis
+    memory: Sequence[Memory],  # of each value, by name; nothing where there is no memory
     *,
     axis_name: str,
-    num_replicas: int,
-    options: CommunicationOptions,
+    num_replicas: int,  # at least 2
+    options: CommunicationOptions,  # for what is not compressed
 ) -> tuple[list[jax.Array], list[Memory]]:
-    """Combines each array with those of the other replicas, in fewer bytes.
-
-    Args:
-        ops: Carry what is not compressed, and sums that the compression makes.
-        compression: How arrays are compressed.
-        op: A sum or a mean.
-        values: This replica's arrays, varying over the axis.
-        memory: What is kept of each, by name; nothing where there is no memory.
-        axis_name: The mesh axis that holds the replicas.
-        num_replicas: Its size, at least 2.
-        options: How what is not compressed is packed.
-
-    Returns:
-        The combined arrays, as `CrossDeviceOps.all_reduce` returns them, and the new memory. If any of the combined
-        arrays holds NaN or infinity, all of the memory stays as it was: such a step is skipped where a loss is scaled.
-    """
+    """Combines each array with those of the other replicas, in fewer bytes; returns the new memory, too."""
     plain = dataclasses.replace(options, compression=None)
 
     def exact(op: ReduceOp, arrays: list[jax.Array]) -> list[jax.Array]:
@@ -72,10 +57,8 @@ def forgetful_all_reduce(
     num_replicas: int,
     options: CommunicationOptions,
 ) -> list[jax.Array]:
-    """Combines arrays without a memory; otherwise like `compressed_all_reduce`. It can be differentiated.
-
-    A sum is linear, so tangents take the exact sum: the derivative of the rounding would be zero.
-    """
+    """Combines arrays without a memory; otherwise like `compressed_all_reduce`. It can be differentiated."""
+    # A sum is linear, so tangents take the exact sum: the derivative of the rounding would be zero.
     plain = dataclasses.replace(options, compression=None)
 
     @jax.custom_jvp
@@ -103,10 +86,8 @@ def forgetful_all_reduce(
 
 
 def _unless_not_finite(combined: Sequence[jax.Array], old: Sequence[Memory], new: Sequence[Memory]) -> list[Memory]:
-    """Returns the new memory, or the old one if a combined array holds NaN or infinity.
-
-    The arrays are equal on all replicas, so all replicas decide alike.
-    """
+    """Returns the new memory, or the old one if a combined array holds NaN or infinity."""
+    # Such a step is skipped where a loss is scaled. The arrays are equal on all replicas, so all replicas decide alike.
     if not any(new):
         return list(new)
     is_finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(each)) for each in combined]))

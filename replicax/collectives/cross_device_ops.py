@@ -106,17 +106,11 @@ class CrossDeviceOps(AdvisedContract):
 
     @abc.abstractmethod
     def _all_reduce_sum(self, buffers: list[jax.Array], axis_name: str, num_replicas: int) -> list[jax.Array]:
-        """Sums each buffer over the axis.
+        """Sums each buffer over the axis; returns sums of the same shapes and dtypes, typed as equal over it.
 
-        Args:
-            buffers: Arrays of numbers of any shapes (possibly empty) and dtypes, varying over `axis_name`.
-            axis_name: The mesh axis that holds the replicas.
-            num_replicas: Its size, at least 1.
-
-        Returns:
-            One array per buffer, same shape and dtype, typed as equal over the axis. An algorithm whose results JAX
-            cannot prove equal ends with `compat.jax_primitives.assert_equal_over_axis`, and owes that they are, bit by
-            bit.
+        The buffers hold numbers, may be empty, and vary over the axis, which may have size 1. An algorithm whose
+        results JAX cannot prove equal ends with `compat.jax_primitives.assert_equal_over_axis`, and owes that they are,
+        bit by bit.
         """
 
     def _sum_tangents(self, tangents: list[jax.Array], axis_name: str) -> list[jax.Array]:

@@ -25,27 +25,16 @@ _AXES = re.compile(
 
 
 class Collective(NamedTuple):
-    """A collective of a program.
+    """A collective of a program."""
 
-    Attributes:
-        kind: Its operation, such as `"all-reduce"`.
-        num_bytes: The bytes of its larger side on each device: what is reduced, scattered or gathered.
-        groups: The devices that take part together, by their positions in the program's mesh; empty if the program
-            does not say.
-    """
-
-    kind: str
-    num_bytes: int
+    kind: str  # such as `"all-reduce"`
+    num_bytes: int  # of its larger side on each device: what is reduced, scattered or gathered
+    # The devices that take part together, by their positions in the program's mesh; empty if the program does not say.
     groups: tuple[tuple[int, ...], ...] = ()
 
 
 def collectives(hlo_text: str) -> list[Collective]:
-    """Returns the collectives in the text of a program (`compiled.as_text()`), in its order.
-
-    One in the body of a loop counts once.
-
-    Raises:
-        ValueError: The text has a dtype of unknown size.
+    """Returns the collectives in the text of a program (`compiled.as_text()`), in its order; one in a loop counts once.
 
     Example:
         >>> collectives("%sum = f32[4,8]{1,0} all-reduce(%x), replica_groups={{0,1}}")
@@ -82,10 +71,6 @@ def collective_bytes(hlo_text: str, kind: str = "") -> int:
 
 def axes_of_groups(groups: Sequence[Sequence[int]], shape: Sequence[int]) -> tuple[int, ...] | None:
     """Returns the axes of a mesh along which the devices of each group lie; None if they lie otherwise.
-
-    Args:
-        groups: Positions of devices in the mesh, as a `Collective` has them.
-        shape: The mesh's shape.
 
     Example:
         >>> axes_of_groups(((0, 2), (1, 3)), (2, 2)), axes_of_groups(((0, 1, 2, 3),), (2, 2))

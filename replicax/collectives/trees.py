@@ -17,13 +17,7 @@ Sends = list[tuple[int, int]]
 
 
 def sum_to_heads(buffer: jax.Array, groups: Groups, axis_name: str) -> jax.Array:
-    """Returns on the head of each group the sum over the group; on other replicas a partial sum without meaning.
-
-    Args:
-        buffer: This replica's array, any shape and number dtype, varying over `axis_name`.
-        groups: Disjoint groups of replica numbers; a replica in no group takes no part.
-        axis_name: The mesh axis that holds the replicas.
-    """
+    """Returns on the head of each group the sum over the group; on other replicas a partial sum without meaning."""
     for sends in _sum_rounds(groups):
         # A device that receives nothing gets zeros.
         buffer = buffer + jax.lax.ppermute(buffer, axis_name, sends)
@@ -31,13 +25,7 @@ def sum_to_heads(buffer: jax.Array, groups: Groups, axis_name: str) -> jax.Array
 
 
 def copy_from_heads(buffer: jax.Array, groups: Groups, axis_name: str) -> jax.Array:
-    """Returns on every replica of a group the array of the group's head; on replicas in no group their own.
-
-    Args:
-        buffer: This replica's array, any shape and dtype, varying over `axis_name`.
-        groups: Disjoint groups of replica numbers.
-        axis_name: The mesh axis that holds the replicas.
-    """
+    """Returns on every replica of a group the array of the group's head; on replicas in no group their own."""
     for sends in _copy_rounds(groups):
         incoming = jax.lax.ppermute(buffer, axis_name, sends)
         # Chosen, not added: a copy must keep every bit, also those of NaN and -0.0.

@@ -179,10 +179,8 @@ def _switch() -> _Switch:
 
 @contextlib.contextmanager
 def redirected(to: Redirection) -> Iterator[None]:
-    """Lets `to` answer for what is from outside, inside a `with` block; it has to look which thread asks.
-
-    Outside of such blocks a variable costs what it costs in flax.
-    """
+    """Lets `to` answer for what is from outside, inside a `with` block; `to` must check which thread asks."""
+    # Hooked meanwhile only: outside of such blocks a variable costs what it costs in flax.
     prepare()
     switch = _switch()
     try:

@@ -18,9 +18,6 @@ STARTS_THREADS_AT_END = not (3, 12, 0) <= sys.version_info[:3] < (3, 12, 3)
 
 
 def call_when_script_ends(call: Callable[[], object]) -> None:
-    """Registers a function that the main thread calls when the script has ended, before any pool of threads does.
-
-    Raises:
-        RuntimeError: The script has ended.
-    """
+    """Registers a function that the main thread calls when the script has ended, before any pool of threads does."""
+    # RuntimeError if the script has ended already.
     threading._register_atexit(call)  # type: ignore[attr-defined]

@@ -11,20 +11,13 @@ from jax._src import core as jax_core, dtypes as jax_dtypes, lax as jax_lax
 
 
 def varying_axes(x: object) -> frozenset[str]:
-    """Returns the manual mesh axes over which `x` may differ (its "varying manual axes").
-
-    Args:
-        x: Any value that JAX can type; a Python number varies over no axis.
-    """
+    """Returns the manual mesh axes over which `x` may differ ("varying manual axes"); none for a Python number."""
     return axes_of_type(jax.typeof(x))
 
 
 def axes_of_type(aval: jax.core.AbstractValue) -> frozenset[str]:
-    """Returns the manual mesh axes over which values of a type may differ.
-
-    JAX 0.10 and newer ones have two names for them. Without either: a pass over the program, as in
-    `program/ir/divergence.py`.
-    """
+    """Returns the manual mesh axes over which values of a type may differ."""
+    # Without either name: a pass over the program, as in `program/ir/divergence.py`.
     axes = getattr(aval, "vma", None)
     if axes is None:
         # JAX 0.10; types of effects have neither.
@@ -45,32 +38,23 @@ def vary(x: jax.Array, axis_name: str) -> jax.Array:
 
 
 def lax_modules() -> list[Any]:
-    """Returns the modules that have the functions of `jax.lax`: that one, and the one that JAX's own code uses.
-
-    Without the second name: solvers of JAX's (`gmres`, `bicgstab`) do not find what replaces a function.
-    """
+    """Returns the modules that have the functions of `jax.lax`: that one, and the one that JAX's own code uses."""
+    # Without the second name: solvers of JAX's (`gmres`, `bicgstab`) do not find what replaces a function.
     return [jax.lax, *([jax_lax] if hasattr(jax_lax, "while_loop") else [])]
 
 
 def strongly_typed(x: jax.typing.ArrayLike, dtype: jax.typing.DTypeLike | None = None) -> jax.Array:
-    """Returns `x` as an array whose dtype is its own, not "weak" like that of a Python number.
-
-    A program is specialised to that too, so state that starts weak would be compiled for twice. A NumPy array is
-    copied: on a CPU JAX may go on using its memory, which its owner may change.
-    """
+    """Returns `x` as an array whose dtype is its own, not "weak" like that of a Python number."""
+    # A program is specialised to weakness too, so state that starts weak would be compiled for twice. A NumPy array is
+    # copied: on a CPU JAX may go on using its memory, which its owner may change.
     array = x if isinstance(x, jax.Array) and dtype is None else jax.numpy.array(x, dtype, copy=type(x) is np.ndarray)
     return jax.lax.convert_element_type(array, array.dtype) if is_weak(array) else array
 
 
 def refuse_as_argument(kind: type, error_of: Callable[[Any], Exception]) -> None:
-    """Lets JAX's functions raise an error of ours when they get an object of a class, or of a subclass, for an array.
-
-    JAX would say that `__jax_array__` is not supported there, and not what to do instead. Without the names, it does.
-
-    Args:
-        kind: The class.
-        error_of: Makes the error from the object. It must be no `TypeError`, which JAX would hide.
-    """
+    """Makes JAX's functions raise `error_of(value)` when they get an object of a class, or a subclass, for an array."""
+    # JAX would say that `__jax_array__` is not supported there, and not what to do instead; without the names, it does.
+    # A `TypeError` would be hidden by JAX.
 
     def refuse(value: Any) -> NoReturn:
         raise error_of(value)

@@ -19,14 +19,9 @@ from replicax.compat.jax import vary, varying_axes
 
 
 def retype_branches(axis_name: str, varying: Callable[[jex_core.ClosedJaxpr], jex_core.ClosedJaxpr]) -> None:
-    """Lets rows of one device choose among branches that use values from all, in this process.
-
-    Without the names: JAX's errors about types.
-
-    Args:
-        axis_name: The axis of the devices.
-        varying: Returns a program that does the same, with operands and results that vary over it.
-    """
+    """Lets rows of one device choose, in this process, among branches that use values from all."""
+    # `varying` returns a program whose operands and results vary over the axis. Without the names: JAX's errors about
+    # types.
     rules: Any = getattr(batching, "fancy_primitive_batchers", {})
     primitive: Any = getattr(conditionals, "cond_p", None)
     rule = rules.get(primitive)

@@ -15,11 +15,10 @@ _SUFFIX = "-cache"
 
 @functools.cache
 def write_compilation_cache_from_every_process() -> None:
-    """Lets each CPU process write what it compiles into JAX's compilation cache, and each program at once.
-
-    JAX leaves the writing to process 0. But the programs of CPU processes are kept under different names, so that after
-    a restart the others would not find theirs. Without the name: each process gets a folder for the cache of its own.
-    """
+    """Lets each CPU process write what it compiles into JAX's compilation cache, and each program at once."""
+    # JAX leaves the writing to process 0. But the programs of CPU processes are kept under different names, so that
+    # after a restart the others would not find theirs. Without the name: each process gets a folder for the cache of
+    # its own.
     write = jax_compiler._cache_write
 
     @functools.wraps(write)
@@ -40,11 +39,9 @@ def write_compilation_cache_from_every_process() -> None:
 
 
 def _write_at_once() -> None:
-    """Makes a program appear in the cache whole or not at all.
-
-    JAX writes the file under its name. Of a process that is killed meanwhile half a program stays, which JAX refuses
-    with a warning in each later process, and never replaces. Without the name: users delete such files.
-    """
+    """Makes a program appear in the cache whole or not at all."""
+    # JAX writes the file under its final name. If the process is killed meanwhile, half a program stays, which JAX
+    # refuses with a warning in each later process, and never replaces. Without the name: users delete such files.
     put = lru_cache.LRUCache.put
 
     @functools.wraps(put)

@@ -43,11 +43,7 @@ _OPEN_FILES = "/proc/self/fd"
 
 
 class Service:
-    """A coordination service in this process: a key-value store that others reach.
-
-    Raises:
-        jax.errors.JaxRuntimeError: It cannot listen there.
-    """
+    """A coordination service in this process, a key-value store; JaxRuntimeError if it cannot listen at the address."""
 
     def __init__(self, address: str):
         self._service = jaxlib.get_distributed_runtime_service(
@@ -65,21 +61,11 @@ class Service:
 
 
 class StoreClient:
-    """A connection with a `Service`. Each method raises `jax.errors.JaxRuntimeError` if it cannot be done.
-
-    A service that cannot be reached is asked again and again for a while, since a cable may be cut for a moment; then
-    `MeetingError` is raised.
-
-    If there is no service, JAX aborts the process after `timeout_s`: look before whether somebody listens there.
-
-    Args:
-        address: `"host:port"` of the service.
-        timeout_s: How long to wait for the connection, in seconds.
-        patience_s: For how long the service may be out of reach, in seconds.
-    """
+    """A connection with a `Service`. Each method raises `jax.errors.JaxRuntimeError` if it cannot be done."""
 
     def __init__(self, address: str, timeout_s: float, patience_s: float = 0.0):
         self._address, self._patience_s = address, patience_s
+        # If there is no service, JAX aborts the process after `timeout_s`: check before that somebody listens there.
         self.client = jaxlib.get_distributed_runtime_client(
             address,
             0,
@@ -95,26 +81,21 @@ class StoreClient:
         self._reached(lambda: self.client.key_value_set_bytes(key, value, allow_overwrite=True))
 
     def put_if_absent(self, key: str, value: bytes) -> bool:
-        """Stores `value` unless the key is taken; returns whether it did. Of several processes at most one succeeds.
-
-        If the answer was lost on the way, it returns False although this process has stored it.
-        """
+        """Stores `value` unless the key is taken; returns whether it did. Of several processes at most one succeeds."""
         try:
             self._reached(lambda: self.client.key_value_set_bytes(key, value))
         except jax.errors.JaxRuntimeError as error:
             if "ALREADY_EXISTS" in str(error):
-                return False
+                return False  # Perhaps by this process, if an answer was lost on the way.
             raise
         return True
 
     def get(self, key: str, timeout_s: float) -> bytes | None:
-        """Waits for the value of a key; returns None if there is none in time.
-
-        JAX gives up when the time is up, also if the service has not answered. So it is asked once more then: None
-        means that there is none, and never that the network is slow or cut.
-        """
+        """Waits for the value of a key; returns None if there is none in time."""
         timeout_ms = max(1, round(1000 * timeout_s))
         found = self._reached(lambda: _found_in_time(self.client.blocking_key_value_get_bytes, key, timeout_ms))
+        # JAX gives up when the time is up, also if the service has not answered. So it is asked once more then: None
+        # means that there is no value, and never that the network is slow or cut.
         return self._reached(lambda: self._found_now(key)) if found is None else found
 
     def listing(self, prefix: str) -> dict[str, bytes]:
@@ -134,6 +115,7 @@ class StoreClient:
             raise
 
     def _reached(self, ask: Callable[[], _T]) -> _T:
+        # Tried again for `patience_s` seconds: a cable may be cut for a moment.
         deadline = time.monotonic() + self._patience_s
         while True:
             try:
@@ -178,31 +160,20 @@ def board_is_silent(address: str, seconds: float) -> MeetingError:
 
 
 class Clique:
-    """The processes that take part in sums. All of them make it at the same time.
-
-    Args:
-        address: The `Service` of this clique and of no other one.
-        rank: The place of this process among them.
-        size: How many there are.
-        ip: This machine's address, at which the others reach it.
-        timeout_s: How long to wait for the service.
-        num_devices: How many devices each of them has; None for as many as JAX would have.
-
-    Raises:
-        jax.errors.JaxRuntimeError: Another process did not come.
-    """
+    """The processes that take part in sums. All of them make it at the same time, with a `Service` of its own."""
 
     def __init__(self, address: str, rank: int, size: int, ip: str, timeout_s: float, num_devices: int | None = 1):
         self._store = StoreClient(address, timeout_s, timeout_s)
         self._sockets_before = frozenset(_open_sockets().values())
         make_client: Any = xla_client.make_cpu_client
+        # JaxRuntimeError if another process does not come.
         self._client = make_client(
             asynchronous=True,
             distributed_client=self._store.client,
             node_id=rank,
             num_nodes=size,
             collectives=jaxlib.make_gloo_tcp_collectives(self._store.client, hostname=ip),
-            num_devices=num_devices,
+            num_devices=num_devices,  # of each process; None for as many as JAX would have
             get_local_topology_timeout_minutes=_MINUTES_FOR_TOPOLOGY,
             get_global_topology_timeout_minutes=_MINUTES_FOR_TOPOLOGY,
         )
@@ -220,11 +191,7 @@ class Clique:
         )
 
     def total(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Returns the sums of vectors over all processes; it waits for them.
-
-        Raises:
-            RuntimeError: A process is lost, or this one was interrupted.
-        """
+        """Returns the sums of vectors over all processes; RuntimeError if one is lost or this one was interrupted."""
         device = self._client.local_devices()[0]
         arrays = [
             jax.make_array_from_single_device_arrays(
@@ -245,11 +212,9 @@ class Clique:
         return str(self._sum.lower(shapes).compile().as_text())
 
     def interrupt(self) -> bool:
-        """Makes a sum that waits in another thread fail, by shutting the connections down that Gloo has opened.
-
-        They are those between the ports at which the members listen, which Gloo keeps in the store. Returns whether
-        there were any. Without the names: a sum that waits keeps its thread until the process ends.
-        """
+        """Makes a sum that waits in another thread fail: shuts down Gloo's connections; returns whether it had any."""
+        # They are those between the ports at which the members listen, which Gloo keeps in the store. Without the
+        # names: a sum that waits keeps its thread until the process ends.
         ports = _listeners(self._store.listing(_GLOO_KEYS).values())
         found = False
         for number, name in _open_sockets().items():
@@ -274,10 +239,8 @@ def _listeners(addresses: Iterable[bytes]) -> set[int]:
 
 
 def _open_sockets() -> dict[int, str]:
-    """Returns this process's sockets, by file descriptor; none if the system does not show them.
-
-    Each has a name of its own. A descriptor may be that of another socket when one was closed.
-    """
+    """Returns the names of this process's sockets by file descriptor; none if the system does not show them."""
+    # A name is unique. A descriptor may be that of another socket when one was closed.
     found = {}
     with contextlib.suppress(FileNotFoundError):
         for number in os.listdir(_OPEN_FILES):

@@ -11,13 +11,8 @@ from jax._src import custom_derivatives, linear_util
 
 
 def retype_cotangents(retyped: Callable[[jax.Array, jax.core.AbstractValue], jax.Array]) -> None:
-    """Has each cotangent that a rule returns retyped, in this process.
-
-    Rules that JAX has of its own (`odeint`) are among them. Without the name: JAX's errors about types.
-
-    Args:
-        retyped: The cotangent and the type of the operand -> the cotangent.
-    """
+    """Replaces each cotangent that a rule returns by `retyped(cotangent, type of the operand)`, in this process."""
+    # Rules that JAX has of its own (`odeint`) are among them. Without the name: JAX's errors about types.
     original: Any = getattr(custom_derivatives, "_flatten_bwd", None)
     if original is None:
         return

@@ -21,26 +21,17 @@ class Drawn(Protocol):
 
     def __call__(
         self,
-        key: jax.Array,
-        bit_width: int | None,
+        key: jax.Array,  # typed
+        bit_width: int | None,  # of each number; None where the key is split
         shape: tuple[int, ...],
         draw: Callable[[tuple[int, ...]], jax.Array],
     ) -> jax.Array:
-        """Returns the numbers.
-
-        Args:
-            key: A typed key.
-            bit_width: Bits of each number; None where the key is split into other keys.
-            shape: The shape of what is drawn.
-            draw: Draws as JAX does: numbers, or keys, of a shape.
-        """
+        """Returns the numbers, or the keys into which `key` is split; `draw` draws them as JAX does."""
 
 
 def intercept_draws(drawn: Drawn) -> None:
-    """Lets `drawn` answer each draw of `jax.random` in this process, in whatever function of it.
-
-    Without the names: random numbers of a replica function are those of each replica, and the caller says so.
-    """
+    """Lets `drawn` answer each draw of `jax.random` in this process, in whatever function of it."""
+    # Without the names: random numbers of a replica function are those of each replica, and the caller says so.
     prng = _prng()
     bits, split, unwrap = prng.random_bits, prng.random_split, prng.random_unwrap
 
@@ -64,10 +55,8 @@ Sampled: TypeAlias = Callable[[Callable[..., jax.Array], inspect.BoundArguments]
 
 
 def intercept_samplers(sampled: Mapping[str, Sampled]) -> None:
-    """Lets functions of ours answer the calls of some samplers of JAX's, by their names in its module.
-
-    Without a name: what it draws for the rows of a replica is not what one device draws for them.
-    """
+    """Lets functions of ours answer the calls of some samplers of JAX's, by their names in its module."""
+    # Without a name: what it draws for the rows of a replica is not what one device draws for them.
     module = sampler_module()
     for name, answer in sampled.items():
         wrapped = _answered(getattr(module, name), answer)

@@ -14,13 +14,11 @@ from jax.extend import core as jex_core, linear_util
 def bind(
     equation: jex_core.JaxprEqn, inputs: Sequence[jax.typing.ArrayLike | None], params: dict[str, Any]
 ) -> Sequence[jax.Array]:
-    """Returns the results of an equation of a traced program, on other operands or with other parameters.
-
-    Errors and profiles go on to name the line of the user's code that it comes from. Without the names of
-    `source_info_util`: `jax.named_scope`, and errors that name our line.
-    """
+    """Returns the results of an equation of a traced program, on other operands or with other parameters."""
     found = equation.primitive.get_bind_params(params)
     functions, params = found if isinstance(found, tuple) else ((), found)  # They are among the parameters today.
+    # Errors and profiles go on to name the line of the user's code that it comes from. Without the names of
+    # `source_info_util`: `jax.named_scope`, and errors that name our line.
     source = equation.source_info
     scopes_here = jax_source_info.current_name_stack() + source.name_stack
     with jax_source_info.user_context(source.traceback, name_stack=scopes_here):
@@ -31,10 +29,8 @@ def bind(
 def rules_replaced(
     params: dict[str, Any], other: Callable[[jex_core.ClosedJaxpr], jex_core.ClosedJaxpr]
 ) -> dict[str, Any]:
-    """Returns the parameters of a call with rules of its own for derivatives, with another program for each rule.
-
-    Without the names: JAX's errors about types where somebody differentiates what `compat/jax_branches.py` retypes.
-    """
+    """Returns the parameters of a call with rules of its own for derivatives, with another program for each rule."""
+    # Without the names: JAX's errors about types where somebody differentiates what `compat/jax_branches.py` retypes.
     return {
         name: _replaced_rule(value, other) if name in ("jvp_jaxpr_fun", "fwd_jaxpr_thunk") else value
         for name, value in params.items()
@@ -51,13 +47,8 @@ def _replaced_rule(rule: Any, other: Callable[[jex_core.ClosedJaxpr], jex_core.C
 
 
 def run_as_one(name: str, program: jex_core.ClosedJaxpr, inputs: Sequence[jax.Array]) -> list[jax.Array]:
-    """Returns the results of a program: in a trace it is noted as one call of a compiled function, as it stands.
-
-    Args:
-        name: The function's name, for profiles.
-        program: A program whose types are those of the place: on its mesh, or on none.
-        inputs: Its operands.
-    """
+    """Returns the results of a program, which a trace notes as one call of a function of this name, as it stands."""
+    # The types of the program must be those of the place: on its mesh, or on none.
 
     def alike(*operands: jax.Array) -> list[float]:
         return [0.0] * len(program.jaxpr.outvars)
@@ -81,10 +72,8 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def location(equation: jex_core.JaxprEqn) -> str:
-    """Returns where in the user's code an equation of a traced program comes from: `file:line (function)`.
-
-    Without the name: nothing, and messages do without it.
-    """
+    """Returns where in the user's code an equation of a traced program comes from: `file:line (function)`."""
+    # Without the name: nothing, and messages do without it.
     return jax_source_info.summarize(equation.source_info)
 
 

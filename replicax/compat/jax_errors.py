@@ -20,10 +20,8 @@ _TYPE = re.compile(r"\b(?P<of_one>\w+(?:<\w+>)?\[[^\]]*\])(?P<varying>\{[^{}]*\}
 
 
 def unknown_axes(error: BaseException) -> tuple[str, ...]:
-    """Returns the names of axes that a collective asked for in vain, if that is what an error is about.
-
-    A `NameError` says so. Of a value that may differ already, JAX 0.10 asserts it without a word.
-    """
+    """Returns the names of axes that a collective asked for in vain, if that is what an error is about."""
+    # A `NameError` names them. Of a value that may differ already, JAX 0.10 asserts it without a word.
     if isinstance(error, NameError):
         return tuple(re.findall(r"unbound axis name: (\w+)", str(error)))
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)

@@ -25,28 +25,22 @@ _OF_COLLECTIVES = re.compile(r"gloo|nccl|collective|connection (closed|reset)|so
 
 
 def collective_ports() -> set[int]:
-    """Returns the ports at which the processes' collectives listen, as far as they have been used; none on GPUs.
-
-    It asks the coordination service in process 0, and waits for it. Without the name: no collective is interrupted.
-
-    Raises:
-        jax.errors.JaxRuntimeError: The service is gone.
-    """
+    """Returns the ports at which the processes' collectives listen, as far as they have been used; none on GPUs."""
+    # Waits for the coordination service in process 0; JaxRuntimeError if it is gone. Without the name: no collective is
+    # interrupted.
     if not collectives_are_gloo():
         return set()
     return _listeners(dict(_service().key_value_dir_get_bytes(_GLOO_KEYS)).values())
 
 
 def shut_down_connections(ports: Collection[int]) -> int:
-    """Shuts down the connections of this process from or to some ports; returns how many there were.
-
-    Whoever waits for data of one gets an error. The listeners stay: Gloo aborts the process if it cannot listen.
-    """
+    """Shuts down this process's connections from or to some ports, so that waits for data fail; returns how many."""
     count = 0
     for number in _open_sockets():
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
             if connection.family not in (socket.AF_INET, socket.AF_INET6):
                 continue
+            # The listener itself has no peer. It must stay: Gloo aborts the process if it cannot listen.
             if {connection.getpeername()[1], connection.getsockname()[1]} & set(ports):
                 connection.shutdown(socket.SHUT_RDWR)
                 count += 1
@@ -64,10 +58,8 @@ def is_of_lost_collective(error: BaseException | None) -> bool:
 
 
 def explain_reads(explain: Callable[[BaseException], None]) -> None:
-    """Lets `explain` raise another error where reading an array fails, as `float(loss)` does after a lost collective.
-
-    Without the names: the error stays JAX's own.
-    """
+    """Lets `explain` raise another error where reading an array fails, as `float(loss)` after a lost collective."""
+    # Without the names: the error stays JAX's own.
     kind: Any = jax_array.ArrayImpl
     read, wait = kind._value.fget, kind.block_until_ready
 

@@ -15,10 +15,8 @@ from replicax.compat.jax import vary, varying_axes
 
 
 def retype_polynomials() -> None:
-    """Lets JAX's polynomials take coefficients that vary less than the argument, in this process.
-
-    It does nothing before JAX 0.12, and changes nothing once JAX retypes them itself. Without the name: JAX's error.
-    """
+    """Lets JAX's polynomials take coefficients that vary less than the argument, in this process."""
+    # Nothing to do before JAX 0.12, nor once JAX retypes them itself. Without the name: JAX's error.
     primitive: Any = getattr(lax, "polynomial_p", None)
     if primitive is None:
         return

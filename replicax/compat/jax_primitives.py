@@ -47,10 +47,7 @@ ad.deflinear2(_assert_equal_p, _assert_equal_transpose)
 
 
 def assert_equal_over_axis(x: jax.Array, axis_name: str) -> jax.Array:
-    """Retypes `x` as equal over `axis_name`: a promise of the caller, not checked.
-
-    Only for values that a collective algorithm has made bitwise equal on every device of the axis.
-    """
+    """Retypes `x` as equal over an axis, unchecked: a collective must have made it bitwise equal on its devices."""
     return _assert_equal_p.bind(x, axis_name=axis_name, proven=True)
 
 
@@ -116,9 +113,5 @@ ad.deflinear2(_own_sum_p, lambda cotangent, x, **params: [_rows_p.bind(cotangent
 
 
 def rows_of_mapped_axis(x: jax.Array, axis_name: Hashable) -> jax.Array:
-    """Returns what `x` is in all places of an axis of `jax.vmap`, one after the other, in a new first dimension.
-
-    Raises:
-        NameError: There is no such axis.
-    """
+    """Returns what `x` is in all places of an axis of `jax.vmap`, in a new first dimension; NameError without it."""
     return _rows_p.bind(x, axis_name=axis_name, size=jax.lax.axis_size(axis_name))

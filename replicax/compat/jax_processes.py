@@ -1,4 +1,7 @@
-"""The service that connects JAX's processes, and what starts with them: devices and collectives."""
+"""The service that connects JAX's processes, and what starts with them: devices and collectives.
+
+Calls of its key-value store raise `jax.errors.JaxRuntimeError` if the service is gone.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +20,16 @@ _REFUSALS = ("ALREADY_EXISTS", "INVALID_ARGUMENT", "NOT_FOUND", "PERMISSION_DENI
 
 
 def backends_have_started() -> bool:
-    """Returns whether JAX has looked for devices: then it is too late to start `jax.distributed`.
-
-    Without the name: `jax.distributed.initialize` is tried, and says it in a `RuntimeError`.
-    """
+    """Returns whether JAX has looked for devices: then it is too late to start `jax.distributed`."""
+    # Without the name: `jax.distributed.initialize` is tried, and says it in a `RuntimeError`.
     return xla_bridge.backends_are_initialized()
 
 
 @contextlib.contextmanager
 def without_preemption_service() -> Iterator[None]:
-    """Keeps `jax.distributed.initialize`, called in the block, from catching SIGTERM.
-
-    JAX catches it for its preemption service, whether or not somebody asks that: the signal would end no process any
-    more. To use JAX's service, set `JAX_ENABLE_PREEMPTION_SERVICE` in the environment.
-    """
+    """Keeps `jax.distributed.initialize`, called in the block, from catching SIGTERM."""
+    # JAX catches it for its preemption service, whether or not somebody uses that: the signal would end no process any
+    # more. To use JAX's service, set `JAX_ENABLE_PREEMPTION_SERVICE` in the environment.
     name = "jax_enable_preemption_service"
     if name.upper() in os.environ or not hasattr(jax.config, name):
         yield
@@ -44,30 +43,24 @@ def without_preemption_service() -> Iterator[None]:
 
 
 def connected_as() -> tuple[int, int]:
-    """Returns index and count of the processes that `jax.distributed` connects.
-
-    `jax.process_index` would start the devices; without the names, what `initialize` was called with is noted.
-    """
+    """Returns index and count of the processes that `jax.distributed` connects."""
+    # `jax.process_index` would start the devices. Without the names: what `initialize` was called with is noted.
     state = jax_distributed.global_state
     return state.process_id, state.num_processes
 
 
 def give_up_connecting() -> None:
-    """Lets the process end in its own way while `jax.distributed.initialize` still waits, in a thread.
-
-    At exit JAX would wait for the others to say goodbye with it, which were never connected. Without the name:
-    `os._exit`, after the user's own exit handlers.
-    """
+    """Lets the process end as usual while `jax.distributed.initialize` still waits, in a thread."""
+    # At exit JAX would wait until the others, which were never connected, shut down with it. Without the name:
+    # `os._exit`, after the user's own exit handlers.
     jax_distributed.global_state.client = None
 
 
 def let_collectives_listen_at(ip: str) -> None:
-    """Lets XLA's collectives between CPUs (Gloo) listen at one IP address of this machine.
-
-    By itself JAX takes what the machine's name stands for. It must be called before JAX looks for devices. Other
-    collectives than Gloo (MPI) are left as they are. Without the names: the machine's name is to stand for the address
-    that other machines reach it by, which `replicax doctor` checks.
-    """
+    """Lets XLA's collectives between CPUs (Gloo) listen at one IP address of this machine."""
+    # Called before JAX looks for devices. By itself JAX takes what the machine's name stands for. Other collectives
+    # than Gloo (MPI) are left as they are. Without the names: the machine's name must stand for the address that other
+    # machines reach it by, which `replicax doctor` checks.
 
     def make_client() -> jaxlib.Client:
         connection = jax_distributed.global_state.client
@@ -79,30 +72,18 @@ def let_collectives_listen_at(ip: str) -> None:
 
 
 def collectives_are_gloo() -> bool:
-    """Returns whether XLA's collectives between CPUs are those of Gloo, which listen at ports of their own.
-
-    Without the name: the environment variable `JAX_CPU_COLLECTIVES_IMPLEMENTATION` and JAX's default.
-    """
+    """Returns whether XLA's collectives between CPUs are those of Gloo, which listen at ports of their own."""
+    # Without the name: the environment variable `JAX_CPU_COLLECTIVES_IMPLEMENTATION` and JAX's default.
     return bool(jax_config.cpu_collectives_implementation.value == "gloo")
 
 
 def store_bytes(key: str, value: bytes) -> None:
-    """Puts `value` under a new `key` into the key-value store of JAX's coordination service, which process 0 keeps.
-
-    Raises:
-        jax.errors.JaxRuntimeError: The key is taken, or the service is gone.
-    """
+    """Puts `value` under a new `key` into the store of JAX's service, in process 0; JaxRuntimeError if it is taken."""
     _service().key_value_set_bytes(key, value)
 
 
 def store_bytes_if_absent(key: str, value: bytes) -> bool:
-    """Puts `value` under `key` into the store unless the key is taken; returns whether it did.
-
-    Of several processes that call this for one key, exactly one succeeds.
-
-    Raises:
-        jax.errors.JaxRuntimeError: The service is gone.
-    """
+    """Puts `value` under `key` into the store unless the key is taken; returns whether it did: one process does."""
     try:
         _service().key_value_set_bytes(key, value)
     except jax.errors.JaxRuntimeError as error:
@@ -113,19 +94,13 @@ def store_bytes_if_absent(key: str, value: bytes) -> bool:
 
 
 def fetch_bytes(key: str, timeout_s: float) -> bytes | None:
-    """Returns what a process has stored under `key`; None if nobody has within `timeout_s` seconds.
-
-    Raises:
-        jax.errors.JaxRuntimeError: The service is gone.
-    """
+    """Returns what a process has stored under `key`; None if none has within `timeout_s` seconds."""
     return _found_in_time(_service().blocking_key_value_get_bytes, key, max(1, round(1000 * timeout_s)))
 
 
 def is_refusal(error: jax.errors.JaxRuntimeError) -> bool:
-    """Returns whether an error of the store is an answer of the service, such as that a key is taken.
-
-    Without the words: such an error says that the service cannot be reached, and then what JAX says of it.
-    """
+    """Returns whether an error of the store is an answer of the service, such as that a key is taken."""
+    # Without the words: such an error says that the service cannot be reached, and then what JAX says of it.
     return str(error).startswith(_REFUSALS)
 
 

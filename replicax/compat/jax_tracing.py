@@ -30,19 +30,15 @@ def trace_state() -> object:
 
 
 def is_tracing() -> bool:
-    """Returns whether the code runs inside a function that JAX traces or transforms.
-
-    Without the name: `jax.extend.core.get_opaque_trace_state` compared with the one of a thread that traces nothing.
-    """
+    """Returns whether the code runs inside a function that JAX traces or transforms."""
+    # Without the name: `jax.extend.core.get_opaque_trace_state` compared with the one of a thread that traces nothing.
     return not jax_core.trace_state_clean()
 
 
 def constants_are_traced() -> bool:
-    """Returns whether what is computed here is traced even if all operands are known, as in a constant.
-
-    It is not where a function is only differentiated or mapped, nor in `jax.ensure_compile_time_eval`. JAX could be
-    asked by making an array, which takes a hundred times as long; that is what is done if the names here go.
-    """
+    """Returns whether what is computed here is traced even if all operands are known, as in a constant."""
+    # It is not where a function is only differentiated or mapped, nor in `jax.ensure_compile_time_eval`. JAX could be
+    # asked by making an array, which takes a hundred times as long; that is what is done if the names here go.
     if jax_core.trace_state_clean():
         return False
     trace = current_trace()
@@ -54,10 +50,9 @@ def constants_are_traced() -> bool:
 
 
 def is_kept_by_jax() -> bool:
-    """Returns whether JAX traces a function into a program: then what it finds now is used in later calls too.
-
-    A function that is only differentiated or mapped (`jax.grad`, `jax.vmap` outside of `jax.jit`) runs anew each time.
-    """
+    """Returns whether JAX traces a function into a program: then what it finds now is used in later calls too."""
+    # A function that is only differentiated or mapped (`jax.grad`, `jax.vmap` outside of `jax.jit`) runs anew each
+    # time.
     trace: Trace | None = current_trace()
     while trace is not None:
         if type(trace).__name__ == _INTO_PROGRAM:
@@ -77,29 +72,23 @@ def is_on_devices() -> bool:
 
 
 def outside_traces() -> contextlib.AbstractContextManager[None]:
-    """Returns a context in which operations on known values are done at once, whatever function is being traced.
-
-    That is what `jax.ensure_compile_time_eval` is for; but where `jax.shard_map` runs op by op it keeps to its devices.
-    Without the name of that trace: in another thread, which has no trace.
-    """
+    """Returns a context in which operations on known values are done at once, whatever function is being traced."""
+    # That is what `jax.ensure_compile_time_eval` is for; but where `jax.shard_map` runs op by op it keeps to its
+    # devices. Without the name of that trace: in another thread, which has no trace.
     trace = current_trace()
     return jax_core.eval_context() if type(trace).__name__ == _ON_DEVICES else jax.ensure_compile_time_eval()
 
 
 def beside_traces() -> contextlib.AbstractContextManager[None]:
-    """Returns a context for operations on arrays alone, none of which is traced: they are done at once.
-
-    `outside_traces` also takes values that are traced. It does not reach what JAX puts on several devices in a replica.
-    """
+    """Returns a context for operations on arrays alone, none of which is traced: they are done at once."""
+    # `outside_traces` also takes traced values, but does not reach what JAX puts on several devices in a replica.
     return jax_core.eval_context()
 
 
 def tracing_all() -> contextlib.AbstractContextManager[None]:
-    """Returns a context in which a function that is traced notes all operations, also those on known values.
-
-    `jax.ensure_compile_time_eval`, in which variables get their first values, would have these done at once: also
-    while a program is compiled, of which large numbers would become constants.
-    """
+    """Returns a context in which a function that is traced notes all operations, also those on known values."""
+    # `jax.ensure_compile_time_eval`, in which variables get their first values, would have these done at once: also
+    # while a program is compiled, of which large arrays would become constants.
     return jax_config.eager_constant_folding(False)
 
 
@@ -115,14 +104,12 @@ def within_trace(trace: Trace) -> contextlib.AbstractContextManager[None]:
 
 
 def being_differentiated() -> set[int]:
-    """Returns the ids of the values with respect to which the innermost trace differentiates; none if it does not.
-
-    JAX does not keep a list of them, so this looks through all objects: some 0.05 s. Without the attributes `_trace`
-    and `primal` nothing is found.
-    """
+    """Returns the ids of the values with respect to which the innermost trace differentiates; none if it does not."""
     trace = current_trace()
     if type(trace).__name__ not in _DIFFERENTIATE:
         return set()
+    # JAX keeps no list of them, so this looks through all objects: some 0.05 s. Without the attributes `_trace` and
+    # `primal` nothing is found.
     tracers = [found for found in gc.get_objects() if isinstance(found, jax.core.Tracer) and found._trace is trace]
     return {id(tracer.primal) for tracer in tracers if hasattr(tracer, "primal")}
 
@@ -154,13 +141,10 @@ def _trace_context() -> jax_config.UserConfig:
 
 
 class _Traces:
-    """The traces that JAX keeps under one value of `_trace_context`, which this is.
-
-    Attributes:
-        readers_of: The ids of the variables that a function which JAX traced on its own has read meanwhile.
-    """
+    """The traces that JAX keeps under one value of `_trace_context`, which this is."""
 
     def __init__(self) -> None:
+        # The ids of the variables that a function which JAX traced on its own has read meanwhile.
         self.readers_of: set[int] = set()
 
 
@@ -180,10 +164,8 @@ def prepare_tracing_anew() -> None:
 
 
 def tracing_anew() -> contextlib.AbstractContextManager[None]:
-    """Returns a context in which JAX traces functions under `jax.jit` that it has traced before, too.
-
-    JAX's cached traces may hold the variables' values of another program, or rest on what was equal there.
-    """
+    """Returns a context in which JAX traces functions under `jax.jit` that it has traced before, too."""
+    # JAX's cached traces may hold the variables' values of another program, or rest on what was equal there.
     return _trace_context()(_Traces())
 
 
@@ -198,11 +180,9 @@ def note_inner_read(variable: object) -> None:
 
 
 def trace_readers_anew(variable: object = None) -> None:
-    """Makes JAX trace functions anew from here on if one that it has traced has read a variable, or this variable.
-
-    It lasts until the innermost `tracing_anew` ends. Where nothing was read JAX keeps its traces: making them again
-    after each assignment of an optimizer, down to those of `jnp.where`, would take long.
-    """
+    """Makes JAX trace functions anew from here on if one that it has traced has read `variable`; None: any variable."""
+    # Where nothing was read JAX keeps its traces: making them again after each assignment of an optimizer, down to
+    # those of `jnp.where`, would take long.
     read = _readers_of()
     if read if variable is None else id(variable) in read:
         trace_anew_from_here()

@@ -64,11 +64,9 @@ def install_alone() -> None:
 
 
 def prepare_gpus() -> None:
-    """Lets NCCL's collectives fail where another process is lost, and clients share the memory of a GPU.
-
-    Called before JAX looks for devices. The flags are those of JAX's page on fault tolerance. Untested: no machine with
-    several GPUs was at hand.
-    """
+    """Lets NCCL's collectives fail where another process is lost, and clients share the memory of a GPU."""
+    # Called before JAX looks for devices. The flags are those of JAX's page on fault tolerance. Untested: no machine
+    # with several GPUs was at hand.
     if not _gpus_are_wanted():
         return
     given = os.environ.get("XLA_FLAGS", "")
@@ -102,10 +100,8 @@ def _install(client: Any) -> None:
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Returns whether a program has failed because another process is lost, or the connections with it are.
-
-    Without the words: such an error ends the process, and the job goes on without it.
-    """
+    """Returns whether a program has failed because another process is lost, or the connections with it are."""
+    # Without the words: such an error ends the process, and the job goes on without it.
     said = str(error).lower()
     return isinstance(error, (RuntimeError, ValueError)) and ("gloo" in said or "nccl" in said)
 

@@ -25,20 +25,16 @@ _Kind = TypeVar("_Kind", bound=type)
 
 
 def optimizer_class() -> type:
-    """Returns the class whose `apply` all optimizers inherit.
-
-    Without the name: `keras.optimizers.Optimizer`, of which they are subclasses too.
-    """
+    """Returns the class whose `apply` all optimizers inherit."""
+    # Without the name: `keras.optimizers.Optimizer`, of which they are subclasses too.
     import keras
 
     return _base(keras.optimizers.Optimizer, "BaseOptimizer")
 
 
 def trainer_class() -> type:
-    """Returns the class of which a `keras.Model` has `fit` and what makes its steps.
-
-    Without the name: the first base that defines `make_train_function`.
-    """
+    """Returns the class of which a `keras.Model` has `fit` and what makes its steps."""
+    # Without the name: the first base that defines `make_train_function`.
     import keras
 
     return _base(keras.Model, "JAXTrainer")
@@ -52,10 +48,8 @@ def variable_class() -> type:
 
 
 def distribution_class() -> type:
-    """Returns the class of `keras.distribution` that learns of each new variable.
-
-    Without the name: `keras.distribution.DataParallel`, with all of its methods overridden.
-    """
+    """Returns the class of `keras.distribution` that learns of each new variable."""
+    # Without the name: `keras.distribution.DataParallel`, with all of its methods overridden.
     import keras
 
     return _base(keras.distribution.DataParallel, "Distribution")
@@ -77,13 +71,9 @@ def _base(of: type, name: str) -> type:
 
 @contextlib.contextmanager
 def objects_named_anew(counts: dict[str, int]) -> Iterator[None]:
-    """Lets Keras number the names of objects (`dense`, `dense_1`) from `counts` on, in a `with` block.
-
-    Without the attribute: objects are numbered through the whole process, and a model function has to name its layers.
-
-    Args:
-        counts: How many objects of each name there are, a `defaultdict`; Keras counts on in it.
-    """
+    """Makes Keras number the names of objects (`dense_1`) on in `counts`, a `defaultdict`, in a `with` block."""
+    # Without the attribute: objects are numbered through the whole process, and a model function has to name its
+    # layers.
     from keras.src.backend.common import global_state
 
     before = global_state.get_global_attribute("object_name_uids")
@@ -95,20 +85,16 @@ def objects_named_anew(counts: dict[str, int]) -> Iterator[None]:
 
 
 def name_scope() -> str:
-    """Returns the path of the layer that is being built, or an empty string.
-
-    Without the function: the `path` of a variable that is made for its name, and thrown away.
-    """
+    """Returns the path of the layer that is being built, or an empty string."""
+    # Without the function: the `path` of a variable that is made for its name, and thrown away.
     from keras.src.backend.common.name_scope import current_path
 
     return str(current_path())
 
 
 def open_scopes() -> list[object]:
-    """Returns the layers, optimizers and metrics that are building or calling just now, the innermost first.
-
-    Without the attribute: variables are made by nobody, and layouts follow from their shapes alone.
-    """
+    """Returns the layers, optimizers and metrics that are building or calling just now, the innermost first."""
+    # Without the attribute: the makers of variables are unknown, and layouts follow from their shapes alone.
     from keras.src.backend.common import global_state
 
     scopes = global_state.get_global_attribute("name_scope_stack") or ()
@@ -117,30 +103,24 @@ def open_scopes() -> list[object]:
 
 
 def is_in_layer_call() -> bool:
-    """Returns whether the running code is a layer's forward pass (or a model's).
-
-    Without the attribute: a wrapper of `keras.Layer.__call__` that counts.
-    """
+    """Returns whether the running code is a layer's forward pass (or a model's)."""
+    # Without the attribute: a wrapper of `keras.Layer.__call__` that counts.
     from keras.src.backend.common.global_state import get_global_attribute
 
     return get_global_attribute("current_call_ctx") is not None
 
 
 def is_in_stateless_scope() -> bool:
-    """Returns whether assignments to variables go to a `keras.StatelessScope` just now.
-
-    Without the attribute: whether a variable that is assigned its own value keeps the array that it has.
-    """
+    """Returns whether assignments to variables go to a `keras.StatelessScope` just now."""
+    # Without the attribute: whether a variable that is assigned its own value keeps the array that it has.
     from keras.src.backend.common.global_state import get_global_attribute
 
     return get_global_attribute("stateless_scope") is not None
 
 
 def sublayers(layer: keras.Layer, include_self: bool = False) -> list[keras.Layer]:
-    """Returns the layers that a layer or model holds, at any depth.
-
-    Without the method: a walk through the attributes of layers that are layers, or lists and dicts of them.
-    """
+    """Returns the layers that a layer or model holds, at any depth."""
+    # Without the method: a walk through the attributes of layers that are layers, or lists and dicts of them.
     return list(layer._flatten_layers(include_self=include_self))
 
 
@@ -149,12 +129,10 @@ MOMENTS = "_moments"
 
 
 def own_moments(layer: keras.layers.BatchNormalization, inputs: jax.Array, mask: jax.Array | None) -> Any:
-    """Returns the mean and variance of the rows as Keras computes them.
-
-    On TensorFlow Keras would synchronize where a layer says so, and on JAX it would raise an error then.
-    """
+    """Returns the mean and variance of the rows as Keras computes them."""
     import keras
 
+    # On TensorFlow Keras would synchronize where a layer says so, and on JAX it would raise an error then.
     if mask is None:
         return keras.ops.moments(inputs, axes=layer._reduction_axes)
     return keras.layers.BatchNormalization._moments(layer, inputs, mask)
@@ -173,11 +151,9 @@ def epsilon() -> float:
 
 
 def initialize_new_variables() -> None:
-    """Gives the variables that layers and optimizers have just made their initial values.
-
-    Keras does so when its last stateless scope is left. Without the function: variables that have no value yet are
-    given that of their `initializer`.
-    """
+    """Gives the variables that layers and optimizers have just made their initial values."""
+    # Keras does so when its last stateless scope is left. Without the function: variables that have no value yet are
+    # given that of their `initializer`.
     from keras.src.backend.common import global_state, variables
 
     scope = global_state.get_global_attribute("stateless_scope")
@@ -194,10 +170,8 @@ def trainable_variables_of(optimizer: keras.optimizers.Optimizer) -> list[keras.
 
 
 def slots_of(optimizer: keras.optimizers.Optimizer) -> dict[str, list[keras.Variable | None]]:
-    """Returns the lists in which an optimizer keeps a variable for each one that it updates, such as `"momentums"`.
-
-    Without the attributes: the variables' paths, which end in a singular of these names.
-    """
+    """Returns the lists in which an optimizer keeps a variable for each one that it updates, such as `"momentums"`."""
+    # Without the attributes: the variables' paths, which end in a singular of these names.
     import keras
 
     count, own = len(trainable_variables_of(optimizer)), {id(variable) for variable in optimizer.variables}
@@ -210,10 +184,8 @@ def slots_of(optimizer: keras.optimizers.Optimizer) -> dict[str, list[keras.Vari
 
 
 def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> jax.Array | Callable[[jax.Array], jax.Array]:
-    """Returns the learning rate as an array, or the schedule: a function of the number of steps made before.
-
-    Without the name: `optimizer.learning_rate`, whose schedule counts the steps of the optimizer itself.
-    """
+    """Returns the learning rate as an array, or the schedule: a function of the number of steps made before."""
+    # Without the name: `optimizer.learning_rate`, whose schedule counts the steps of the optimizer itself.
     found = getattr(optimizer, "_learning_rate", None)
     return found if callable(found) else jax.numpy.asarray(optimizer.learning_rate)
 
@@ -229,21 +201,15 @@ def set_initializer(variable: keras.Variable, initializer: Callable[..., jax.Arr
 
 
 def assign_without_scopes(variable: keras.Variable, value: object) -> None:
-    """Assigns a value to the variable itself, whatever stateless scope there is.
-
-    Without the method: the scope is taken away meanwhile, as in `initialize_new_variables`.
-    """
+    """Assigns a value to the variable itself, whatever stateless scope there is."""
+    # Without the method: the scope is taken away meanwhile, as in `initialize_new_variables`.
     variable._direct_assign(as_tensor_of(variable, value, variable._dtype))
 
 
 def wrap_first_values(wrapper: Callable[[Callable[..., None], Callable[..., None]], Callable[..., None]]) -> None:
-    """Wraps the method by which a variable gets the first value that an initializer computes.
-
-    Without the method: a strategy gets whole values, and large variables are made here before they are sent.
-
-    Args:
-        wrapper: Takes the method, and one that tells Keras's distribution of a variable; it returns the new method.
-    """
+    """Wraps the method by which a variable gets the first value that an initializer computes."""
+    # The second argument of `wrapper` tells Keras's distribution of a variable. Without the method: a strategy gets
+    # whole values, and large variables are made here before they are sent.
     import keras
 
     name = "_initialize_with_initializer"
@@ -252,21 +218,18 @@ def wrap_first_values(wrapper: Callable[[Callable[..., None], Callable[..., None
 
 
 def change_class(variable: object, subclass_of: Callable[[_Kind], _Kind]) -> None:
-    """Gives a variable that Keras (or `rx.Variable`) has just made a class of ours, a subclass of its own.
-
-    Python allows that only between classes of one layout: the subclass has empty `__slots__`, and Keras's class none.
-    Keras has no way to say which class its layers make variables of. If this goes: `keras.Layer.add_weight`,
-    `keras.optimizers.Optimizer.add_variable` and `keras.metrics.Metric.add_variable` are wrapped.
-    """
+    """Gives a variable that Keras (or `rx.Variable`) has just made a class of ours, a subclass of its own."""
+    # Python allows that only between classes of one layout: the subclass has empty `__slots__`, and Keras's class none.
+    # Keras has no way to say which class its layers make variables of. If this goes: `keras.Layer.add_weight`,
+    # `keras.optimizers.Optimizer.add_variable` and `keras.metrics.Metric.add_variable` are wrapped.
     kind: Any = type(variable)
     variable.__class__ = subclass_of(kind)
 
 
 def compile_arguments(model: keras.Model) -> dict[str, object]:
-    """Returns the arguments that a model was compiled with, as they were given.
-
-    Without the attribute: `get_compile_config`, from which losses and metrics that are functions cannot be made again.
-    """
+    """Returns the arguments that a model was compiled with, as they were given."""
+    # Without the attribute: `get_compile_config`, from which losses and metrics that are functions cannot be made
+    # again.
     return dict(model._compile_config.config)
 
 
@@ -276,10 +239,8 @@ def compilation_of(model: keras.Model) -> object:
 
 
 def takes_one_tensor(model: keras.Model) -> bool:
-    """Returns whether a functional model, such as a built `Sequential`, is made for one tensor, not a dict or list.
-
-    Without the attribute: `model.inputs` has one input, and an error where that stands in a dict.
-    """
+    """Returns whether a functional model, such as a built `Sequential`, is made for one tensor, not a dict or list."""
+    # Without the attribute: `model.inputs` has one input, and an error where that stands in a dict.
     import keras
 
     return isinstance(getattr(model, "_inputs_struct", None), keras.KerasTensor)
@@ -294,21 +255,15 @@ def initial_epoch(model: keras.Model) -> int | None:
 
 
 def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
-    """Tells the `fit` that begins with which epoch to begin.
-
-    Keras's own `BackupAndRestore` does the same. Without the attribute: the `initial_epoch` given to `fit` is changed
-    where a model's `fit` is wrapped, before callbacks are asked.
-    """
+    """Sets the first epoch of the `fit` that is beginning."""
+    # As Keras's own `BackupAndRestore` does. Without the attribute: the `initial_epoch` given to `fit` is changed where
+    # a model's `fit` is wrapped, before callbacks are asked.
     model._initial_epoch = epoch
 
 
 def stop_writing(backup: keras.callbacks.BackupAndRestore, takes_part: bool = False) -> None:
-    """Lets a `BackupAndRestore` restore only; without the method, a subclass overrides the hooks that save.
-
-    Args:
-        backup: The callback.
-        takes_part: Whether it still calls `save_weights`, in which this process may have no more to do than to help.
-    """
+    """Lets a `BackupAndRestore` restore only; if `takes_part`, it still calls `save_weights`, to help the others."""
+    # Without the method: a subclass overrides the hooks that save.
     backup._save_model = lambda: backup.model.save_weights(backup._weights_path) if takes_part else None
     backup.on_train_end = lambda logs=None: None
 
@@ -332,10 +287,8 @@ def write_only_if(backup: keras.callbacks.BackupAndRestore, writes: Callable[[],
 
 @contextlib.contextmanager
 def epoch_iterator_noted(model: keras.Model, note: Callable[[object], None]) -> Iterator[None]:
-    """Calls `note` with what counts the batches of the loops of a model that begin in a `with` block.
-
-    Without the method it is not called; see `set_steps_seen`.
-    """
+    """Calls `note` with what counts the batches of the loops of a model that begin in a `with` block."""
+    # Without the method it is not called; see `set_steps_seen`.
     build = model._symbolic_build
 
     def noting(iterator: Any = None, **given: Any) -> None:
@@ -351,14 +304,8 @@ def epoch_iterator_noted(model: keras.Model, note: Callable[[object], None]) -> 
 
 
 def build_otherwise(trainer: Any, build: Callable[[keras.Model, PyTree], bool]) -> None:
-    """Has models built in another way where Keras fails to build one by calling it with a part of the first batch.
-
-    Without the method: Keras's error about a model that it cannot build.
-
-    Args:
-        trainer: The class of the models.
-        build: Builds a model for batches like this one; returns False if it cannot either.
-    """
+    """Has `build` build models where Keras fails to build one by calling it with a part of the first batch."""
+    # `build` returns False if it cannot either. Without the method: Keras's error about a model that it cannot build.
     original = trainer._symbolic_build
 
     @functools.wraps(original)
@@ -380,37 +327,28 @@ def build_otherwise(trainer: Any, build: Callable[[keras.Model, PyTree], bool]) 
 
 
 def set_steps_seen(epoch_iterator: Any, earlier: int) -> None:
-    """Counts the batches of earlier epochs: Keras begins anew with data of known length when it has seen all of it.
-
-    Without the attribute: a worker that joins a `fit(steps_per_epoch=...)` on arrays begins anew with them too late.
-    """
+    """Counts the batches of earlier epochs: Keras begins anew with data of known length when it has seen all of it."""
+    # Without the attribute: a worker that joins a `fit(steps_per_epoch=...)` on arrays begins anew with them too late.
     epoch_iterator._steps_seen += earlier
 
 
 def is_default_hook(hook: Callable[..., object]) -> bool:
-    """Returns whether a hook of a callback is the one of `keras.callbacks.Callback`, which does nothing.
-
-    Without the mark: the functions are compared with those of `keras.callbacks.Callback`.
-    """
+    """Returns whether a hook of a callback is the one of `keras.callbacks.Callback`, which does nothing."""
+    # Without the mark: the functions are compared with those of `keras.callbacks.Callback`.
     return bool(getattr(hook, "_is_default", False))
 
 
 def is_of_empty_generator(error: BaseException) -> bool:
-    """Returns whether a loop was given a generator that yields nothing; Keras 3.15 has a `ValueError` for it.
-
-    Where the module has another name, the `IndexError` of Keras's own stays what it is.
-    """
+    """Returns whether a loop was given a generator that yields nothing; Keras 3.15 has a `ValueError` for it."""
+    # Where the module has another name, the `IndexError` of Keras's own stays what it is.
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     module = frame.f_globals.get("__name__")
     return isinstance(error, IndexError) and module == "keras.src.trainers.data_adapters.generator_data_adapter"
 
 
 def check_compiled(model: keras.Model, call: str) -> None:
-    """Checks that `model.compile` was called. Without the method: `model.compiled` says it.
-
-    Raises:
-        ValueError: It was not, with Keras's words.
-    """
+    """Raises Keras's `ValueError` unless `model.compile` was called."""
+    # Without the method: `model.compiled` says it.
     model._assert_compile_called(call)
 
 
@@ -420,10 +358,8 @@ def is_epoch_to_validate(model: keras.Model, epoch: int, frequency: int | Sequen
 
 
 def metrics_or_logs(model: keras.Model, logs: object) -> dict[str, Any]:
-    """Returns the metrics' results by name, or the logs that a step of the model's own has returned.
-
-    Without the method: `model.get_metrics_result`, if its names are those of the logs.
-    """
+    """Returns the metrics' results by name, or the logs that a step of the model's own has returned."""
+    # Without the method: `model.get_metrics_result`, if its names are those of the logs.
     return dict(model._get_metrics_result_or_logs(logs))
 
 
@@ -433,11 +369,9 @@ def in_order_of_metrics(model: keras.Model, logs: Mapping[str, Any]) -> Any:
 
 
 def build_for(model: keras.Model, batch: PyTree) -> None:
-    """Makes the variables of a model, its metrics and its optimizer for batches like `batch`, computing nothing.
-
-    Without the method: `keras.backend.compute_output_spec` of the model, its loss and its metrics, and then
-    `optimizer.build`.
-    """
+    """Makes the variables of a model, its metrics and its optimizer for batches like `batch`, computing nothing."""
+    # Without the method: `keras.backend.compute_output_spec` of the model, its loss and its metrics, and then
+    # `optimizer.build`.
     model._symbolic_build(data_batch=batch)
 
 
@@ -454,10 +388,8 @@ def are_arrays(data: PyTree) -> bool:
 def as_one_batch(
     x: PyTree, y: PyTree, sample_weight: PyTree, class_weight: Mapping[int, float] | None, rows: int
 ) -> PyTree:
-    """Returns all rows of arrays as one batch `(x, y, sample_weight)`, checked by Keras.
-
-    Without the class: `keras.ops.convert_to_numpy` of each leaf, and weights of classes looked up in `y`.
-    """
+    """Returns all rows of arrays as one batch `(x, y, sample_weight)`, checked by Keras."""
+    # Without the class: `keras.ops.convert_to_numpy` of each leaf, and weights of classes looked up in `y`.
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
     adapter = ArrayDataAdapter(x, y, sample_weight=sample_weight, class_weight=class_weight, batch_size=rows)

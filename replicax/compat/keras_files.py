@@ -17,23 +17,17 @@ _READS_IN_PLACE: ContextVar[bool] = ContextVar("replicax_reads_archives_in_place
 
 
 def wrap_load_state(wrap: Callable[[PyTreeFunction], PyTreeFunction]) -> None:
-    """Wraps the function that gives the layers of a model their parts of a store; it calls itself for each layer.
-
-    On the way Keras makes an object of each kind anew for each layer, to see its attributes: once is enough.
-    """
+    """Wraps the function that gives the layers of a model their parts of a store; it calls itself for each layer."""
     from keras.src.saving import saving_lib
 
     saving_lib._load_state = wrap(saving_lib._load_state)
+    # Keras makes an object of each kind anew for each layer, to see its attributes: once is enough.
     saving_lib.get_attr_skipset = functools.cache(saving_lib.get_attr_skipset)
 
 
 def wrap_stores(get: Callable[[Any, str, PyTreeFunction], object], on_host: Callable[[object], object]) -> None:
-    """Wraps how a tensor is taken out of an HDF5 store, and how one becomes an array of the host to be put into it.
-
-    Args:
-        get: Called with the store, a key, and what Keras does with them.
-        on_host: Returns what Keras is to store for a variable or an array.
-    """
+    """Wraps how a tensor is taken out of an HDF5 store, and how one becomes an array of the host to be put into it."""
+    # `get` is called with the store, a key and Keras's own method; `on_host` returns what Keras is to store.
     from keras.src.saving import saving_lib
 
     own_get = saving_lib.H5IOStore.__getitem__
@@ -53,13 +47,9 @@ def _with_host_values(original: PyTreeFunction, on_host: Callable[[object], obje
 def wrap_archives(
     is_ours: Callable[[object], bool], may_be_ours: Callable[[], bool], opened: Callable[[Any, str], Any]
 ) -> None:
-    """Keeps Keras from holding the whole file of weights of an archive in memory.
-
-    Args:
-        is_ours: Whether that matters to a model that is loaded or saved.
-        may_be_ours: Whether it may matter to a model that is about to be made.
-        opened: Opens the member of an archive that has a name, as a file; returns None if Keras is to do it.
-    """
+    """Keeps Keras from holding the whole file of weights of an archive in memory."""
+    # `is_ours` and `may_be_ours` say whether that matters, to a model and to one that is about to be made. `opened`
+    # opens a member of an archive by its name, as a file; it returns None if Keras is to do it.
     import h5py
     from keras.src.saving import saving_lib
 

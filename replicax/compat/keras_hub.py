@@ -13,18 +13,14 @@ from replicax.typing import PyTreeFunction
 
 
 def wrap_loaders(wrap: Callable[[PyTreeFunction], PyTreeFunction], opened: Callable[[str], Any]) -> None:
-    """Wraps the loaders that convert files of Transformers and timm into backbones.
-
-    Args:
-        wrap: Wraps the methods that make a backbone, or a task with one, and give it weights; the second calls the
-            first.
-        opened: Opens a file of safetensors, as `safetensors.safe_open` does for NumPy; returns None to leave it.
-    """
+    """Wraps the loaders that convert files of Transformers and timm into backbones, and how these open safetensors."""
+    # `opened` returns None to leave a file to KerasHub.
     from keras_hub.src.utils.timm.preset_loader import TimmPresetLoader
     from keras_hub.src.utils.transformers import safetensor_utils
     from keras_hub.src.utils.transformers.preset_loader import TransformersPresetLoader
 
     for loader in (TimmPresetLoader, TransformersPresetLoader):
+        # The second calls the first.
         loader.load_backbone, loader.load_task = wrap(loader.load_backbone), wrap(loader.load_task)
     library = safetensor_utils.safetensors
     if library is None:  # KerasHub says what to install.

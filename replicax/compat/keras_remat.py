@@ -13,10 +13,8 @@ if TYPE_CHECKING:
 
 
 def replace_remat(remat: Callable[[Callable[..., PyTree]], Callable[..., PyTree]]) -> None:
-    """Replaces the function of Keras's backend that `keras.remat` and `keras.RematScope` call.
-
-    Without the module: layers with statistics or seeds cannot be rematerialized in `fit`.
-    """
+    """Replaces the function of Keras's backend that `keras.remat` and `keras.RematScope` call."""
+    # Without the module: layers with statistics or seeds cannot be rematerialized in `fit`.
     from keras.src.backend.jax import core
 
     core.remat = remat

@@ -14,10 +14,8 @@ Namer = Callable[[object], "tuple[str, dict[str, object] | None] | None"]
 
 @contextlib.contextmanager
 def serialized_under(name: Namer) -> Iterator[None]:
-    """Makes Keras serialize objects under other names, and lambdas as functions, while the block runs.
-
-    Without the names: users must register each class, and functions by a name of their own; lambdas cannot be sent.
-    """
+    """Makes Keras serialize objects under other names, and lambdas as functions, while the block runs."""
+    # Without the names: users must register each class, and functions by a name of their own; lambdas cannot be sent.
     from keras.src.saving import object_registration, serialization_lib
 
     names: dict[Any, str] = object_registration.GLOBAL_CUSTOM_NAMES

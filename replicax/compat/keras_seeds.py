@@ -8,10 +8,8 @@ import numpy as np
 
 
 def global_seed_state() -> np.ndarray | None:
-    """Returns the state of Keras's global seed generator; None if nobody has drawn from it.
-
-    Without the names: whoever draws without a seed goes on with other numbers in the other process.
-    """
+    """Returns the state of Keras's global seed generator; None if nothing was drawn from it."""
+    # Without the names: what draws without a seed goes on with other numbers in the other process.
     if "keras" not in sys.modules:
         return None
     from keras.src.backend.common.global_state import get_global_attribute

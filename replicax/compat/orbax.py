@@ -36,10 +36,8 @@ def save_files(path: Path, arrays: Mapping[str, jax.Array | np.ndarray]) -> None
 
 
 def save_files_alone(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes the same files, in one of several processes: Orbax writes NumPy arrays in JAX's process 0 only.
-
-    Guard: tests/compat/test_orbax.py compares the files.
-    """
+    """Writes the files of `save_files` in one process of several: Orbax writes NumPy arrays in JAX's process 0 only."""
+    # Guard: tests/compat/test_orbax.py compares the files.
     import tensorstore
 
     written = []
@@ -63,13 +61,7 @@ def save_files_alone(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 def restore_files(
     path: Path, folders: Sequence[str], wanted: Mapping[str, jax.ShapeDtypeStruct]
 ) -> dict[str, jax.Array | np.ndarray]:
-    """Reads arrays.
-
-    Args:
-        path: Where their folders are.
-        folders: All of them.
-        wanted: For the folders of those to read: shape, dtype, and sharding, or none for a NumPy array.
-    """
+    """Reads the arrays of the `wanted` folders, out of all `folders`; one without a sharding as NumPy's."""
     import orbax.checkpoint as ocp
     from etils import epath
 

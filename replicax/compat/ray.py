@@ -25,23 +25,16 @@ class NodeOptions(TypedDict, total=False):
 
 
 def node_options(folder: str, ip: str | None = None) -> NodeOptions:
-    """Returns what `ray.init` is given besides: where a node keeps its files, and where it listens.
-
-    Without the arguments: `ray start --temp-dir --node-ip-address` in a process of its own, as for other nodes.
-
-    Args:
-        folder: The folder; Ray's own would be shared by all users of the machine.
-        ip: The address of a node that this process starts.
-    """
+    """Returns what `ray.init` is given besides: where a node that it starts keeps its files, and where it listens."""
+    # Ray's own folder would be shared by all users of the machine. Without the arguments: `ray start --temp-dir
+    # --node-ip-address` in a process of its own, as for other nodes.
     return NodeOptions(_temp_dir=folder) if ip is None else NodeOptions(_temp_dir=folder, _node_ip_address=ip)
 
 
 def restore_excepthook() -> None:
-    """Lets Python tell of errors again.
-
-    `import ray` has it tell Ray's head of them before anybody else; if the head is stopped, nobody ever hears. Without
-    the name: `sys.excepthook` is put back to what it was before the import.
-    """
+    """Makes Python report uncaught errors itself again."""
+    # `import ray` makes it send them to Ray's head first; if the head is stopped, they never appear. Without the name:
+    # `sys.excepthook` is put back to what it was before the import.
     worker = importlib.import_module("ray._private.worker")
     if sys.excepthook is getattr(worker, "custom_excepthook", None):
         sys.excepthook = worker.normal_excepthook
@@ -53,11 +46,9 @@ def forget_shutdown() -> None:
 
 
 def end_node_at_once() -> None:
-    """Has `ray.shutdown` kill the processes of the node that it has started, all at once.
-
-    Ray asks one after another to end, and gives each a second: most of a short script's end. The caller ends what these
-    processes have started themselves. Without the names: the end takes longer.
-    """
+    """Has `ray.shutdown` kill the processes of the node that it has started, all at once."""
+    # Ray asks one after another to end, and gives each a second: most of a short script's end. The caller ends what
+    # these processes have started themselves. Without the names: the end takes longer.
     node: Any = getattr(importlib.import_module("ray._private.worker"), "_global_node", None)
     living, wait_for_all = getattr(node, "live_processes", None), getattr(node, "kill_all_processes", None)
     if living is None or wait_for_all is None:
@@ -72,10 +63,8 @@ def end_node_at_once() -> None:
 
 
 def forget_token() -> None:
-    """Lets Ray in this process read token and mode anew from the environment; it keeps those of an earlier cluster.
-
-    Without the names: a process that has been in one cluster cannot join another one with another token.
-    """
+    """Lets Ray in this process read token and mode anew from the environment; it keeps those of an earlier cluster."""
+    # Without the names: a process that has been in one cluster cannot join another one with another token.
     with contextlib.suppress(ImportError, AttributeError):
         raylet = importlib.import_module("ray._raylet")
         raylet.Config.initialize("")  # In this order: a thread that still ends may ask for the token in between.
@@ -84,10 +73,8 @@ def forget_token() -> None:
 
 @contextlib.contextmanager
 def waiting_for_node(seconds: float) -> Iterator[None]:
-    """Lets Ray wait longer for its own processes to come up than its 30 s, while the block runs.
-
-    Without the function: the start is tried again.
-    """
+    """Lets Ray wait longer for its own processes to come up than its 30 s, while the block runs."""
+    # Without the function: the start is tried again.
     before = getattr(_services(), NODE, None)
     with _replaced(NODE, None if before is None else patient(before, seconds)):
         yield
@@ -95,10 +82,8 @@ def waiting_for_node(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def node_address(ip: str | None) -> Iterator[None]:
-    """Lets Ray take `ip` for this machine's address while the block runs; None changes nothing.
-
-    Without the function: `ray.init(_node_ip_address=...)`, which takes 127.0.0.1 for the machine's address instead.
-    """
+    """Lets Ray take `ip` for this machine's address while the block runs; None changes nothing."""
+    # Without the function: `ray.init(_node_ip_address=...)`, which takes 127.0.0.1 for the machine's address instead.
     with _replaced(NODE_IP_ADDRESS, None if ip is None else lambda *_, **__: ip):
         yield
 

@@ -30,10 +30,8 @@ def has_channels() -> bool:
 
 
 def channel_to(reader: object, nbytes: int) -> Channel | None:
-    """Makes a mutable object that this actor writes for another one on its node; None if there is no memory for it.
-
-    Ray does not free it, nor close its two semaphores in `/dev/shm`, before the process of its writer ends.
-    """
+    """Makes a mutable object that this actor writes for another one on its node; None if there is no memory for it."""
+    # Ray does not free it, nor close its two semaphores in `/dev/shm`, before the process of its writer ends.
     import ray
 
     context = ray.get_runtime_context()

@@ -16,19 +16,14 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 
 
 def patient(get_node: Callable[..., Any], seconds: float) -> Callable[..., Any]:
-    """Returns Ray's function for what is known of a node, that waits longer for the node than Ray's 30 s.
-
-    Args:
-        get_node: The function; it raises `RuntimeError` if the node is not there.
-        seconds: How long to wait.
-    """
+    """Returns Ray's function for what is known of a node, so that it waits longer for the node than Ray's 30 s."""
 
     def found(*args: Any, **kwargs: Any) -> Any:
         deadline = time.monotonic() + seconds
         while True:
             try:
                 return get_node(*args, **kwargs)
-            except RuntimeError:
+            except RuntimeError:  # The node is not there.
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(_SECONDS_BETWEEN_LOOKS)
@@ -37,18 +32,12 @@ def patient(get_node: Callable[..., Any], seconds: float) -> Callable[..., Any]:
 
 
 def main(seconds: float, ip: str, arguments: list[str]) -> None:
-    """Starts the node, and ends when it does.
-
-    Args:
-        seconds: How long to wait for the node's processes.
-        ip: The node's address, where it listens. Told on the command line alone, 127.0.0.1 would become the machine's
-            address in the network.
-        arguments: Those of `ray start`.
-    """
+    """Starts the node, and ends when it does; waits `seconds` for the node's processes."""
     from ray._private import services
     from ray.scripts.scripts import main as ray_command
 
     setattr(services, NODE, patient(getattr(services, NODE), seconds))
+    # Given on the command line alone, 127.0.0.1 would become the machine's address in the network.
     setattr(services, NODE_IP_ADDRESS, lambda *_, **__: ip)
     sys.argv = ["ray", "start", *arguments, "--node-ip-address", ip, "--block"]
     ray_command()

@@ -19,10 +19,6 @@ def why_no_jobs() -> str:
 
 
 def check_system() -> None:
-    """Refuses a system that cannot run the processes of a job.
-
-    Raises:
-        LaunchError: It is one (Windows).
-    """
+    """Raises `LaunchError` on a system that cannot run the processes of a job (Windows)."""
     if why := why_no_jobs():
         raise LaunchError(f"{why} {WAY_OUT}")

@@ -19,36 +19,24 @@ Kind = Literal["same", "renamed", "differs", "absent"]
 
 
 class Keyword(NamedTuple):
-    """The fate of a keyword of TensorFlow, if it is not a parameter of the same name here.
+    """The fate of a keyword of TensorFlow, if it is not a parameter of the same name here."""
 
-    Attributes:
-        here: The parameter that takes its value; empty if there is none.
-        note: Why there is none, and what to do instead: a sentence with a full stop.
-        accepted: Values without effect, such as TensorFlow's default; any other is refused. None accepts any value.
-    """
-
-    here: str = ""
-    note: str = ""
+    here: str = ""  # the parameter that takes its value; empty if there is none
+    note: str = ""  # why there is none, and what to do instead: a sentence with a full stop
+    # Values without effect, such as TensorFlow's default; any other is refused. None accepts any value.
     accepted: tuple[object, ...] | None = ()
 
 
 class Row(NamedTuple):
-    """The fate of a name of TensorFlow.
+    """The fate of a name of TensorFlow."""
 
-    Attributes:
-        kind: `"same"`: same name and meaning. `"renamed"`: another name, same meaning. `"differs"`: it exists and
-            behaves differently, as `note` says. `"absent"`: it does not exist; `note` says why and what to do instead.
-        here: Its name below `replicax`, such as `"Strategy.run"`; empty if it is absent.
-        note: A sentence or two in Markdown, with a full stop; it may be empty for `"same"` and `"renamed"`.
-        keywords: TensorFlow's keywords that are not parameters of that name.
-        order: TensorFlow's parameters in their order, if that differs from the order here; otherwise empty.
-    """
-
+    # `"same"`: same name and meaning. `"renamed"`: another name, same meaning. `"differs"`: it behaves differently, as
+    # `note` says. `"absent"`: it does not exist; `note` says why and what to do instead.
     kind: Kind
-    here: str = ""
-    note: str = ""
-    keywords: Mapping[str, Keyword] = {}
-    order: tuple[str, ...] = ()
+    here: str = ""  # its name below `replicax`, such as `"Strategy.run"`; empty if it is absent
+    note: str = ""  # Markdown, with a full stop; it may be empty for `"same"` and `"renamed"`
+    keywords: Mapping[str, Keyword] = {}  # TensorFlow's keywords that are not parameters of that name
+    order: tuple[str, ...] = ()  # of TensorFlow's parameters, if that differs from the order here
 
     def ordered(self, names: str) -> Row:
         """Returns the row with TensorFlow's order of parameters; the names are separated by spaces."""
@@ -56,14 +44,10 @@ class Row(NamedTuple):
 
 
 class NameTables(NamedTuple):
-    """The tables of other libraries' names.
-
-    Attributes:
-        tensorflow: The row of each name of TensorFlow.
-        by_asked_name: By the name below `replicax` where a user looks for it: the library, its own name and the row.
-    """
+    """The tables of other libraries' names."""
 
     tensorflow: Mapping[str, Row]
+    # By the name below `replicax` where a user looks for it: the library, its own name and the row.
     by_asked_name: Mapping[str, tuple[str, str, Row]]
 
 
@@ -79,12 +63,7 @@ def tensorflow_row(tf_name: str) -> Row:
 
 
 def advice_for(owner: str, name: str) -> str | None:
-    """Returns the advice for a name that `owner` does not have; None if no other library's name is known.
-
-    Args:
-        owner: A class (`"Strategy"`) or a module below `replicax` (`"dtensor"`; empty for `replicax` itself).
-        name: The name.
-    """
+    """Returns the advice for a name that `owner` (a class, or a module below `replicax`) lacks; None if unknown."""
     asked = f"{owner}.{name}" if owner else name
     found = _tables().by_asked_name.get(asked)
     if found is None:

@@ -15,12 +15,10 @@ _F = TypeVar("_F", bound=Callable[..., object])
 
 
 def called_as(*tf_names: str) -> Callable[[_F], _F]:
-    """Decorates a function or a class so that it accepts the parameters in the rows of TensorFlow's names.
-
-    Editors and type checkers see its own signature. If a call has too many positional arguments, which would be an
-    error, they are read in TensorFlow's order. Any other call costs one look at the keywords; the tables are loaded
-    where one is not its own.
-    """
+    """Decorates a function or a class so that it accepts the parameters in the rows of TensorFlow's names."""
+    # Editors and type checkers see its own signature. If a call has too many positional arguments, which would be an
+    # error, they are read in TensorFlow's order. Any other call costs one look at the keywords; the tables are loaded
+    # where one is not its own.
 
     @functools.cache
     def known() -> tuple[Mapping[str, Keyword], Sequence[str]]:
@@ -67,11 +65,7 @@ def _places(parameters: Mapping[str, inspect.Parameter]) -> tuple[int, int]:
 def _named(
     tf_name: str, order: Sequence[str], args: Sequence[object], given: Mapping[str, object]
 ) -> dict[str, object]:
-    """Returns positional arguments as TensorFlow's keywords, together with the given keywords.
-
-    Raises:
-        ArgumentError: There are more than TensorFlow has, or one is also given as a keyword.
-    """
+    """Returns positional arguments as TensorFlow's keywords, together with the given keywords."""
     if len(args) > len(order):
         raise ArgumentError(f"{tf_name} takes at most {len(order)} arguments ({', '.join(order)}), got {len(args)}.")
     named = dict(zip(order, args, strict=False))
@@ -82,11 +76,7 @@ def _named(
 
 
 def _translated(tf_name: str, keywords: Mapping[str, Keyword], given: Mapping[str, object]) -> dict[str, object]:
-    """Returns the keywords of a call under their names here.
-
-    Raises:
-        ArgumentError: A keyword is refused, or is given under both names.
-    """
+    """Returns the keywords of a call under their names here."""
     passed: dict[str, object] = {}
     for name, value in given.items():
         keyword = keywords.get(name)

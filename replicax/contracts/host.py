@@ -103,35 +103,20 @@ class Host(Protocol):
         """Sums small values over the replicas as one, inside `shard_map`; None: each is summed by itself."""
 
     def counted(self, trains: bool, weight: float) -> contextlib.AbstractContextManager[None]:
-        """Returns what a program that assigns its variables runs in, in whatever scope; no other thread's runs then.
-
-        Args:
-            trains: Whether any of them is trainable.
-            weight: The rows of its batch in Keras's loops, and 1 elsewhere.
-        """
+        """Returns what a program that assigns its variables runs in, in whatever scope; no other thread's runs then."""
+        # `trains`: whether any of them is trainable. `weight`: the rows of its batch in Keras's loops, and 1 elsewhere.
 
     def replica_context(self, replicas: int, batch_rows: frozenset[int] = ...) -> RunningReplica:
-        """Returns a new replica context for a step on `replicas` replicas, each with so many rows of its arguments.
-
-        Raises:
-            ContextError: There are no replicas.
-        """
+        """Returns a new replica context for a step on `replicas` replicas, each with so many rows of its arguments."""
 
     def compile_cut(
         self,
-        step: Callable[..., PyTree],
-        variables: Sequence[VariableLike],
-        written: Sequence[VariableLike],
+        step: Callable[..., PyTree],  # (updated, constant, donated and other arguments) -> (new values, results)
+        variables: Sequence[VariableLike],  # whose values it takes first: the updated ones, then the others
+        written: Sequence[VariableLike],  # whose new values it returns
         replicas: int,
     ) -> CompiledStep:
-        """Compiles a program's pure function with the update on its own; asked for where `cuts_steps` is true.
-
-        Args:
-            step: The function: `(updated, constant, donated arguments, other arguments) -> (new values, results)`.
-            variables: Those whose values it takes first: the updated ones, then the others.
-            written: Those whose new values it returns.
-            replicas: Number of replicas that take part.
-        """
+        """Compiles a program's pure function with the update on its own; asked for where `cuts_steps` is true."""
 
     def optimizer_sharding(self, variable: VariableLike) -> Sharding | None:
         """Returns where a variable of an optimizer lives while a step updates it; None leaves it where it is."""
@@ -140,12 +125,7 @@ class Host(Protocol):
         """Notes each Keras variable that is made in the scope, before it gets its first value."""
 
     def creates(self, variable: VariableLike, initializer: Callable[..., jax.Array]) -> bool:
-        """Learns how the first value of a new Keras variable is computed; returns whether it sees to that itself.
-
-        Args:
-            variable: The variable, which has a shape and a dtype.
-            initializer: Returns the value, `initializer(shape, dtype=dtype)`.
-        """
+        """Takes over a new Keras variable's first value, `initializer(shape, dtype=dtype)`; returns whether it does."""
 
 
 class NoPlacement:

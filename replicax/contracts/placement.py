@@ -1,4 +1,8 @@
-"""The contract of placements, which `strategies.Placement` fills in: where values live, and how they move."""
+"""The contract of placements, which `strategies.Placement` fills in: where values live, and how they move.
+
+A *mirrored* value is replicated over all devices; a *stacked* one has a row for each replica, on its device. A program
+may run on the first few replicas only: `replicas` is their number.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +20,7 @@ _T = TypeVar("_T")
 
 
 class ReplicaDevicesLike(Protocol):
-    """The devices of the replicas, and how values move from one to the other.
-
-    A *mirrored* value is replicated over all devices; a *stacked* one has a row for each replica, on its device. A
-    program may run on the first few replicas only: `replicas` is their number.
-    """
+    """The devices of the replicas, and how values move from one to the other."""
 
     @property
     def replicas(self) -> int:
@@ -40,25 +40,13 @@ class ReplicaDevicesLike(Protocol):
 
     @property
     def home(self) -> Sharding:
-        """Where a value is that is no replica's own: on all devices, or on the one that has all variables.
-
-        Raises:
-            ContextError: There is no mesh.
-        """
+        """Where a value is that is no replica's own: on all devices, or on the one that has all variables."""
 
     def mesh_for(self, replicas: int) -> Mesh:
-        """Returns the mesh of the first `replicas` replicas.
-
-        Raises:
-            ContextError: There is no mesh.
-        """
+        """Returns the mesh of the first `replicas` replicas; ContextError if there is no mesh."""
 
     def sharding(self, stacked: bool, replicas: int | None = None) -> NamedSharding:
-        """Returns where a mirrored or a stacked value lives on the first `replicas` replicas; None: on all.
-
-        Raises:
-            ContextError: There is no mesh.
-        """
+        """Returns where a mirrored or a stacked value lives on the first `replicas` replicas; None: on all."""
 
     # Arguments and results.
 
@@ -68,11 +56,8 @@ class ReplicaDevicesLike(Protocol):
     def agreed(
         self, values: Sequence[jax.typing.ArrayLike], names: Sequence[str], what: str = ...
     ) -> Sequence[jax.typing.ArrayLike]:
-        """Returns values that are the same in every process: those of one process alone become process 0's.
-
-        Raises:
-            ValuesMismatchError: The processes have values of other names, shapes or dtypes, or in another order.
-        """
+        """Returns values that are the same in every process: those of one process alone become process 0's."""
+        # ValuesMismatchError if the processes have values of other names, shapes or dtypes, or in another order.
 
     def shrunk(self, array: jax.Array, replicas: int) -> jax.Array:
         """Returns an argument that is on all devices, mirrored or cut, as a program on `replicas` replicas takes it."""
@@ -145,10 +130,8 @@ class PlacementLike(ReplicaDevicesLike, Protocol):
         """Returns where the replicas have its value; None leaves it where it is."""
 
     def first_value(self, function: Callable[[], jax.Array]) -> FirstValueLike | None:
-        """Returns what stands for a function's value until `create` computes it; None if the function is to be called.
-
-        It is not computed yet where it may be too large for one device.
-        """
+        """Returns what stands for a function's value until `create` computes it; None: call the function."""
+        # It is not computed yet where it may be too large for one device.
 
     def create(self, variable: VariableLike, value: FirstValueLike) -> None:
         """Computes the value that a variable holds first, where it lives between steps."""
@@ -159,13 +142,8 @@ class PlacementLike(ReplicaDevicesLike, Protocol):
     def load(
         self, variables: Sequence[VariableLike], replicas: int, homes: Sequence[Sharding | None] | None = None
     ) -> list[jax.Array]:
-        """Returns the values of variables as a program on `replicas` replicas takes them.
-
-        Args:
-            variables: The variables.
-            replicas: How many replicas the program runs on.
-            homes: Where a program on all replicas wants the values; by default where variables live between steps.
-        """
+        """Returns the values of variables as a program on `replicas` replicas takes them."""
+        # `homes`: where a program on all replicas wants the values; by default where variables live between steps.
 
     def stored(self, variables: Sequence[VariableLike], values: Sequence[jax.Array]) -> list[jax.Array]:
         """Returns what a program on any number of replicas has computed for variables, as they hold it."""
@@ -174,8 +152,4 @@ class PlacementLike(ReplicaDevicesLike, Protocol):
         """Returns what a program on any number of replicas has computed, with these shardings."""
 
     def make_alike(self, variables: Sequence[VariableLike]) -> None:
-        """Gives variables that some process has changed on its own process 0's values; all call this together.
-
-        Raises:
-            ValuesMismatchError: The processes have other variables.
-        """
+        """Gives variables that some process has changed on its own process 0's values; all call this together."""

@@ -59,11 +59,9 @@ class ReduceOp(enum.Enum):
 
 
 def in_which_means_add_up(dtype: np.dtype) -> np.dtype:
-    """Returns the dtype in which the terms of a mean are added, so that their sum does not overflow.
-
-    It is the float dtype of their mean for integers, and float32 for floats with a smaller range (float16). Other
-    dtypes stay. This is the rule of `jnp.mean`.
-    """
+    """Returns the dtype in which the terms of a mean are added, so that their sum does not overflow."""
+    # The rule of `jnp.mean`: the float dtype of their mean for integers, float32 for floats with a smaller range
+    # (float16).
     if not jnp.issubdtype(dtype, jnp.inexact):
         return jax.eval_shape(jnp.mean, jax.ShapeDtypeStruct((1,), dtype)).dtype
     is_narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).maxexp < jnp.finfo(jnp.float32).maxexp
@@ -71,11 +69,7 @@ def in_which_means_add_up(dtype: np.dtype) -> np.dtype:
 
 
 def check_numbers(array: jax.Array, position: int) -> None:
-    """Checks that an array can be summed over replicas, however many there are.
-
-    Raises:
-        ReduceError: It is of bools or the like.
-    """
+    """Checks that an array can be summed over replicas, however many there are."""
     if not jnp.issubdtype(array.dtype, jnp.number):
         raise ReduceError(
             f"Only numbers can be summed, but value {position} (shape {array.shape}) is of dtype {array.dtype}. "
@@ -100,10 +94,7 @@ def mean_over(axis_name: str, value: jax.Array) -> jax.Array:
 
 
 def terms_of(total: jax.Array, number: int) -> jax.Array:
-    """Splits a total into about equal terms, whose sum in any order is exactly the total.
-
-    Returns:
-        The terms, shape `(number, *total.shape)`, dtype of `total`.
+    """Splits a total into about equal terms, along a new first axis, whose sum in any order is exactly the total.
 
     Example:
         >>> terms_of(jnp.int32(14), 4).tolist()

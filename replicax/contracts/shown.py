@@ -9,10 +9,6 @@ from html import escape
 class Shown(str):
     """A text to be printed. A notebook shows it with its line breaks, or as `html`.
 
-    Args:
-        text: The text.
-        html: What a notebook shows; by default the text as it is printed.
-
     Example:
         >>> Shown("a\\nb") == "a\\nb"
         True

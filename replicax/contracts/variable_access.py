@@ -71,10 +71,8 @@ def name_of(variable: VariableLike) -> str:
 
 
 def layout_of(variable: VariableLike) -> NamedSharding | None:
-    """Returns the sharding that the variable itself prescribes; None for most.
-
-    A `dtensor.DVariable` has one, and so have Keras variables made for such a variable or under `keras.distribution`.
-    """
+    """Returns the sharding that the variable itself prescribes; None for most."""
+    # A `dtensor.DVariable` has one, and so have Keras variables made for such a variable or under `keras.distribution`.
     layout = getattr(variable, "_layout", None)
     return getattr(layout, "backend_layout", layout)
 
@@ -90,32 +88,19 @@ def is_trained(variable: VariableLike) -> bool:
 
 
 class TreeLeaf:
-    """An array or number in a pytree, such as a state of optax, as the rules for variables see it.
-
-    Args:
-        name: The keys that lead to it, such as `"0/params/Dense_0/kernel"`.
-        value: The array or number.
-
-    Attributes:
-        name: The name.
-        dtype: The dtype that it has on a device.
-        value: The array or number.
-    """
+    """An array or number in a pytree, such as a state of optax, as the rules for variables see it."""
 
     def __init__(self, name: str, value: jax.typing.ArrayLike):
+        # The keys that lead to it, such as `"0/params/Dense_0/kernel"`.
         self.name, self.value = name, cast(jax.Array, value)
-        self.dtype = self._dtype = jax.typeof(value).dtype
+        self.dtype = self._dtype = jax.typeof(value).dtype  # on a device
         self._shape = np.shape(value)
 
 
 class StoredForm(Protocol):
-    """The form that files have of a variable whose order of rows depends on the number of devices.
+    """The form that files have of a variable whose order of rows depends on the number of devices."""
 
-    Attributes:
-        shape: Its shape in files.
-    """
-
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # in files
 
     def stored(self, value: jax.Array) -> jax.Array | np.ndarray:
         """Returns what files have for a value of the variable."""

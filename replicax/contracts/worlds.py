@@ -20,34 +20,21 @@ ALONE = -1
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Incarnation:
-    """One run of a process: a replacement has the index of the process that it replaces, and another number.
+    """One run of a process: a replacement has the index of the process that it replaces, and another number."""
 
-    Attributes:
-        index: The index of the process in the job.
-        number: Counts the runs of this process.
-    """
-
-    index: int
-    number: int
+    index: int  # of the process in the job
+    number: int  # counts the runs of this process
 
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """The workers that train together.
+    """The workers that train together."""
 
-    Attributes:
-        number: The same in all of them; another one for each world. `ALONE` in the world of a newcomer.
-        index: The place of this process among them: JAX's process index.
-        members: The indices of the workers in the cluster, ascending.
-        names: What they are called.
-        newcomers: Those of the members who were not in the world before.
-    """
-
-    number: int
-    index: int
-    members: tuple[int, ...]
+    number: int  # the same in all of them; another one for each world; `ALONE` in the world of a newcomer
+    index: int  # of this process among them: JAX's process index
+    members: tuple[int, ...]  # their indices in the cluster, ascending
     names: tuple[str, ...]
-    newcomers: tuple[int, ...] = ()
+    newcomers: tuple[int, ...] = ()  # the members who were not in the world before
 
 
 class State(Protocol):
@@ -60,30 +47,19 @@ class State(Protocol):
         """Takes the state that another process has given, in the new world."""
 
     def is_boundary(self, places: Sequence[object]) -> bool:
-        """Returns whether a newcomer that takes this state now goes on as this process does.
-
-        Args:
-            places: The objects at which the script is, such as the iterator whose next batch it asks for; empty where
-                the script says itself that newcomers may come in.
-        """
+        """Returns whether a newcomer that takes this state now goes on as this process does."""
+        # `places` are the objects at which the script is, such as the iterator whose next batch it asks for; empty
+        # where the script says itself that newcomers may come in.
 
 
 class Worlds(WorldsLike, Protocol):
-    """The worlds of this process, one after the other; `elastic_worlds.ElasticWorlds` says what the methods do.
+    """The worlds of this process, one after the other; `elastic_worlds.ElasticWorlds` says what the methods do."""
 
-    Attributes:
-        world: The present one.
-        always: What is given to newcomers in any case: the strategy's variables.
-        state: What is given to them besides; None as long as the script has not said what: then none is taken in.
-        changes: Called when a world has begun, in this order.
-        preemption: Decides what SIGTERM means, a `group.membership.preemption.Preemption`; None if nothing does.
-    """
-
-    world: World
-    always: list[State]
-    state: State | None
-    changes: list[Callable[[], None]]
-    preemption: Any
+    world: World  # the present one
+    always: list[State]  # given to newcomers in any case: the strategy's variables
+    state: State | None  # given to them besides; None until the script has said what: then none is taken in
+    changes: list[Callable[[], None]]  # called when a world has begun, in this order
+    preemption: Any  # a `group.membership.preemption.Preemption`: what SIGTERM means; None if nothing decides it
 
     @property
     def calls(self) -> int:

@@ -19,11 +19,7 @@ TensorLike: TypeAlias = "jax.typing.ArrayLike | Sequence[TensorLike] | VariableL
 
 
 def checked_layout(layout: object) -> Layout:
-    """Returns `layout` if it is one.
-
-    Raises:
-        ArgumentError: It is something else.
-    """
+    """Returns `layout` if it is one."""
     if not isinstance(layout, Layout):
         raise ArgumentError(f"Expected an rx.dtensor.Layout, got {type(layout).__name__}: {layout!r:.100}.")
     return layout
@@ -35,19 +31,7 @@ def is_traced(value: object) -> bool:
 
 
 def laid_out(value: TensorLike, layout: Layout, copy: bool = False) -> jax.Array:
-    """Returns `value` with a layout.
-
-    Each device gets only its shard of host memory, and the result shares no memory with the host's.
-
-    Args:
-        value: Array (traced or not), variable, number, or nested list of numbers.
-        layout: The layout; `MATCH` keeps a dimension as it is.
-        copy: Whether the result must not share a buffer with `value`.
-
-    Raises:
-        LayoutError: The rank is another one, or, outside of traced functions, a dimension does not divide.
-        TensorError: `value` is not an array.
-    """
+    """Returns `value` in a layout, where `MATCH` keeps a dimension as it is; `copy` shares no buffer with `value`."""
     value = as_array(value)
     if is_traced(value) or constants_are_traced():
         layout.check_rank(value.shape)
@@ -59,18 +43,14 @@ def laid_out(value: TensorLike, layout: Layout, copy: bool = False) -> jax.Array
     layout = resolved(layout, value)
     layout.check_shape(value.shape)
     if isinstance(value, np.ndarray):
-        value = owned_copy(value)
+        value = owned_copy(value)  # so that the result shares no memory with the host's
     elif copy:
         value = jax.numpy.copy(value)  # device_put returns the same buffers if they are in place already.
     return jax.device_put(value, layout.to_sharding())
 
 
 def as_array(value: TensorLike) -> jax.Array | np.ndarray:
-    """Returns a value as a JAX array if it is one or holds one, otherwise as a NumPy array.
-
-    Raises:
-        TensorError: It is not an array, a variable or a number.
-    """
+    """Returns a value as a JAX array if it is one or holds one, otherwise as a NumPy array."""
     if not isinstance(value, jax.Array) and hasattr(value, "__jax_array__"):  # A variable, of replicax or Keras.
         value = value.__jax_array__()
     if isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc"):
@@ -96,11 +76,7 @@ def layout_of(value: jax.Array | jax.ShapeDtypeStruct) -> Layout | None:
 
 
 def resolved(layout: Layout, value: jax.Array | np.ndarray) -> Layout:
-    """Returns `layout` with each `MATCH` replaced by how `value` is sharded there now.
-
-    Raises:
-        LayoutError: `value` is on another mesh, or the result would use a mesh dimension twice.
-    """
+    """Returns `layout` with each `MATCH` replaced by how `value` is sharded there now."""
     if MATCH not in layout.sharding_specs:
         return layout
     layout.check_rank(value.shape)

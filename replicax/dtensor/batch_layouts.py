@@ -16,22 +16,11 @@ from replicax.typing import PyTree
 
 
 class BatchLayouts:
-    """The layouts of a dataset's batches, checked.
-
-    Args:
-        layouts: Pytree like an element of the dataset, with the `Layout` of each batched leaf, or one for all.
-        mesh: The dataset's mesh.
-        batch_dim: The mesh dimension (or tuple of them) that shards the batch; None for `UNSHARDED`.
-        size: Number of rows of a full batch.
-
-    Raises:
-        LayoutError: A layout is for another mesh, its first entry is not `batch_dim`, or that does not divide `size`.
-        ArgumentError: A leaf of `layouts` is not a layout.
-    """
+    """The layouts of a dataset's batches, checked: a pytree like an element of the dataset, or one for all leaves."""
 
     def __init__(self, layouts: PyTree, mesh: Mesh, batch_dim: Spec | None, size: int):
         leaves, self._treedef = jax.tree.flatten(layouts)
-        self._size = size
+        self._size = size  # rows of a full batch
         self._single = isinstance(layouts, Layout)
         self._sharded = [checked_layout(layout) for layout in leaves]
         spec = UNSHARDED if batch_dim is None else Layout([batch_dim], mesh).sharding_specs[0]
@@ -46,11 +35,7 @@ class BatchLayouts:
         self._replicated = [Layout([UNSHARDED, *layout.sharding_specs[1:]], mesh) for layout in self._sharded]
 
     def of_batch(self, batch: PyTree) -> list[Layout]:
-        """Returns the layout of each leaf: the rows are sharded where they divide, and replicated otherwise.
-
-        Raises:
-            LayoutError: The layouts do not fit the structure, a rank, or a length.
-        """
+        """Returns the layout of each leaf: the rows are sharded where they divide, and replicated otherwise."""
         layouts = self._for_structure(batch, self._replicated if count_rows(batch) % self._parts else self._sharded)
         for layout, (path, leaf) in zip(layouts, jax.tree_util.tree_leaves_with_path(batch), strict=True):
             if layout.rank != leaf.ndim:

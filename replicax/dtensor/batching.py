@@ -17,23 +17,14 @@ from replicax.typing import Leaf, PyTree
 
 
 class _ElementKind(NamedTuple):
-    """The structure that all elements of a batch have in common.
-
-    Attributes:
-        treedef: Their structure.
-        leaves: Shape and dtype of each leaf.
-    """
+    """The structure that all elements of a batch have in common."""
 
     treedef: PyTreeDef
-    leaves: list[tuple[tuple[int, ...], np.dtype]]
+    leaves: list[tuple[tuple[int, ...], np.dtype]]  # shape and dtype of each
 
 
 def batched(elements: HostBatches, size: int) -> Generator[PyTree]:
-    """Yields batches of `size` elements; the last one has what is left.
-
-    The next batch overwrites the memory of this one. Each element is copied at once, since a source may overwrite it
-    too.
-    """
+    """Yields batches of `size` elements, the last of what is left; each overwrites the memory of the one before."""
     expected: _ElementKind | None = None
     buffers: list[np.ndarray] = []
     filled = 0
@@ -47,7 +38,7 @@ def batched(elements: HostBatches, size: int) -> Generator[PyTree]:
                 buffers = [np.empty((size, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
             _check_element(index, found, expected)
             for buffer, leaf in zip(buffers, leaves, strict=True):
-                buffer[filled] = leaf[0]
+                buffer[filled] = leaf[0]  # Copied at once: a source may overwrite its elements too.
             filled += 1
             if filled == size:
                 yield jax.tree.unflatten(treedef, buffers)

@@ -15,19 +15,12 @@ _SWITCH = {"true": True, "1": True, "false": False, "0": False}
 
 @dataclasses.dataclass(frozen=True)
 class ClientSettings:
-    """The clients, as the environment describes them.
+    """The clients, as the environment describes them."""
 
-    Attributes:
-        jobs: Address `"host:port"` of each client; empty for a program of one client.
-        client_id: Which of them this process is.
-        job_name: Name of the job for `full_job_name`; None if the environment gives none.
-        heartbeat: Whether clients watch each other.
-    """
-
-    jobs: tuple[str, ...] = ()
-    client_id: int = 0
+    jobs: tuple[str, ...] = ()  # "host:port" of each client, which meet at the first; empty for one client
+    client_id: int = 0  # of this process, a position in `jobs`
     job_name: str | None = None
-    heartbeat: bool = True
+    heartbeat: bool = True  # whether clients watch each other
 
     @property
     def num_clients(self) -> int:
@@ -36,18 +29,7 @@ class ClientSettings:
 
 
 def client_settings(environment: Mapping[str, str]) -> ClientSettings:
-    """Reads the settings of the clients.
-
-    Args:
-        environment: Such as `os.environ`. A variable that is empty counts as not set.
-            `DTENSOR_JOBS`: comma-separated `host:port`, one for each client; the clients meet at the first one.
-            `DTENSOR_CLIENT_ID`: which of them this process is; by default 0.
-            `DTENSOR_JOB_NAME`: name of the job.
-            `DTENSOR_ENABLE_HEARTBEAT`: `true` (the default) or `false`.
-
-    Raises:
-        ArgumentError: A value is not of that form.
-    """
+    """Reads the settings of the clients from an environment; a variable that is empty counts as not set."""
     jobs = tuple(job.strip() for job in environment[JOBS].split(",")) if environment.get(JOBS) else ()
     _check_jobs(jobs)
     heartbeat = environment.get(_HEARTBEAT) or "true"

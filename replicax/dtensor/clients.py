@@ -164,11 +164,7 @@ def preferred_device_type() -> str:
 
 
 def global_devices(device_type: str) -> list[jax.Device]:
-    """Returns the devices of all clients; an empty list if there are none of that type.
-
-    Raises:
-        DeviceError: `device_type` is none of `"cpu"`, `"gpu"`, `"tpu"`.
-    """
+    """Returns the devices of all clients; an empty list if there are none of that type."""
     if not isinstance(device_type, str) or device_type.lower() not in _DEVICE_TYPES:
         raise DeviceError(f"A type of device is one of {sorted(_DEVICE_TYPES)}, got {device_type!r}.")
     try:
@@ -254,11 +250,7 @@ def shutdown_accelerator_system() -> None:
 
 
 def check_connected(caller: str) -> None:
-    """Checks that the clients are connected, if there are several.
-
-    Raises:
-        ContextError: `DTENSOR_JOBS` names several clients, and they are not connected.
-    """
+    """Checks that the clients are connected, if there are several."""
     settings = client_settings(os.environ)
     if settings.num_clients > 1 and not jax.distributed.is_initialized():
         raise ContextError(

@@ -31,19 +31,12 @@ _SENT: dict[str, Callable[[int, int], float]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One collective operation of a compiled program.
+    """One collective operation of a compiled program."""
 
-    Attributes:
-        kind: Its name in XLA, such as `"all-reduce"`.
-        payload_bytes: Bytes that each device puts in: those of all operands.
-        group_size: Number of devices that communicate with each other.
-        in_loop: Whether it is part of a `while` loop: then it may run any number of times.
-    """
-
-    kind: str
-    payload_bytes: int
-    group_size: int
-    in_loop: bool = False
+    kind: str  # its name in XLA, such as "all-reduce"
+    payload_bytes: int  # that each device puts in: those of all operands
+    group_size: int  # number of devices that communicate with each other
+    in_loop: bool = False  # of a `while`: then it may run any number of times
 
     @property
     def sent_bytes(self) -> int:

@@ -105,14 +105,9 @@ class DTensorDataset(AdvisedContract, Iterable[PyTree]):
         return True  # Otherwise Python would call `__len__`, which fails if the length is not known.
 
     def __len__(self) -> int:
-        """Number of batches of a pass, if the source has a length.
-
-        A Grain dataset with a `filter` counts what the filter takes away. With remainder="drop" and a dataset that is
-        batched already, the last batch counts, whatever its size.
-
-        Raises:
-            ArgumentError: The source has no length (the error is a TypeError too).
-        """
+        """Number of batches of a pass; ArgumentError (a TypeError too) if the source has no length."""
+        # It counts what a `filter` of a Grain dataset takes away, and the last batch of a dataset that is batched
+        # already, which "drop" may leave out.
         if self._count_rows is None:
             return len(self._batches)
         rows = self._count_rows()

@@ -340,11 +340,7 @@ _DIM_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
 def checked_names(dim_names: Sequence[str]) -> tuple[str, ...]:
-    """Returns the names of a mesh's dimensions as a tuple; a single string is one name.
-
-    Raises:
-        MeshError: A name is not well-formed, reserved or repeated.
-    """
+    """Returns the names of a mesh's dimensions as a tuple; a single string is one name."""
     names = (dim_names,) if isinstance(dim_names, str) else tuple(dim_names)
     for name in names:
         if not isinstance(name, str) or not _DIM_NAME.fullmatch(name) or name in _RESERVED:
@@ -358,23 +354,14 @@ def checked_names(dim_names: Sequence[str]) -> tuple[str, ...]:
 
 
 def checked_label(name: str) -> str:
-    """Returns a mesh's label.
-
-    Raises:
-        MeshError: It is not a string, or contains `|`, which separates the fields of a mesh's text.
-    """
-    if not isinstance(name, str) or "|" in name:
+    """Returns a mesh's label."""
+    if not isinstance(name, str) or "|" in name:  # It separates the fields of a mesh's text.
         raise MeshError(f"A mesh's name is a string without '|', got {name!r}.")
     return name
 
 
 def check_devices(grid: np.ndarray, dim_names: tuple[str, ...]) -> None:
-    """Checks that an array can be the devices of a mesh with these dimensions.
-
-    Raises:
-        MeshError: It has another rank, is empty, mixes platforms, holds something else than devices, or holds one
-            twice.
-    """
+    """Checks that an array can be the devices of a mesh with these dimensions."""
     if grid.ndim != len(dim_names) or not grid.size:
         raise MeshError(
             f"A mesh with the dimensions {dim_names} needs a non-empty array of devices of that rank, got shape "

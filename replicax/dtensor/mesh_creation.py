@@ -94,11 +94,7 @@ def create_distributed_mesh(
 
 
 def _pairs(mesh_dims: MeshDims | None) -> dict[str, int]:
-    """Returns the dimensions as a dict.
-
-    Raises:
-        MeshError: They are not pairs of names and sizes, or a name is repeated.
-    """
+    """Returns the dimensions as a dict from names to sizes."""
     if mesh_dims is None:
         return {"x": -1}
     try:
@@ -114,11 +110,7 @@ def _pairs(mesh_dims: MeshDims | None) -> dict[str, int]:
 
 
 def _sizes(dims: Mapping[str, int], devices: int) -> tuple[int, ...]:
-    """Returns the sizes of the dimensions; -1 is replaced by what the number of devices determines.
-
-    Raises:
-        MeshError: The sizes are not positive ints, or do not multiply to `devices`.
-    """
+    """Returns the sizes of the dimensions; -1 is replaced by what the number of devices determines."""
     sizes = list(dims.values())
     bad = [size for size in sizes if not is_int(size) or (size < 1 and size != -1)]
     if bad or sizes.count(-1) > 1:

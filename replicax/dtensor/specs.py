@@ -31,11 +31,7 @@ def text_of(spec: Spec) -> str:
 
 
 def specs_of(partition: PartitionSpec, rank: int) -> list[Spec]:
-    """Returns a `PartitionSpec` as the entries of a layout for tensors of rank `rank`.
-
-    Raises:
-        LayoutError: It is for a higher rank.
-    """
+    """Returns a `PartitionSpec` as the entries of a layout for tensors of rank `rank`."""
     entries = tuple(partition)
     if len(entries) > rank:
         raise LayoutError(f"{partition} shards {len(entries)} dimensions, but the tensor has {rank}.")
@@ -51,11 +47,7 @@ def partition_spec(specs: tuple[Spec, ...]) -> PartitionSpec:
 
 
 def checked_specs(sharding_specs: object, mesh: Mesh) -> tuple[Spec, ...]:
-    """Returns the entries of a layout for a mesh as a tuple.
-
-    Raises:
-        LayoutError: They are not a sequence, an entry is not a dimension of the mesh, or a dimension is used twice.
-    """
+    """Returns the entries of a layout for a mesh as a tuple."""
     if isinstance(sharding_specs, str) or not isinstance(sharding_specs, Sequence):
         raise LayoutError(
             f"A layout is a list with an entry for each dimension, such as ['batch', 'unsharded'], got "
@@ -81,11 +73,7 @@ def checked_specs(sharding_specs: object, mesh: Mesh) -> tuple[Spec, ...]:
 
 
 def checked_rank(rank: int) -> int:
-    """Returns the rank of a tensor.
-
-    Raises:
-        LayoutError: It is not an int of at least 0.
-    """
+    """Returns the rank of a tensor."""
     return checked_int("rank", rank, error=LayoutError)
 
 

@@ -30,19 +30,12 @@ _MOST_RUNS = 5
 
 
 class Axis(NamedTuple):
-    """A dimension of the tensor.
-
-    Attributes:
-        position: Which dimension it is.
-        name: The mesh dimensions that shard it, joined by `+`; empty if none does.
-        parts: Its number of shards.
-        length: Its length; None if the picture is not of a certain tensor.
-    """
+    """A dimension of the tensor."""
 
     position: int
-    name: str
-    parts: int
-    length: int | None
+    name: str  # of the mesh dimensions that shard it, joined by "+"; empty if none does
+    parts: int  # number of shards
+    length: int | None  # None if the picture is not of a certain tensor
 
     def shown(self, most: int) -> list[int]:
         """Returns the shards to draw: all of them, or if there are more than `most`, those at both ends and a gap."""
@@ -72,34 +65,16 @@ class Cell(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """A drawing of two dimensions.
+    """A drawing of two dimensions."""
 
-    Attributes:
-        caption: Which shard of the further dimensions it shows; often empty.
-        corner: Which dimensions run down and to the right; empty if none do, and then there are no headings.
-        columns: The words above each column.
-        rows: The words beside each row, and its cells.
-    """
-
-    caption: str
-    corner: str
-    columns: list[list[str]]
-    rows: list[tuple[list[str], list[Cell]]]
+    caption: str  # which shard of the further dimensions it shows; often empty
+    corner: str  # which dimensions run down and to the right; empty if none do, and then there are no headings
+    columns: list[list[str]]  # the words above each
+    rows: list[tuple[list[str], list[Cell]]]  # the words beside each, and its cells
 
 
 class LayoutPicture:
-    """A drawing of a layout: a cell for each shard of a tensor, with the devices that hold it.
-
-    Print it (in colours with `rich.print`), or let a notebook show it. If the tensor has three dimensions or more, only
-    the sharded ones are drawn: the last two of them as a grid, and one such grid for each shard of the others.
-
-    Args:
-        title: The line above.
-        axes: Name (empty: not sharded) and number of shards of each dimension.
-        offsets: For each device, the index of its shard in each dimension.
-        devices: The devices.
-        shape: The tensor's shape; None if the picture is not of a certain tensor.
-    """
+    """A drawing of a layout: a cell for each shard of a tensor, with the devices that hold it."""
 
     def __init__(
         self,
@@ -112,7 +87,7 @@ class LayoutPicture:
         lengths = [None] * len(axes) if shape is None else list(shape)
         self._axes = [Axis(i, *axis, length) for i, (axis, length) in enumerate(zip(axes, lengths, strict=True))]
         self._holders: dict[tuple[int, ...], list[jax.Device]] = {}
-        for offset, device in zip(offsets, devices, strict=True):
+        for offset, device in zip(offsets, devices, strict=True):  # offset: index of the shard in each dimension
             self._holders.setdefault(offset, []).append(device)
         self._colours = {offset: _COLOURS[i % len(_COLOURS)] for i, offset in enumerate(self._holders)}
         self.title = title
@@ -122,6 +97,8 @@ class LayoutPicture:
 
     def grids(self, most: int = _MOST_PARTS) -> Iterator[Grid]:
         """Returns what to draw: grids of at most `most` rows and columns."""
+        # If there are three dimensions or more, only the sharded ones are drawn: the last two as a grid, and one such
+        # grid for each shard of the others.
         drawn = self._axes if len(self._axes) < 3 else [axis for axis in self._axes if axis.name]
         row, column = [_NO_AXIS, _NO_AXIS, *drawn][-2:]
         others = drawn[:-2]

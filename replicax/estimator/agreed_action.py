@@ -1,4 +1,8 @@
-"""Decisions that the workers of a training carry out at the same step, though one of them takes them."""
+"""Decisions that the workers of a training carry out at the same step, though one of them takes them.
+
+Nothing is exchanged before a process asks (`checkpoint/stop_agreement.py`); the steps that others have begun by then
+are done first.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +14,14 @@ from replicax.strategies import Strategy
 
 
 class Together:
-    """Something that is to be done after a step: at once in one process; with several, after one on which all agree.
-
-    Nothing is exchanged before a process asks (`checkpoint/stop_agreement.py`); the steps that others have begun by
-    then are done first.
-    """
+    """An action to do after a step: at once in one process; with several, after a step on which all agree."""
 
     def __init__(self, agreement: StopAgreement | None = None):
         self._agreement = agreement
         self._asked = False
 
     def ask(self) -> None:
-        """Says that this process wants it."""
+        """Requests the action for this process."""
         if self._asked:
             return
         self._asked = True
@@ -29,7 +29,7 @@ class Together:
             self._agreement.preempt()
 
     def check(self) -> bool:
-        """Returns whether to do it now: the same in all processes, which all ask after each step."""
+        """Returns whether to do it now: the same in all processes; each calls it after every step."""
         if self._agreement is None:
             now, self._asked = self._asked, False
             return now

@@ -16,12 +16,7 @@ _log = logging.getLogger("replicax.estimator")
 
 
 def with_model_dir(config: RunConfig | None, model_dir: str | os.PathLike[str] | None) -> RunConfig:
-    """Returns the settings of an estimator, with the folder that it was given, or a temporary one.
-
-    Raises:
-        EstimatorError: They are no settings, or name another folder.
-        ArgumentError: The folder is no path, or there is a file in its place.
-    """
+    """Returns the settings of an estimator, with the folder that it was given, or a temporary one."""
     if config is not None and not isinstance(config, RunConfig):
         raise EstimatorError(f"`config` is an rx.estimator.RunConfig, got {config!r:.100}.")
     config = config or RunConfig()
@@ -57,11 +52,7 @@ def _check_can_be_folder(path: str) -> None:
 
 
 def as_list(name: str, given: Iterable[object] | None) -> list[object]:
-    """Returns hooks as a list.
-
-    Raises:
-        EstimatorError: They are none.
-    """
+    """Returns hooks as a list; None is an empty one."""
     if given is None:
         return []
     if not isinstance(given, Iterable) or isinstance(given, (str, Mapping)):
@@ -70,12 +61,7 @@ def as_list(name: str, given: Iterable[object] | None) -> list[object]:
 
 
 def check_steps(steps: int | None, max_steps: int | None = None) -> None:
-    """Checks how long a loop is to run.
-
-    Raises:
-        EstimatorError: Both are given.
-        ArgumentError: One is not a positive int.
-    """
+    """Checks that at most one of `steps` and `max_steps` is given, and that it is a positive int."""
     if steps is not None and max_steps is not None:
         raise EstimatorError(f"Either `steps` or `max_steps` can be given, got {steps!r} and {max_steps!r}.")
     for name, number in (("steps", steps), ("max_steps", max_steps)):
@@ -84,11 +70,7 @@ def check_steps(steps: int | None, max_steps: int | None = None) -> None:
 
 
 def check_trains(config: RunConfig) -> None:
-    """Checks that the role of this process is one that trains.
-
-    Raises:
-        EstimatorError: It is not.
-    """
+    """Checks that the role of this process is one that trains."""
     if config.role in (EVALUATOR, SERVER):
         raise EstimatorError(
             f"`train` was called in a process whose role is {config.role!r}: it does not train. "

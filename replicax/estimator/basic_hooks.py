@@ -19,15 +19,7 @@ _log = logging.getLogger("replicax.estimator")
 
 
 class EveryN:
-    """Says whether it is time again, by steps or by seconds; the first step is one.
-
-    Args:
-        steps: After how many steps it is; None to go by `secs`.
-        secs: After how many seconds it is; None to go by `steps`. None for both: never.
-
-    Raises:
-        EstimatorError: Both are given.
-    """
+    """A timer by steps or by seconds: due at once unless it was restarted before; never due if both are None."""
 
     def __init__(self, steps: int | None = None, secs: float | None = None):
         if steps is not None and secs is not None:
@@ -41,7 +33,7 @@ class EveryN:
         self.last_time = time.monotonic()
 
     def is_over(self, step: int) -> bool:
-        """Returns whether it is time at a step."""
+        """Returns whether the timer is due at a step."""
         if self._steps is None and self._secs is None:
             return False
         if self.last_step is None:
@@ -258,9 +250,7 @@ class FinalOpsHook(Hook):
 
 
 def steps_left(hooks: Sequence[object], context: HookContext) -> int | None:
-    """Returns how many steps there are to do at most, by the hooks that stop at a step; None if none does.
-
-    The loop must know it before: with several steps under way, or several workers, a hook speaks too late.
-    """
+    """Returns how many steps there are to do at most, by the hooks that stop at a step; None if none does."""
+    # The loop needs it before it begins: with several steps under way, or several workers, a hook stops it too late.
     left = [hook.steps_left(context) for hook in hooks if isinstance(hook, StopAtStepHook)]
     return min(left, default=None)

@@ -13,12 +13,8 @@ from replicax.typing import PyTree
 
 
 def features_and_labels(batch: PyTree, mode: str) -> tuple[PyTree, PyTree]:
-    """Returns the features and labels of a batch: labels are None where there are none, and in a prediction.
-
-    Raises:
-        EstimatorError: It is a tuple of another length than two (a list counts as a tuple, as iterators yield them).
-    """
-    if not isinstance(batch, (tuple, list)):
+    """Returns the features and labels of a batch: labels are None where there are none, and in a prediction."""
+    if not isinstance(batch, (tuple, list)):  # Iterators yield a tuple as a list.
         return batch, None
     if mode == ModeKeys.PREDICT and batch:
         return batch[0], None
@@ -36,11 +32,7 @@ def is_one_batch(data: PyTree) -> bool:
 
 
 def num_rows(features: PyTree) -> int:
-    """Returns the number of rows of features.
-
-    Raises:
-        EstimatorError: There are no arrays in them, or the first has no rows.
-    """
+    """Returns the number of rows of features."""
     leaves = jax.tree_util.tree_leaves(features)
     if not leaves or not np.shape(leaves[0]):
         raise EstimatorError(f"Features are arrays with a row for each example, got {features!r:.100}.")

@@ -1,4 +1,8 @@
-"""A model function with its variables, for one call of `train`, `evaluate` or `predict`."""
+"""A model function with its variables, for one call of `train`, `evaluate` or `predict`.
+
+The function is called each time a step is traced, and makes its layers and variables then. They are those of the first
+call (`program/keras/variable_store.py`).
+"""
 
 from __future__ import annotations
 
@@ -35,28 +39,10 @@ ModelCall = Callable[[PyTree, PyTree, str], EstimatorSpec]
 
 
 class BuiltModel:
-    """The variables that a model function makes, and the steps that run it.
+    """A model function with the variables that it makes, the spec that it returns, and what updates the variables."""
 
-    The function is called each time a step is traced, and makes its layers and variables then. They are those of the
-    first call (`program/keras/variable_store.py`).
-
-    Args:
-        call: Calls the model function: (features, labels, mode) -> spec.
-        mode: The mode.
-        strategy: The strategy, whose scope is open.
-
-    Attributes:
-        mode: The mode.
-        strategy: The strategy.
-        global_step: The number of steps that the model was trained for: an int32 variable.
-        store: Finds the variables again.
-        spec: What the function returned when the model was built: its optimizer, metrics and hooks count.
-        trainable: The variables that a training updates.
-        updater: Updates them; only in a training.
-    """
-
-    spec: EstimatorSpec
-    updater: Updater
+    spec: EstimatorSpec  # of the call that built the model: its optimizer, metrics and hooks count
+    updater: Updater  # in a training only
 
     def __init__(self, call: ModelCall, mode: str, strategy: Strategy):
         self._call, self.mode, self.strategy = call, mode, strategy
@@ -124,7 +110,7 @@ class BuiltModel:
 
     @contextlib.contextmanager
     def called(self) -> Iterator[None]:
-        """Is open around a call of the model function, and what is done with its results."""
+        """Gives the model function its variables, in a `with` block around its call and the use of its results."""
         with self.store.call():
             self.store.skip(GLOBAL_STEP)
             yield
@@ -146,12 +132,7 @@ class BuiltModel:
         }
 
     def restore(self, path: str) -> None:
-        """Gives all variables the values in a checkpoint, which may have more (an optimizer's, say).
-
-        Raises:
-            EstimatorError: It lacks some of them.
-            CheckpointError: It cannot be read, or a shape differs.
-        """
+        """Restores all variables from a checkpoint, which may have more (an optimizer's, say)."""
         variables = self.variables
         found = entries(path)
         missing = [name for name in variables if name not in found]

@@ -1,4 +1,4 @@
-"""When a training saves: `CheckpointSaverHook`, and those who listen to it."""
+"""When a training saves: `CheckpointSaverHook`, and its listeners."""
 
 from __future__ import annotations
 
@@ -79,11 +79,7 @@ class CheckpointSaverHook(Hook):
 
 
 def checked_listeners(listeners: Iterable[object] | None) -> list[object]:
-    """Returns saving listeners as a list.
-
-    Raises:
-        EstimatorError: One has none of the methods.
-    """
+    """Returns saving listeners as a list."""
     if listeners is None:
         return []
     if not isinstance(listeners, Iterable) or isinstance(listeners, str):

@@ -1,4 +1,9 @@
-"""`train_and_evaluate` from a client, such as a laptop: workers elsewhere train, with an evaluator beside the first."""
+"""`train_and_evaluate` from a client, such as a laptop: workers elsewhere train, with an evaluator beside the first.
+
+The estimator and the specs are sent to the workers; `model_dir` is a folder that all of them see. The evaluator is a
+process of its own on the first worker's machine, as `replicax run --evaluator` has one. Errors of the workers and of
+the evaluator are raised in the client.
+"""
 
 from __future__ import annotations
 
@@ -20,27 +25,13 @@ if TYPE_CHECKING:
     from replicax.estimator.specs import EvalSpec, TrainSpec
 
     Train = Callable[[Estimator, TrainSpec], Result]
-    Evaluate = Callable[[Estimator, TrainSpec, EvalSpec, float], Result]
+    Evaluate = Callable[[Estimator, TrainSpec, EvalSpec, float], Result]  # with the time when the training began
 
 
 def train_and_evaluate_there(
     estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec, train: Train, evaluate: Evaluate
 ) -> Result:
-    """Trains on the workers of a client and evaluates beside the first of them; returns the last evaluation.
-
-    Estimator and specs travel there; `model_dir` is a folder that all workers see. The evaluator is a process of its
-    own on the first worker's machine, as `replicax run --evaluator` has one.
-
-    Args:
-        estimator: The estimator.
-        train_spec: The data of the training, and its end.
-        eval_spec: The data of the evaluations, and the exports.
-        train: Trains, on each worker.
-        evaluate: Follows the training that has begun at a time, in the evaluator.
-
-    Raises:
-        Exception: What a worker or the evaluator has raised.
-    """
+    """Trains on the workers of a client, evaluates beside the first of them; returns the last evaluation."""
     _check_strategy(estimator.config.train_distribute)
     evaluation = payload_of(Call(evaluate, (estimator, train_spec, eval_spec, time.time())))
     with _client(estimator.config) as client:

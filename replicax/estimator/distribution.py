@@ -47,11 +47,7 @@ class DistributeConfig:
 
 
 def check_strategy(name: str, strategy: object) -> None:
-    """Checks that an argument is a strategy, something that makes one, or None.
-
-    Raises:
-        ArgumentError: It is not.
-    """
+    """Checks that an argument is a strategy, something that makes one, or None."""
     if strategy is not None and not isinstance(strategy, Strategy) and not callable(strategy):
         raise ArgumentError(
             f"`{name}` must be a strategy, a function or class that makes one, or None, got {strategy!r:.100}."
@@ -59,11 +55,7 @@ def check_strategy(name: str, strategy: object) -> None:
 
 
 def made(name: str, strategy: StrategyOrMaker) -> Strategy:
-    """Returns the strategy, which is made now if `strategy` is a function.
-
-    Raises:
-        ArgumentError: The function returns something else.
-    """
+    """Returns the strategy, which is made now if `strategy` is a function."""
     found = strategy if isinstance(strategy, Strategy) else strategy()
     if not isinstance(found, Strategy):
         raise ArgumentError(f"`{name}` must make a strategy, but it returned {found!r:.100}.")
@@ -71,15 +63,8 @@ def made(name: str, strategy: StrategyOrMaker) -> Strategy:
 
 
 def asked_by_roles(cluster: ClusterConfig, environ: Environ | None = None) -> Callable[[], Strategy]:
-    """Returns what makes the strategy that the roles of a cluster call for.
-
-    Servers call for `rx.ParameterServerStrategy`, several processes that train for `rx.MultiWorkerMirroredStrategy`;
-    otherwise it is the strategy whose scope is open, or the default.
-
-    Args:
-        cluster: The cluster and the place of this process in it.
-        environ: Where `replicax run --ps` tells how many servers there are; by default `os.environ`.
-    """
+    """Returns what makes the strategy that the roles of a cluster call for; by default that of the open scope."""
+    # `replicax run --ps` sets the number of servers in the environment.
     if "ps" in cluster.spec.jobs or told_counts(os.environ if environ is None else environ) is not None:
         return ParameterServerStrategy
     if cluster.task is not None and cluster.task.type in ("chief", "worker") and cluster.num_processes > 1:

@@ -23,17 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class CheckpointEvaluator:
-    """Evaluates checkpoints of an estimator by an `EvalSpec`, calls the exporters, and notes both.
-
-    Args:
-        estimator: The estimator.
-        eval_spec: The data, the exporters, and how often.
-        max_steps: The step with which the training ends; None if that is not known.
-
-    Attributes:
-        journal: The evaluations.
-        last: The newest of them, or None.
-    """
+    """Evaluates checkpoints of an estimator by an `EvalSpec`, calls the exporters, and notes both."""
 
     def __init__(self, estimator: Estimator, eval_spec: EvalSpec, max_steps: int | None):
         self._estimator, self._spec, self._max_steps = estimator, eval_spec, max_steps
@@ -54,15 +44,7 @@ class CheckpointEvaluator:
         return Outcome.DONE
 
     def evaluate(self, found: Found, is_the_end: bool = False) -> Evaluated:
-        """Evaluates a checkpoint, calls the exporters, and notes it when both are done.
-
-        Args:
-            found: The checkpoint.
-            is_the_end: Whether the training has ended with it; otherwise its step tells.
-
-        Raises:
-            EstimatorError: `Estimator.evaluate` returns no metrics.
-        """
+        """Evaluates a checkpoint, calls the exporters, and notes it when both are done."""
         metrics = checked_metrics(
             self._estimator.evaluate(
                 self._spec.input_fn,
@@ -77,16 +59,13 @@ class CheckpointEvaluator:
         return self._note(Evaluated(str(found.path), found.version, metrics, exports))
 
     def finish(self, found: Found) -> Evaluated:
-        """Evaluates the last checkpoint of a training that has ended, or tells the exporters if only that is missing.
-
-        Its end may come as a surprise, when the data ends before `max_steps`: then the checkpoint has been evaluated
-        like any other.
-        """
+        """Evaluates the last checkpoint of a training, or calls only the exporters that have waited for the end."""
         known = self.last
         if known is None or (known.checkpoint, known.version) != (str(found.path), found.version):
             return self.evaluate(found, is_the_end=True)
         if self._max_steps is not None and known.metrics[GLOBAL_STEP] >= self._max_steps:
             return known
+        # The data has ended before `max_steps`: the checkpoint was evaluated like any other.
         exports = list(known.exports)
         for index, exporter in enumerate(self._spec.all_exporters):
             if exporter.only_at_the_end:
@@ -104,13 +83,7 @@ class CheckpointEvaluator:
 
 
 class EvaluateSaved:
-    """A saving listener: it evaluates the checkpoints of a training in the same process, not more often than asked.
-
-    Args:
-        evaluator: Evaluates.
-        throttle_secs: How many seconds pass at least from the start of an evaluation to that of the next.
-        clock: The time in seconds.
-    """
+    """A saving listener that evaluates checkpoints in the process that trains, at most one in `throttle_secs`."""
 
     def __init__(
         self, evaluator: CheckpointEvaluator, throttle_secs: float, clock: Callable[[], float] = time.monotonic
@@ -143,24 +116,11 @@ def follow(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Evaluated | None:
-    """Evaluates the checkpoints of a training that runs elsewhere until it has ended, and returns the last evaluation.
-
-    Those that the journal has, of an evaluator before this one, are not evaluated again.
-
-    Args:
-        evaluator: Evaluates.
-        eval_spec: Says how often and how long to look.
-        max_steps: The step with which the training ends; None if that is not known.
-        training_began: When the training began, by `time.time`: an earlier training may have noted its end. By default
-            now.
-        clock: The time in seconds.
-        sleep: Waits so many seconds.
-
-    Raises:
-        EstimatorError: Nothing came for too long, and the training has not said that it has ended.
-    """
+    """Evaluates the checkpoints of a training that runs elsewhere until it has ended; returns the last evaluation."""
+    # By the clock of the files: a note of the end that is older is of an earlier training.
     began = time.time() if training_began is None else training_began
     directory, rules = evaluator.directory, rules_of(eval_spec, max_steps)
+    # An evaluator before this one has evaluated these.
     done = [found for found in checkpoints(directory) if evaluator.journal.find(found)]
     follower = Follower(
         lambda: checkpoints(directory),
@@ -198,11 +158,7 @@ def rules_of(eval_spec: EvalSpec, max_steps: int | None) -> Rules:
 
 
 def checked_metrics(metrics: object) -> Metrics:
-    """Returns the result of `Estimator.evaluate`, which users may override.
-
-    Raises:
-        EstimatorError: It is no dict, is empty, or lacks the global step.
-    """
+    """Checks and returns the result of `Estimator.evaluate`, which users may override."""
     if not isinstance(metrics, Mapping):
         raise EstimatorError(f"`Estimator.evaluate` should return a dict of metrics, got {metrics!r:.100}.")
     if not metrics:

@@ -27,14 +27,10 @@ _PENDING = 64  # Values of so many steps are kept on the devices before they are
 
 
 class WeightedMeans:
-    """The means of values over batches of different numbers of rows, in double precision.
-
-    Args:
-        summed: Names of values that belong to whole batches: each batch counts once.
-    """
+    """The means of values over batches of different numbers of rows, in double precision."""
 
     def __init__(self, summed: Sequence[str] = ()):
-        self._summed = frozenset(summed)
+        self._summed = frozenset(summed)  # Names of values that belong to whole batches: each batch counts once.
         self._pending: list[tuple[Mapping[str, jax.Array], jax.Array]] = []
         self._totals: dict[str, float] = {}
         self._weights: dict[str, float] = {}

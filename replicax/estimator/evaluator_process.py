@@ -28,20 +28,10 @@ _OF_THE_WORKERS = (
 
 
 class Beside:
-    """A process that runs a pickled call and ends with this one. A context manager, which ends it.
-
-    It computes on the CPU: the accelerators belong to the worker. Its output goes where that of this process goes.
-
-    Args:
-        payload: The call, as `replicax.job.processes.call.payload_of` returns it.
-        environ: The environment of this process, a worker; the new one is the evaluator of its cluster.
-
-    Raises:
-        LaunchError: This system cannot run the processes of a job (Windows).
-    """
+    """A process that runs a call pickled by `payload_of`, and ends with this one. A context manager, which ends it."""
 
     def __init__(self, payload: bytes, environ: Mapping[str, str] | None = None):
-        check_system()
+        check_system()  # LaunchError on Windows, which cannot run the processes of a job.
         self._files = contextlib.ExitStack()
         self._result, self._news = _file(self._files), _file(self._files)
         with tempfile.TemporaryFile() as call:
@@ -57,12 +47,7 @@ class Beside:
             )
 
     def result(self) -> object:
-        """Waits for the call and returns its result.
-
-        Raises:
-            EstimatorError: The process has ended without one.
-            Exception: What the call has raised.
-        """
+        """Waits for the call and returns its result, or raises what the call has raised."""
         code = self._process.wait()
         for file in (self._result, self._news):
             file.seek(0)
@@ -91,7 +76,7 @@ def _file(files: contextlib.ExitStack) -> BinaryIO:
 
 
 def evaluator_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of the evaluator of a worker's cluster."""
+    """Returns the environment for the evaluator of a worker's cluster: the accelerators belong to the worker."""
     placed = cast("dict[str, object]", json.loads(environ["TF_CONFIG"]))
     role = {**placed, "task": {"type": EVALUATOR, "index": 0}}
     kept = {name: value for name, value in environ.items() if name not in _OF_THE_WORKERS}

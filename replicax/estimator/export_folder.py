@@ -31,25 +31,14 @@ class ExportFolder:
         return sorted(found, key=lambda each: int(each.name))
 
     def add(self, write: Callable[[str], str], assets: Mapping[str, str | os.PathLike[str]]) -> str:
-        """Adds an export, which appears when all of it is there.
-
-        Args:
-            write: Writes it to a new folder in the one that it is given, and returns its path.
-            assets: Files to copy into its folder `assets.extra`.
-
-        Returns:
-            The path of the export.
-
-        Raises:
-            ArgumentError: A file of `assets` does not exist.
-        """
+        """Adds an export, which appears when all of it is there, and returns its path."""
         for name, source in assets.items():
             if not os.path.isfile(source):
                 raise ArgumentError(f"`assets_extra` names {os.fspath(source)!r} for {name!r}, which is not a file.")
         self.path.mkdir(parents=True, exist_ok=True)
         unfinished = self.path / f"{_UNFINISHED}{os.getpid()}-{secrets.token_hex(4)}"
         try:
-            written = Path(write(str(unfinished)))
+            written = Path(write(str(unfinished)))  # a new folder in `unfinished`
             for name, source in assets.items():
                 target = written / "assets.extra" / name
                 target.parent.mkdir(parents=True, exist_ok=True)

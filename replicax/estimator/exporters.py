@@ -196,11 +196,7 @@ class FinalExporter(_ModelExporter):
 
 
 def loss_is_smaller(best_eval_result: Metrics, current_eval_result: Metrics) -> bool:
-    """Returns whether the current loss is smaller; any number is better than NaN.
-
-    Raises:
-        ArgumentError: There is no loss.
-    """
+    """Returns whether the current loss is smaller; any number is better than NaN."""
     for name, result in (("best_eval_result", best_eval_result), ("current_eval_result", current_eval_result)):
         if not result or "loss" not in result:
             raise ArgumentError(f"`{name}` has no 'loss', got {result!r:.100}. Give BestExporter `compare_fn`.")

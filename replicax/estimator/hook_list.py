@@ -11,11 +11,7 @@ from replicax.estimator.mode_keys import ModeKeys
 
 
 class Hooks:
-    """Several hooks as one; objects may lack methods.
-
-    Raises:
-        EstimatorError: One of them is neither.
-    """
+    """Several hooks and Keras callbacks as one; a hook may lack methods."""
 
     def __init__(self, hooks: Iterable[object]):
         self._hooks = [as_hook(each) for each in hooks]
@@ -29,11 +25,7 @@ class Hooks:
 
 
 def as_hook(given: object) -> object:
-    """Returns a hook, or a Keras callback as a hook.
-
-    Raises:
-        EstimatorError: It is neither.
-    """
+    """Returns a hook, or a Keras callback as a hook."""
     if is_callback(given):
         return CallbackHook(given)
     if isinstance(given, type):
@@ -55,19 +47,14 @@ class Callback(Protocol):
     """The part of `keras.callbacks.Callback` that is called."""
 
     def set_model(self, model: object) -> None:
-        """Gives it the model."""
+        """Sets the callback's model."""
 
     def set_params(self, params: dict[str, object]) -> None:
-        """Tells it about the loop."""
+        """Sets the parameters of the loop."""
 
 
 class ModelOfLoop:
-    """A callback gets it for its model: it may set `stop_training`.
-
-    Attributes:
-        stop_training: Whether the loop is to end.
-        context: What hooks see of the loop.
-    """
+    """The `model` of a Keras callback, which may set `stop_training`."""
 
     def __init__(self, context: HookContext):
         self.stop_training = False

@@ -1,4 +1,10 @@
-"""The batches of an input function, on the devices of a strategy."""
+"""The batches of an input function, on the devices of a strategy.
+
+Without an `input_context` they are global: they are split over the replicas of all workers, which all read the same
+ones. With one they are the replicas' own, as in `distribute_datasets_from_function`. For parameter servers, global
+batches are read here, and each goes to one worker; with an `input_context` each worker reads its own, and what is given
+in place of batches is their iterator.
+"""
 
 from __future__ import annotations
 
@@ -31,22 +37,7 @@ InputFn = Callable[..., PyTree]
 def batches_of(
     input_fn: InputFn, strategy: Strategy, endless: bool | None, **given: object
 ) -> contextlib.AbstractContextManager[tuple[PyTree, Iterator[PyTree]]]:
-    """Distributes the data of an input function in a `with` block.
-
-    Without an `input_context` its batches are global: they are split over the replicas of all workers, which all read
-    the same ones. With one they are the replicas' own, as in `distribute_datasets_from_function`. For parameter servers
-    global batches are read here, and each goes to one worker; with an `input_context`, each worker reads its own, and
-    what is given in place of batches is their iterator.
-
-    Args:
-        input_fn: The function.
-        strategy: The strategy.
-        endless: Whether one batch that it returns itself is repeated without end; None if that must not be.
-        **given: What it may ask for, beside the `input_context`.
-
-    Returns:
-        A context manager, which gives the first batch, for its shapes; and all batches, with the first.
-    """
+    """Returns a context manager of the first batch of an input function, for its shapes, and of all its batches."""
     has_context = takes_input_context(input_fn)
     if strategy.is_asynchronous and has_context:
         return _batches_of_workers(input_fn, strategy, given)
@@ -67,7 +58,7 @@ def batches_of(
 
 
 def _dataset(data: PyTree, endless: bool | None) -> PyTree:
-    """Returns what an input function has returned, as a dataset."""
+    """Returns what an input function has returned as a dataset; `endless` repeats a single batch, None refuses it."""
     if data is None:
         raise EstimatorError(
             "The input function has returned None. It returns a dataset, or a pair (features, labels) of arrays."

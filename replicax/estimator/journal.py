@@ -26,34 +26,20 @@ Result = tuple[Metrics | None, Sequence[str | None]]
 
 
 class Evaluated(NamedTuple):
-    """One evaluation.
-
-    Attributes:
-        checkpoint: Path of the checkpoint.
-        version: When it was written: another training in the same folder may write one of the same name.
-        metrics: The losses and metrics, with `global_step`.
-        exports: The answer of each exporter.
-    """
+    """One evaluation."""
 
     checkpoint: str
-    version: tuple[int, ...]
-    metrics: Metrics
-    exports: Sequence[str | None]
+    version: tuple[int, ...]  # when it was written: another training in the folder may write one of the same name
+    metrics: Metrics  # with `global_step`
+    exports: Sequence[str | None]  # what each exporter returned
 
 
 class Journal:
-    """The evaluations that were done: a file with a line for each, so that an evaluator that comes back knows them.
-
-    Args:
-        directory: Its folder: `model_dir/eval`, or `model_dir/eval_NAME`.
-
-    Attributes:
-        entries: The evaluations, the oldest first.
-    """
+    """The evaluations that were done: a file with a line for each, which an evaluator that is restarted reads again."""
 
     def __init__(self, directory: Path):
         self._file = directory / _EVALUATIONS
-        self.entries: list[Evaluated] = _read(self._file)
+        self.entries: list[Evaluated] = _read(self._file)  # the oldest first
 
     def find(self, found: Found) -> Evaluated | None:
         """Returns the last evaluation of a checkpoint; None if there was none."""
@@ -91,15 +77,10 @@ def forget_end(directory: Path) -> None:
 
 
 def noted_end(directory: Path, since: float = 0.0) -> int | None:
-    """Returns the step with which the training has ended; None if that was not noted.
-
-    Args:
-        directory: The folder of the training.
-        since: An older note is not heard: it may be of an earlier training, which this one goes on from. In seconds, as
-            the clock of the files tells them.
-    """
+    """Returns the step with which the training has ended; None if that was not noted."""
     file = directory / _ENDED
     try:
+        # An older note is of an earlier training, which this one goes on from.
         if file.stat().st_mtime < since:
             return None
         return int(json.loads(file.read_text(encoding="utf-8"))["global_step"])

@@ -28,13 +28,7 @@ _NOT_USED = ("train_step", "test_step", "predict_step", "compile")
 
 
 class KerasModelFn:
-    """The model function of a compiled Keras model. The model itself stays as it is: each call trains a copy.
-
-    The copies are made by the model's `get_config` and `from_config`, in the scope of the strategy that they run under.
-
-    Raises:
-        EstimatorError: It is no Keras model, is not compiled, has steps of its own, or cannot be copied.
-    """
+    """The model function of a compiled Keras model. The model itself stays as it is: each call trains a copy."""
 
     __name__ = "keras_model"
 
@@ -79,6 +73,7 @@ class KerasModelFn:
         """Returns the copy of this call of the estimator: the one that belongs to its variables."""
         variables = context.current().named_variables
         if variables not in self._copies:
+            # Made here, in the scope of the strategy that it runs under.
             model = self._class.from_config(copy.deepcopy(self._config))
             model.compile(**{name: _made(value) for name, value in self._compile.items()})
             self._copies[variables] = model
@@ -140,7 +135,7 @@ def _described(value: PyTree) -> PyTree:
 
 
 def _made(value: PyTree) -> PyTree:
-    """Returns it with new optimizers and metrics."""
+    """Returns an argument of `compile` with new optimizers and metrics in the places of the descriptions."""
     if isinstance(value, _Description):
         return value.kind.from_config(copy.deepcopy(value.config))
     return _mapped(_made, value)
@@ -153,13 +148,11 @@ def _mapped(fn: Callable[[PyTree], PyTree], value: PyTree) -> PyTree:
 
 
 def _input_of(model: keras.Model, features: PyTree) -> PyTree:
-    """Returns the features as a model of one input takes them.
-
-    Scripts for Keras 2 name the input of a `Sequential` model after its first layer: `{"dense_input": rows}`. Keras 3
-    gives it another name. Of one feature for one input it is clear what is meant.
-    """
+    """Returns the features as a model of one input takes them."""
     import keras
 
+    # Scripts for Keras 2 name the input of a `Sequential` model after its first layer: `{"dense_input": rows}`. Keras 3
+    # gives it another name. One feature can only belong to the one input.
     one_input = isinstance(model, keras.Sequential) or takes_one_tensor(model)
     if isinstance(features, Mapping) and len(features) == 1 and one_input:
         return next(iter(features.values()))

@@ -1,4 +1,4 @@
-"""The loop over the batches, and what hooks are told of it."""
+"""The loop over the batches, which calls the hooks."""
 
 from __future__ import annotations
 

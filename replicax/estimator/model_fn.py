@@ -31,12 +31,7 @@ def arguments_of(fn: Callable[..., object], known: tuple[str, ...]) -> set[str]:
 
 
 def check_model_fn(model_fn: object, params: Mapping[str, object] | None) -> None:
-    """Checks the arguments that a model function declares.
-
-    Raises:
-        EstimatorError: It is no function, declares no `features` or an unknown argument, or there are `params` that it
-            does not take.
-    """
+    """Checks the arguments that a model function declares."""
     if not callable(model_fn) or isinstance(model_fn, type):
         raise EstimatorError(
             f"`model_fn` is a function of (features, labels, mode, params, config), got {model_fn!r:.100}."
@@ -60,11 +55,7 @@ def check_model_fn(model_fn: object, params: Mapping[str, object] | None) -> Non
 def call_model_fn(
     model_fn: Callable[..., object], features: PyTree, labels: PyTree, mode: str, params: PyTree, config: object
 ) -> EstimatorSpec:
-    """Calls a model function with those of the arguments that it declares.
-
-    Raises:
-        EstimatorError: There are labels that it does not take, or it returns no spec of this mode.
-    """
+    """Calls a model function with those of the arguments that it declares."""
     takes = arguments_of(model_fn, _MODEL_ARGUMENTS)
     if labels is not None and "labels" not in takes:
         raise EstimatorError(
@@ -85,11 +76,7 @@ def call_model_fn(
 
 
 def check_input_fn(input_fn: object) -> None:
-    """Checks that an input function can be called with what it asks for.
-
-    Raises:
-        EstimatorError: It is no function, or needs an argument that nobody gives.
-    """
+    """Checks that an input function needs no other arguments than an estimator gives."""
     if not callable(input_fn):
         raise EstimatorError(f"`input_fn` is a function that returns the data, got {input_fn!r:.100}.")
     for each in parameters_of(input_fn).values():

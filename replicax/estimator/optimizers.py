@@ -28,11 +28,7 @@ class GradientTransformation(Protocol):
 
 
 class Updater(Protocol):
-    """Updates variables from gradients.
-
-    Attributes:
-        takes_gradients: Whether it needs them.
-    """
+    """Updates variables from gradients."""
 
     takes_gradients: bool
 
@@ -44,12 +40,7 @@ class Updater(Protocol):
         """Returns the loss to differentiate."""
 
     def update(self, spec: EstimatorSpec, gradients: Sequence[jax.Array | None]) -> None:
-        """Updates the variables.
-
-        Args:
-            spec: What the model function has returned in this trace.
-            gradients: One for each trainable variable; None where the loss does not depend on it.
-        """
+        """Updates the variables by this trace's spec; gradients are None where the loss does not depend on them."""
 
 
 class KerasUpdater:

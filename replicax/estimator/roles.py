@@ -9,15 +9,7 @@ CHIEF, WORKER, SERVER, EVALUATOR, LOCAL = "chief", "worker", "ps", "evaluator", 
 
 
 def check_cluster(cluster: ClusterConfig, remote_cluster: ClusterSpec | None = None) -> None:
-    """Checks what an estimator asks of a cluster beyond what any training does.
-
-    Args:
-        cluster: The cluster and the place of this process in it.
-        remote_cluster: The servers that train for this process, if there are any.
-
-    Raises:
-        ClusterError: There are servers without a chief, a second evaluator, or two clusters.
-    """
+    """Checks that servers have a chief, that there is one evaluator at most, and no remote cluster beside another."""
     jobs, task = cluster.spec.jobs, cluster.task
     if remote_cluster is not None and cluster.spec:
         raise ClusterError(

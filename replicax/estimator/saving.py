@@ -1,4 +1,4 @@
-"""The checkpoints of one training: when they are saved, and who is told."""
+"""The checkpoints of one training: when they are saved, and which listeners are called."""
 
 from __future__ import annotations
 
@@ -28,16 +28,7 @@ def checkpoint_manager(model: BuiltModel, config: RunConfig, model_dir: str) -> 
 
 
 class Saving:
-    """The checkpoints of a training.
-
-    Args:
-        manager: Writes them.
-        savers: Say when.
-        listeners: The user's saving listeners, beside those of the savers.
-        context: What hooks see of the training.
-        by_time: Decides for all workers when the time for one has come.
-        check: Called before a checkpoint is saved; what it raises keeps a bad one from being written.
-    """
+    """The checkpoints of a training, saved when a `CheckpointSaverHook` says so; calls the listeners."""
 
     def __init__(
         self,
@@ -70,18 +61,18 @@ class Saving:
         """Saves if a saver says that it is time; is called after each step."""
         due = [saver for saver in self._savers if saver.is_due(self._context.step)]
         if self._context.is_chief and any(saver.goes_by_time for saver in due):
-            self._by_time.ask()
+            self._by_time.ask()  # The chief's clock counts, for all workers.
         if self._by_time.check() or any(not saver.goes_by_time for saver in due):
             self.save()
 
     def save(self) -> str | None:
-        """Saves a checkpoint of the step that was done last, if there is none; tells the listeners."""
+        """Saves a checkpoint of the step that was done last, if there is none; calls the listeners."""
         step = self._context.step
         for saver in self._savers:
             saver.note_saved(step)
         if step == self._saved_step:
             return str(self._manager.path(step))
-        self._check()
+        self._check()  # raises before a bad checkpoint is written
         tell(self._listeners, "before_save", step)
         path = self._manager.save(step, force=True)
         self._saved_step = step

@@ -17,10 +17,7 @@ _EVALUATIONS = "eval_metrics.jsonl"
 
 
 class ScalarWriter:
-    """Writes scalars of one run; a context manager, which closes the files.
-
-    Without tensorboardX (the extra `tensorboard`) it writes none, and says so in the log.
-    """
+    """Writes scalars of one run, if tensorboardX is installed; a context manager, which closes the files."""
 
     def __init__(self, folder: str, is_chief: bool = True):
         self._files: _EventFiles | None = None

@@ -25,16 +25,7 @@ _STEPS_AHEAD = 4  # for each worker, so that it never waits
 
 
 class ScheduledSteps:
-    """Steps that are under way on workers.
-
-    Args:
-        batches: What each is scheduled with: a batch, or an iterator of the workers' own batches.
-        steps: The steps of the model.
-        hooks: The hooks.
-        context: What they see. A step counts when its worker has answered, in the order in which they were scheduled.
-        limit: How many steps there are to do at most; None for no limit.
-        saving: The checkpoints. All steps have ended when one is saved.
-    """
+    """Training steps that are under way on workers."""
 
     def __init__(
         self,
@@ -76,7 +67,7 @@ class ScheduledSteps:
 
     def _schedule(self) -> None:
         end = object()
-        batch = next(self._batches, end)
+        batch = next(self._batches, end)  # or an iterator of the workers' own batches
         if batch is end:
             self._has_ended = True
             return
@@ -98,9 +89,10 @@ class ScheduledSteps:
         except Exception:
             self._coordinator.join()  # It raises the first error, of which this one may be a consequence.
             raise
+        # A step counts when its worker has answered, in the order of scheduling.
         self._context.note_step(self._context.step + 1, values)
         self._hooks.call("after_step", self._context)
-        if not self._running:
+        if not self._running:  # All steps have ended when a checkpoint is saved.
             self._saving.save_if_due()
 
     def _end_of_data(self, error: Exception) -> None:

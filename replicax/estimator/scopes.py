@@ -13,11 +13,7 @@ from replicax.strategies.no_strategy import default_strategy
 
 @contextlib.contextmanager
 def own_scope(strategy: Strategy) -> Iterator[None]:
-    """Opens a strategy's scope, whatever scope is open: a hook of a training may evaluate under another strategy.
-
-    Raises:
-        ContextError: The call is made in a function that is being traced.
-    """
+    """Opens a strategy's scope, whatever scope is open: a hook of a training may evaluate under another strategy."""
     current = context.current()
     if current.frame is not None or current.replica is not None:
         raise ContextError("An estimator was called inside a step. Call it outside, between the steps.")
@@ -29,8 +25,6 @@ def own_scope(strategy: Strategy) -> Iterator[None]:
 
 
 def without_workers(strategy: Strategy) -> Strategy:
-    """Returns the strategy under which a model is evaluated, or predicts.
-
-    That is the one given; of asynchronous training only the values are needed, and this process has them.
-    """
+    """Returns the strategy under which a model is evaluated, or predicts."""
+    # Of asynchronous training only the values are needed, and this process has them.
     return default_strategy() if strategy.is_asynchronous else strategy

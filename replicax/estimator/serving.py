@@ -22,14 +22,7 @@ from replicax.typing import PyTree
 
 
 def export_model(call: ModelCall, checkpoint: str, base: str | os.PathLike[str], serving_input: PyTree) -> str:
-    """Exports the model of a checkpoint to a new folder in `base` and returns its path.
-
-    Args:
-        call: Calls the model function.
-        checkpoint: The checkpoint.
-        base: The folder.
-        serving_input: What features look like, or a function that returns it.
-    """
+    """Exports the model of a checkpoint to a new folder in `base` and returns its path."""
     features = serving_input() if callable(serving_input) else serving_input
     if features is None or not jax.tree_util.tree_leaves(features):
         raise EstimatorError(

@@ -14,11 +14,7 @@ _SEEDS = 2**32
 
 
 def checked(settings: Mapping[str, object]) -> dict[str, object]:
-    """Returns settings of a `RunConfig` in their own types, with the strategies of the `DistributeConfig` among them.
-
-    Raises:
-        ArgumentError: One has the wrong type or value, or two exclude each other.
-    """
+    """Returns settings of a `RunConfig` in their own types, with the strategies of a `DistributeConfig` among them."""
     done = {name: _CHECKS[name](name, value) if name in _CHECKS else value for name, value in settings.items()}
     steps, seconds = done["save_checkpoints_steps"], done["save_checkpoints_secs"]
     if steps is not None and seconds is not None:
@@ -34,11 +30,7 @@ def checked(settings: Mapping[str, object]) -> dict[str, object]:
 
 
 def with_told_model_dir(given: object, told: str | None) -> object:
-    """Returns the folder that was given, or the one that TF_CONFIG tells.
-
-    Raises:
-        ClusterError: Both name one, and they differ.
-    """
+    """Returns the folder that was given, or the one in TF_CONFIG; they must not differ."""
     path = _path("model_dir", given)
     if told is not None and path is not None and told != path:
         raise ClusterError(

@@ -123,11 +123,7 @@ class EstimatorSpec(Advised):
 
 
 def takes_gradients(train_op: Callable[..., object]) -> bool:
-    """Returns whether a `train_op` takes the pairs of gradients and variables.
-
-    Raises:
-        EstimatorError: It takes more than that.
-    """
+    """Returns whether a `train_op` takes the pairs of gradients and variables."""
     try:
         parameters = inspect.signature(train_op).parameters.values()
     except ValueError:  # a function of C, which does not tell them

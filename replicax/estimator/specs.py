@@ -120,20 +120,12 @@ class EvalSpec:
 
 
 def checked_hooks(hooks: object) -> tuple[object, ...]:
-    """Returns hooks and Keras callbacks as a tuple.
-
-    Raises:
-        ArgumentError: One of them is neither.
-    """
+    """Returns hooks and Keras callbacks as a tuple."""
     return _all_with("hooks", hooks, (*HOOK_METHODS, *_CALLBACK_METHODS), "a hook or a Keras callback")
 
 
 def checked_exporters(exporters: object) -> tuple[Exporter, ...]:
-    """Returns an exporter, or several, as a tuple.
-
-    Raises:
-        ArgumentError: One of them is none, or two have one name.
-    """
+    """Returns an exporter, or several with different names, as a tuple."""
     given = (exporters,) if isinstance(exporters, Exporter) else _as_tuple("exporters", exporters, "an Exporter")
     names: list[str] = []
     for exporter in given:

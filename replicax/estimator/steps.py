@@ -16,11 +16,7 @@ from replicax.typing import PyTree
 
 
 class ModelSteps:
-    """The steps.
-
-    Attributes:
-        strategy: The strategy that they run under.
-    """
+    """The steps that train, evaluate, predict and serve a built model."""
 
     _traced: EstimatorSpec  # what the model function has returned in the trace that is going on
 
@@ -28,12 +24,8 @@ class ModelSteps:
         self._model, self.strategy = model, model.strategy
 
     def train(self, batch: PyTree) -> dict[str, jax.Array]:
-        """Makes one training step; returns the loss and the plain metrics of the batch.
-
-        Args:
-            batch: The batch; on parameter servers also the iterator of the worker's own batches.
-        """
-        if isinstance(batch, Iterator):
+        """Makes one training step; returns the loss and the plain metrics of the batch."""
+        if isinstance(batch, Iterator):  # of the worker's own batches, with parameter servers
             batch = next(batch)
         features, labels = features_and_labels(batch, self._model.mode)
         return self._combined(self.strategy.run(self._train_replica, args=(features, labels)))

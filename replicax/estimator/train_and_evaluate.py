@@ -125,11 +125,7 @@ def _serve(config: RunConfig) -> Result:
 
 
 def check_trains_together(config: RunConfig, strategy: Strategy) -> None:
-    """Checks that the processes of a cluster do not train one model each, all writing to one folder.
-
-    Raises:
-        ClusterError: They would.
-    """
+    """Checks that the processes of a cluster do not train one model each, all writing to one folder."""
     if config.num_worker_replicas > 1 and not strategy.is_asynchronous and jax.process_count() == 1:
         raise ClusterError(
             "train_distribute",

@@ -32,23 +32,14 @@ from replicax.typing import PyTree
 
 @dataclasses.dataclass
 class Training:
-    """A training of a built model, from where its variables are.
+    """A training of a built model, from where its variables are."""
 
-    Args:
-        model: The model, with the values of the checkpoint that the training goes on from.
-        config: The settings.
-        model_dir: Where checkpoints and scalars go.
-        manager: Saves the checkpoints.
-        hooks: Hooks and Keras callbacks of the user's.
-        listeners: The user's saving listeners.
-    """
-
-    model: BuiltModel
+    model: BuiltModel  # with the values of the checkpoint that the training goes on from
     config: RunConfig
     model_dir: str
     manager: CheckpointManager
-    hooks: Sequence[object]
-    listeners: Sequence[object]
+    hooks: Sequence[object]  # the user's, Keras callbacks among them
+    listeners: Sequence[object]  # the user's
 
     def run(self, batches: Iterator[PyTree]) -> HookContext:
         """Trains until a hook asks to stop or the batches end; the last step is saved."""

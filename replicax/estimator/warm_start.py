@@ -57,12 +57,7 @@ class WarmStartSettings:
 
 
 def warm_start(model: BuiltModel, settings: WarmStartSettings) -> None:
-    """Gives a model's variables the values of a checkpoint that has them.
-
-    Raises:
-        EstimatorError: There is no checkpoint; or it lacks a variable that was named, or has none of the model's.
-        CheckpointError: A shape differs.
-    """
+    """Assigns the values in a checkpoint to those of a model's variables that the settings choose."""
     path = latest_checkpoint(settings.ckpt_to_initialize_from) or os.fspath(settings.ckpt_to_initialize_from)
     found, renamed = entries(path), dict(settings.var_name_to_prev_var_name or {})
     patterns = settings.vars_to_warm_start

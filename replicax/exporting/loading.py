@@ -73,11 +73,7 @@ class LoadedFunction:
         self._read = [variable for name, variable in self.variables.items() if name not in assigned]
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        """Runs the function and updates the variables that it assigns.
-
-        Raises:
-            ArgumentError: The arguments are not like those that it was exported for.
-        """
+        """Runs the function and updates the variables that it assigns."""
         arguments, leaves = flattened((list(args), kwargs), is_value)
         if arguments != self._manifest["arguments"]:
             raise ArgumentError(
@@ -134,11 +130,7 @@ class _Input:
         self._layout = None if mesh is None else _layout(entry, mesh)
 
     def placed(self, value: Leaf) -> jax.Array:
-        """Returns an argument on the devices where the program takes it.
-
-        Raises:
-            ArgumentError: Its shape or dtype is another one.
-        """
+        """Returns an argument on the devices where the program takes it; its shape and dtype must fit."""
         if not isinstance(value, (jax.Array, np.ndarray)):
             value = np.asarray(value, self.dtype)  # A Python number has no dtype of its own.
         shape = np.shape(value)

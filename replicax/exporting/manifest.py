@@ -16,63 +16,36 @@ _FORMAT = 2
 
 
 class ArrayEntry(TypedDict):
-    """An array that a program takes.
+    """An array that a program takes."""
 
-    Attributes:
-        shape: The length of each dimension, or its name where it is symbolic.
-        dtype: Name of the dtype.
-        layout: For each dimension the entry of its layout; None without a mesh.
-    """
-
-    shape: list[int | str]
+    shape: list[int | str]  # the length of each dimension, or its name where it is symbolic
     dtype: str
-    layout: list[str | list[str]] | None
+    layout: list[str | list[str]] | None  # its entry for each dimension; None without a mesh
 
 
 class VariableEntry(TypedDict):
-    """A variable of the function.
-
-    Attributes:
-        name: Its name.
-        assigned: Whether the function assigns it.
-        shape: The length of each dimension.
-        dtype: Name of the dtype.
-        layout: For each dimension the entry of its layout; None without a mesh.
-    """
+    """A variable of the function."""
 
     name: str
-    assigned: bool
+    assigned: bool  # by the function
     shape: list[int]
     dtype: str
-    layout: list[str | list[str]] | None
+    layout: list[str | list[str]] | None  # its entry for each dimension; None without a mesh
 
 
 class Manifest(TypedDict):
-    """The description of an exported function.
+    """The description of an exported function."""
 
-    Attributes:
-        jax: The version of JAX that exported it.
-        function: Its name.
-        mesh: Name and size of each dimension of the mesh that it was exported on; None without a mesh.
-        platforms: The platforms that it can run on.
-        arguments: Structure of its arguments.
-        inputs: The leaves of its arguments that are inputs of the program.
-        results: Structure of its results.
-        variables: Its variables; those that it assigns come first.
-        programs: SHA-256 of each program by the name of its file.
-        why_not_portable: Why it cannot run without a mesh; empty if it can.
-    """
-
-    jax: str
-    function: str
-    mesh: list[tuple[str, int]] | None
+    jax: str  # the version that exported it
+    function: str  # its name
+    mesh: list[tuple[str, int]] | None  # name and size of each dimension; None without a mesh
     platforms: list[str]
     arguments: TreeDocument
-    inputs: list[ArrayEntry]
+    inputs: list[ArrayEntry]  # the leaves of the arguments that are inputs of the program
     results: TreeDocument
-    variables: list[VariableEntry]
-    programs: dict[str, str]
-    why_not_portable: str
+    variables: list[VariableEntry]  # those that it assigns come first
+    programs: dict[str, str]  # SHA-256 by the name of the file
+    why_not_portable: str  # why it cannot run without a mesh; empty if it can
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -84,11 +57,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Returns the manifest of an exported function.
-
-    Raises:
-        ExportError: There is no manifest, it is damaged, or another version of replicax wrote it.
-    """
+    """Returns the manifest of an exported function."""
     try:
         manifest = parsed((directory / MANIFEST).read_bytes())
         version = count_of(manifest, "format")
@@ -149,11 +118,7 @@ def _check_array(entry: Mapping[str, object], symbolic: bool = True) -> None:
 
 
 def leaves_of(description: object) -> list[int]:
-    """Returns the indices of the leaves in the structure of a pytree, in order.
-
-    Raises:
-        ValueError: It is not the structure of a pytree.
-    """
+    """Returns the indices of the leaves in the structure of a pytree, in order."""
     if not isinstance(description, dict) or len(description) != 1:
         raise ValueError(f"{description!r:.100} is not the structure of a pytree")
     ((kind, content),) = description.items()

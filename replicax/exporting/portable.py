@@ -11,16 +11,11 @@ from replicax.compat.jax_names import CALLS, PLACEMENT, RECOMPUTED, SHARD_MAP
 from replicax.errors import ExportError
 from replicax.program.ir.jaxprs import bind, read, traced_anew
 
-_CALLS = CALLS | RECOMPUTED  # Nobody will differentiate an exported program.
+_CALLS = CALLS | RECOMPUTED  # An exported program is not differentiated.
 
 
 def without_placement(program: jex_core.ClosedJaxpr) -> Callable[..., list[jax.Array]]:
-    """Returns a function that computes what `program` does, without its instructions about devices.
-
-    Raises:
-        ExportError: The returned function raises it if the program is for a certain number of devices
-            (`jax.shard_map`, which `strategy.run` uses).
-    """
+    """Returns a function that computes what `program` does, without its instructions about devices."""
 
     def portable(*args: jax.Array) -> list[jax.Array]:
         return _evaluate(program, args)

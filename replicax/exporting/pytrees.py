@@ -19,16 +19,7 @@ TreeDocument: TypeAlias = dict[str, object]
 
 
 def flattened(tree: PyTree, is_leaf: Callable[[Leaf], bool]) -> tuple[TreeDocument, list[Leaf]]:
-    """Returns the structure of a pytree, as JSON can hold it, and its leaves.
-
-    Args:
-        tree: Dicts with string keys, lists and tuples, nested in any way.
-        is_leaf: Returns whether a value is a leaf. Anything else must be a plain Python value, which the structure
-            holds.
-
-    Raises:
-        ExportError: The pytree contains something else.
-    """
+    """Returns the structure of a pytree as JSON can hold it, with the plain Python values in it, and its leaves."""
     leaves: list[Leaf] = []
 
     def describe(value: PyTree) -> TreeDocument:
@@ -64,8 +55,7 @@ def unflattened(structure: TreeDocument, leaves: Sequence[Leaf]) -> PyTree:
 
 
 def is_value(leaf: Leaf) -> bool:
-    """Returns whether an argument is an input of the program: an array, its shape and dtype, or a number but no
-    bool."""
+    """Returns whether an argument is an input of the program: an array, a shape and dtype, or a number but no bool."""
     if isinstance(leaf, bool):
         return False
     return isinstance(leaf, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, int, float, complex))

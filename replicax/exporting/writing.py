@@ -98,8 +98,7 @@ def export(
 
 @dataclasses.dataclass
 class _ExportedFunction:
-    """A function before it is written. Its constructor raises all errors of the export, so that nothing is half
-    written."""
+    """A function before it is written. Its constructor raises all errors of the export: nothing is half written."""
 
     fn: PyTreeFunction
     args: tuple[PyTree, ...]
@@ -228,11 +227,7 @@ def _check_updated(program: Program, assigned: Sequence[VariableLike]) -> None:
 
 
 def _mesh_of(values: Sequence[jax.Array | jax.ShapeDtypeStruct]) -> Mesh | None:
-    """Returns the mesh that values live over; None if there is none.
-
-    Raises:
-        ExportError: There are several.
-    """
+    """Returns the mesh that values live over; None if there is none."""
     layouts = [layout for layout in map(layout_of, values) if layout is not None]
     meshes = list(dict.fromkeys(layout.mesh for layout in layouts))
     if len(meshes) > 1:

@@ -31,19 +31,7 @@ class DealtBatches:
 def dealt(
     source: PyTree, options: InputOptions, batch_size: int | None, hand: int, hands: int
 ) -> tuple[PyTree, int | None]:
-    """Returns the part of a dataset that an island reads, and the rows of a batch if it is arrays.
-
-    Args:
-        source: What the user has given.
-        options: How it is distributed; `auto_shard_policy` says what is dealt: batches, or the files of a
-            `FileSource`; `"hint"` asks the dataset for a shard, and with `"off"` each island reads all of it.
-        batch_size: Rows of a batch, if `source` is arrays.
-        hand: The index of this island.
-        hands: Number of islands.
-
-    Raises:
-        ArgumentError: There are fewer files than islands, or the policy does not fit the source.
-    """
+    """Returns what island `hand` of `hands` reads of a dataset, and the batch size that is still to apply to it."""
     policy = options.auto_shard_policy
     if hands == 1 or policy is AutoShardPolicy.OFF:
         return source, batch_size

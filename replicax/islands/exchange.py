@@ -16,17 +16,11 @@ Arrays = Sequence[jax.Array]
 
 
 class Part(NamedTuple):
-    """The part that an island has in a mean.
+    """The part that an island has in a mean."""
 
-    Attributes:
-        share: Its work, divided by that of all.
-        work: Its work, divided by that of the island that has done most.
-        of_all: The sum of those.
-    """
-
-    share: np.float64
-    work: np.float64
-    of_all: np.float64
+    share: np.float64  # its work, divided by that of all
+    work: np.float64  # its work, divided by that of the island that has done most
+    of_all: np.float64  # the sum of `work` over the islands
 
     @classmethod
     def of(cls, works: Sequence[float], own: float) -> Part:
@@ -36,18 +30,12 @@ class Part(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """The arrays that islands add up, in the order in which they travel.
+    """The arrays that islands add up, in the order in which they travel."""
 
-    Attributes:
-        trained: For each trained variable how far this island has moved *back*: the value at the start of its round
-            minus the value now, times the island's part of all work.
-        means: Other values of which the mean is taken, times this island's work, in a dtype that can hold such sums.
-        counts: What metrics have counted since they were added up.
-    """
-
+    # How far the variables have moved *back*, value at the start of the round minus value now, times the share.
     trained: list[jax.Array]
-    means: list[jax.Array]
-    counts: list[jax.Array]
+    means: list[jax.Array]  # times this island's work, in a dtype that can hold the sums
+    counts: list[jax.Array]  # since they were added up last
 
     def cut(self, totals: Arrays) -> Sent:
         """Returns the sums in the same groups."""
@@ -67,19 +55,12 @@ def weighted(
     counts: tuple[Arrays, Arrays],
     compressed: bool,
 ) -> Sent:
-    """Returns what an island sends.
-
-    Args:
-        trained: Values at the start of their round, values now, and for each this island's part of the work.
-        means: Values now, and for each the work of this island, 1 for the one that has done most: so a value that all
-            have alike comes out as it is, however often.
-        counts: Counts now, and counts when they were last added up.
-        compressed: Whether changes of trained variables travel as bfloat16.
-    """
+    """Returns what an island sends."""
     moved = [
         ((old - new).astype(_wide(new)) * part.astype(_wide(new))).astype(new.dtype)
         for old, new, part in zip(*trained, strict=True)
     ]
+    # Work is 1 for the island that has done most: so a value that all have alike comes out as it is, however often.
     return Sent(
         [_as_bfloat16(each) if compressed else each for each in moved],
         [value.astype(_wide(value)) * work.astype(_wide(value)) for value, work in zip(*means, strict=True)],

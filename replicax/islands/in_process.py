@@ -27,11 +27,7 @@ class Threads:
         return InProcess(self, index)
 
     def exchanged(self, index: int, brought: object, what: str) -> list[object]:
-        """Returns what all islands have brought, after all have come.
-
-        Raises:
-            BarrierTimeoutError: Somebody did not come in time, or has given up.
-        """
+        """Returns what all islands have brought, after all have come; BarrierTimeoutError if one fails to come."""
         try:
             self._brought[index] = brought
             self._barrier.wait(self.timeout_s)
@@ -42,7 +38,7 @@ class Threads:
         return found
 
     def give_up(self) -> None:
-        """Lets nobody wait any longer: an island has failed."""
+        """Ends the waiting of the other threads: an island has failed."""
         self._barrier.abort()
 
 

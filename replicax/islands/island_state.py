@@ -17,34 +17,21 @@ from replicax.typing import PyTree
 
 
 class IslandState(NamedTuple):
-    """The state of an island.
-
-    Attributes:
-        values: The value of each variable.
-        anchors: Of each trained one, the value at the start of its round.
-        outer: The state of the outer optimizer, for each fragment.
-        bases: Of each variable that counts rows, what it held when counts were added up last.
-    """
+    """The state of an island."""
 
     values: list[jax.Array]
-    anchors: list[jax.Array]
-    outer: list[PyTree]
-    bases: list[jax.Array]
+    anchors: list[jax.Array]  # of each trained variable, the value at the start of its round
+    outer: list[PyTree]  # for each fragment
+    bases: list[jax.Array]  # of each variable that counts rows, the value when counts were added up last
 
 
 class Common:
-    """The state that islands have in common besides the values of variables.
-
-    Attributes:
-        anchors: The values of trained variables at the start of their round, by the variables' keys.
-        outer_states: The state of the outer optimizer, for each fragment that has one.
-        counts: The variables that count rows.
-    """
+    """The state that islands have in common besides the values of variables."""
 
     def __init__(self, outer: OuterOptimizer, values: Values, fragments: int):
         self._outer, self._values, self._fragments = outer, values, fragments
-        self.anchors: dict[int, jax.Array] = {}
-        self.outer_states: dict[int, PyTree] = {}
+        self.anchors: dict[int, jax.Array] = {}  # by the variables' keys
+        self.outer_states: dict[int, PyTree] = {}  # by fragment
         self.counts = Counts(values)
         self._keys: dict[int, list[int]] = {}  # of the variables that a fragment's state is for
 
@@ -72,13 +59,7 @@ class Common:
             self._keys[fragment] = own
 
     def state(self, entries: Sequence[Entry], changed: dict[int, jax.Array], outer: dict[int, PyTree]) -> IslandState:
-        """Returns the island's state.
-
-        Args:
-            entries: Its variables.
-            changed: Values that are about to be stored, by the variables' keys.
-            outer: Outer states that are about to be stored, by fragment.
-        """
+        """Returns the island's state, with the values (by key) and outer states that are about to be stored."""
         values = [changed[e.key] if e.key in changed else self._values.local(e.variable) for e in entries]
         now = {entry.key: value for entry, value in zip(entries, values, strict=True)}
         trained = [entry for entry in entries if entry.kind is Kind.TRAINED]
@@ -98,13 +79,7 @@ class Common:
         )
 
     def take(self, entries: Sequence[Entry], state: IslandState, replicas_away: int) -> None:
-        """Makes another island's state this one's.
-
-        Args:
-            entries: The variables.
-            state: The state.
-            replicas_away: How many replicas this island comes after the other: each has random numbers of its own.
-        """
+        """Makes another island's state this one's."""
         counting = [entry for entry in entries if entry.kind is Kind.SUM]
         bases = {entry.key: base for entry, base in zip(counting, state.bases, strict=True)}
         # The other one goes on counting its own rows.
@@ -117,7 +92,8 @@ class Common:
             self.counts.begin(entry, base)
 
     def take_values(self, entries: Sequence[Entry], values: Sequence[jax.Array], replicas_away: int) -> None:
-        """Gives variables another island's values; see `take`."""
+        """Stores another island's values in variables."""
+        # `replicas_away`: how many replicas this island comes after the other. Each has random numbers of its own.
         own = [
             seed_of_replica(value, jnp.asarray(replicas_away)) if entry.kind is Kind.SEED else value
             for entry, value in zip(entries, values, strict=True)

@@ -13,22 +13,14 @@ _STEP_COUNTER = "iteration"  # Each optimizer of Keras has a variable of this na
 
 
 class Kind(enum.Enum):
-    """The kind of a variable: how one value is made of those that the islands have.
+    """The kind of a variable: how one value is made of those that the islands have."""
 
-    `TRAINED`: a trainable variable of floating (or complex) dtype, which the outer step updates. `MEAN`: other state of
-    such a dtype, like the statistics of BatchNorm, and what is declared a mean: the mean. `SLOT`: an optimizer's state
-    of floating dtype: as the strategy is told. `SUM`: what counts rows, such as a metric: the islands' parts are added
-    up. `SEED`: the state of a generator of random numbers: each island has its own. `OWN`: anything else, such as a
-    counter of steps, also if it is called trainable: each island has its own, and they agree as long as the islands do
-    the same.
-    """
-
-    TRAINED = "trained"
-    MEAN = "mean"
-    SLOT = "slot"
-    SUM = "sum"
-    SEED = "seed"
-    OWN = "own"
+    TRAINED = "trained"  # trainable, of floating or complex dtype: the outer step updates it
+    MEAN = "mean"  # other state of such a dtype, like the statistics of BatchNorm, and what is declared a mean
+    SLOT = "slot"  # an optimizer's state of floating dtype: kept or averaged, by the strategy's `optimizer_state`
+    SUM = "sum"  # counts rows, as a metric does: the islands' parts are added up
+    SEED = "seed"  # the state of a generator of random numbers: each island has its own
+    OWN = "own"  # any other, trainable or not, such as a counter of steps: equal as long as the islands do the same
 
 
 #: The kinds whose values differ between islands until they synchronize.

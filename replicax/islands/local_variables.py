@@ -1,4 +1,4 @@
-"""Island-local variables: steps assign them as any others, and between synchronizations nobody reads them as equal.
+"""Island-local variables: steps assign them as any others, and Python cannot read them while the islands differ.
 
 A variable made in the scope of islands, Keras's or ours, gets a subclass of its class that looks where Python reads
 its value outside of a program. Programs compute with this island's own values.
@@ -26,7 +26,7 @@ _reads_own: ContextVar[bool] = ContextVar("replicax_reads_own_values", default=F
 
 
 class Divergence(Protocol):
-    """Knows which variables differ between islands; a strategy fills it in."""
+    """Checks whether a variable differs between islands; `Synchronizer` is one."""
 
     def check_equal(self, variable: VariableLike) -> None:
         """Raises `IslandDivergenceError` if a variable's value may be this island's alone."""

@@ -11,32 +11,19 @@ from replicax.errors import ValuesMismatchError, WorkersDisagreeError
 
 
 class Note(NamedTuple):
-    """The note of one island.
+    """The note of one island."""
 
-    Attributes:
-        at: Why it came: `"start"` before its first step, `"round"` in the midst of its steps, `"end"` when it has
-            called `synchronize`, and `"counts"` to add up what metrics have counted.
-        fragments: The fragments that it wants to be synchronized.
-        weights: For each fragment how much work it has done since that was synchronized: steps, or rows in `fit`.
-        step: How many steps of its round it has made.
-        steps: How many steps it has made at all.
-        since: For each fragment the steps since that was synchronized.
-        exchanges: In how many exchanges it has taken part, and those before whose values it took; 0 if it is new.
-        variables: What its variables are, a digest and a number.
-        settings: The settings of its strategy, as text.
-        assigned: A digest of the values that Python has given to trained variables since the last exchange.
-    """
-
+    # Why it came: "start" before its first step, "round" between steps, "end" in `synchronize`, "counts" for metrics.
     at: str
-    fragments: tuple[int, ...]
-    weights: tuple[float, ...]
-    step: int
-    steps: int
-    since: tuple[int, ...]
-    exchanges: int
-    variables: tuple[int, int]
+    fragments: tuple[int, ...]  # that it wants to be synchronized
+    weights: tuple[float, ...]  # for each fragment, the work since that was synchronized: steps, or rows in `fit`
+    step: int  # of its round
+    steps: int  # in all
+    since: tuple[int, ...]  # for each fragment, the steps since that was synchronized
+    exchanges: int  # in which it has taken part, and those before whose values it took; 0 if it is new
+    variables: tuple[int, int]  # a digest, and their number
     settings: str = ""
-    assigned: int = 0
+    assigned: int = 0  # digest of the values that Python has given to trained variables since the last exchange
 
     @property
     def waits(self) -> bool:
@@ -68,15 +55,9 @@ def veterans(notes: Sequence[Note]) -> list[int]:
 
 
 def check_same_programs(names: Sequence[str], notes: Sequence[Note], here: int) -> None:
-    """Checks that the islands have the same settings and variables.
-
-    If those that train differ, or those that begin, all raise. One that joins later and differs raises alone: the
-    others lose it here.
-
-    Raises:
-        WorkersDisagreeError: Their strategies differ, or what Python has assigned between rounds.
-        ValuesMismatchError: Their variables differ.
-    """
+    """Checks that the islands have the same settings and variables."""
+    # If those that train differ, or those that begin, all raise. One that joins later and differs raises alone: the
+    # others lose it here.
     old = veterans(notes)
     compared = sorted({*(old or range(len(notes))), here})
     first = next(iter(old), 0)

@@ -47,13 +47,7 @@ class OuterOptimizer(Protocol):
         """Returns the new values and the new state; it can be traced."""
 
     def grown(self, state: PyTree, positions: Positions, values: Arrays) -> PyTree:
-        """Returns the state for other variables than before.
-
-        Args:
-            state: That of the variables before.
-            positions: For each variable its position among those before; None for a new one, whose state begins.
-            values: The variables' values.
-        """
+        """Returns the state for other variables, by their positions among those before; None for a new one."""
 
 
 class Averaging:
@@ -74,14 +68,7 @@ class Averaging:
 
 
 class Nesterov(NamedTuple):
-    """SGD with Nesterov momentum: DiLoCo's default (Douillard et al. 2023, arXiv:2311.08105).
-
-    `m <- momentum * m + g`, then `x <- x - learning_rate * (g + momentum * m)`, as in torch and optax.
-
-    Attributes:
-        learning_rate: The outer learning rate.
-        momentum: The outer momentum.
-    """
+    """SGD with Nesterov momentum: DiLoCo's default (Douillard et al. 2023, arXiv:2311.08105)."""
 
     learning_rate: float = 0.7
     momentum: float = 0.9
@@ -98,6 +85,7 @@ class Nesterov(NamedTuple):
         return [jnp.zeros_like(value) for value in values]
 
     def update(self, gradients: Arrays, state: PyTree, values: Arrays) -> tuple[list[jax.Array], PyTree]:
+        # As in torch and optax.
         moments = [self.momentum * m + g for m, g in zip(state, gradients, strict=True)]
         steps = [g + self.momentum * m for m, g in zip(moments, gradients, strict=True)]
         return [x - self.learning_rate * step for x, step in zip(values, steps, strict=True)], moments
@@ -208,14 +196,7 @@ class _KerasOuter:
 
 
 def outer_optimizer(given: object) -> OuterOptimizer:
-    """Returns the outer optimizer that a user has given.
-
-    Args:
-        given: None for DiLoCo's Nesterov momentum; an optimizer of Keras, or a transformation of optax.
-
-    Raises:
-        ArgumentError: It is something else.
-    """
+    """Returns the outer optimizer that a user has given; None is DiLoCo's Nesterov momentum."""
     if given is None:
         return Nesterov()
     if isinstance(given, (Nesterov, Averaging)):

@@ -10,18 +10,7 @@ from replicax.islands.rounds import Schedule
 
 @dataclasses.dataclass
 class Progress:
-    """How far an island is.
-
-    Attributes:
-        schedule: When fragments are due.
-        step: How many steps of the round it has made.
-        steps: How many steps it has made at all.
-        exchanges: In how many exchanges it has taken part.
-        since: For each fragment the steps since that was synchronized.
-        weights: For each fragment how much work it has done since then: steps, or rows in `fit`.
-        due: The fragments that are to be synchronized before the next step.
-        assigned: A digest of the values that Python has given to trained variables since the last exchange.
-    """
+    """How far an island is in its round. The fields that a `Note` has mean what they mean there."""
 
     schedule: Schedule
     step: int = 0
@@ -29,7 +18,7 @@ class Progress:
     exchanges: int = 0
     since: list[int] = dataclasses.field(default_factory=list)
     weights: list[float] = dataclasses.field(default_factory=list)
-    due: tuple[int, ...] = ()
+    due: tuple[int, ...] = ()  # fragments that are to be synchronized before the next step
     assigned: int = 0
 
     def __post_init__(self) -> None:

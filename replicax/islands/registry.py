@@ -16,19 +16,12 @@ _NUMBER = "_replicax_number"
 
 
 class Entry(NamedTuple):
-    """A variable and what it is.
-
-    Attributes:
-        variable: The variable.
-        kind: What a synchronization makes of it.
-        fragment: The fragment that it is synchronized with.
-        key: A number that no other variable of the strategy has had.
-    """
+    """A variable, how it is synchronized, and with which fragment."""
 
     variable: VariableLike
     kind: Kind
     fragment: int
-    key: int
+    key: int  # that no other variable of the strategy has had
 
     @property
     def described(self) -> str:

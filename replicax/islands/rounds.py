@@ -14,9 +14,6 @@ class Schedule:
     Fragment f of P is due after step `ceil((f + 1) * every / P)`: each is synchronized once a round, and with one
     fragment all variables are, at its end (Streaming DiLoCo, Douillard et al. 2025, arXiv:2501.18512).
 
-    Raises:
-        ArgumentError: They are no positive ints, or there are more fragments than steps.
-
     Example:
         >>> schedule = Schedule(every=50, fragments=4)
         >>> [step for step in range(1, 51) if schedule.due(step)]
@@ -40,13 +37,12 @@ class Schedule:
 def cut_evenly(sizes: Sequence[int], parts: int) -> list[int]:
     """Returns for each of some things the part it belongs to, so that the parts' sizes are about equal.
 
-    Each goes to the part that has least so far. So neighbouring layers come into different parts, as the paper's
-    strided fragments have it, and things that are added later change nothing for those before them.
-
     Example:
         >>> cut_evenly([100, 10, 100, 10], 2)
         [0, 1, 1, 0]
     """
+    # Each goes to the part that has least so far. So neighbouring layers come into different parts, as the paper's
+    # strided fragments have it, and things that are added later change nothing for those before them.
     held = [0] * parts
     part_of = [0] * len(sizes)
     for i, size in enumerate(sizes):

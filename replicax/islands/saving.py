@@ -21,15 +21,7 @@ _NUMBERS = ("step", "steps", "exchanges", "since", "weights", "due")
 
 
 def saved(common: Common, progress: Progress, entries: Sequence[Entry], values: Values | None) -> PyTree:
-    """Returns the state.
-
-    Args:
-        common: What the islands have in common.
-        progress: How far this one is.
-        entries: The variables.
-        values: Where the values of variables are read that are saved too, since the islands write one checkpoint
-            together, which has those of the first one; None for none.
-    """
+    """Returns the state, with the values of variables if `values` is given."""
     keys = {entry.key for entry in entries}
     outer = {str(f): jax.tree_util.tree_leaves(state) for f, state in common.outer_states.items()}
     return {
@@ -41,6 +33,7 @@ def saved(common: Common, progress: Progress, entries: Sequence[Entry], values: 
         "anchors": _by_position(entries, {key: x for key, x in common.anchors.items() if key in keys}),
         "bases": _by_position(entries, common.counts.bases),
         "outer": {name: [np.asarray(leaf) for leaf in leaves] for name, leaves in outer.items()},
+        # Given where the islands write one checkpoint together, which has the variables of the first one.
         "values": {}
         if values is None
         else _by_position(entries, {entry.key: values.local(entry.variable) for entry in entries}),
@@ -48,12 +41,7 @@ def saved(common: Common, progress: Progress, entries: Sequence[Entry], values: 
 
 
 def check_saved(state: Mapping[str, PyTree], progress: Progress, outer_kind: str) -> None:
-    """Checks that a state fits the rounds and the outer optimizer of a strategy.
-
-    Raises:
-        ArgumentError: It does not fit its rounds.
-        CheckpointError: It is that of another outer optimizer.
-    """
+    """Checks that a state fits the rounds and the outer optimizer of a strategy."""
     own = progress.schedule
     if (state["every"], state["fragments"]) != (own.every, own.fragments):
         raise ArgumentError(
@@ -72,11 +60,7 @@ def check_saved(state: Mapping[str, PyTree], progress: Progress, outer_kind: str
 def restore(
     state: Mapping[str, PyTree], common: Common, progress: Progress, entries: Sequence[Entry], values: Values
 ) -> None:
-    """Goes on with a state; see `saved`.
-
-    Raises:
-        CheckpointError: The variables are others than when it was saved.
-    """
+    """Restores a state that `saved` has returned."""
     if tuple(state["variables"]) != digest_of([entry.described for entry in entries]):
         raise CheckpointError(
             f"The checkpoint of an island is of {state['variables'][1]} variables, which are not the "

@@ -172,18 +172,7 @@ class _IslandPlacement(Placement):
 
 
 def open_meeting(cluster: ClusterConfig, start_timeout: float, stall_timeout: float | None, elastic: bool) -> Meeting:
-    """Returns the meeting of the workers of a cluster.
-
-    Args:
-        cluster: The cluster, and who this process is.
-        start_timeout: How long to wait for the others, in seconds.
-        stall_timeout: How long to wait for one that does nothing, in seconds.
-        elastic: Whether workers may be lost and come again.
-
-    Raises:
-        ClusterError: The cluster cannot train, or this process does not fit.
-        ClusterTimeoutError: Not all workers came in time.
-    """
+    """Returns the meeting of the workers of a cluster, which may be lost and come again if it is `elastic`."""
     patience = stall_timeout_from(stall_timeout)
     if elastic or cluster.num_processes == 1:
         return membership.open_meeting(cluster, start_timeout, patience)

@@ -38,37 +38,15 @@ _WHAT = {
 
 
 class _Outcome(NamedTuple):
-    """The outcome of an exchange, before it is kept.
-
-    Attributes:
-        fragments: The fragments that were synchronized.
-        values: New values of variables, by their `id`.
-        outer: New states of the outer optimizer, by fragment.
-    """
+    """The outcome of an exchange, before it is kept."""
 
     fragments: tuple[int, ...]
-    values: dict[int, jax.Array]
-    outer: dict[int, PyTree]
+    values: dict[int, jax.Array]  # by the variables' keys
+    outer: dict[int, PyTree]  # by fragment
 
 
 class Synchronizer:
-    """Keeps one island and the others together: counts its steps, and exchanges values when it is time.
-
-    Args:
-        meeting: Where the islands meet.
-        schedule: When they do.
-        outer: What becomes of the mean of their changes.
-        averages_slots: Whether the states of optimizers are averaged, too.
-        compressed: Whether changes travel as bfloat16.
-        values: Reads and stores the values of variables.
-        replicas: Number of replicas of an island.
-
-    Attributes:
-        registry: The variables.
-        progress: How far this island is.
-        common: What the islands have in common.
-        num_bytes: The bytes of all arrays that it has exchanged.
-    """
+    """Keeps one island and the others together: counts its steps, and exchanges values when it is time."""
 
     def __init__(
         self,
@@ -83,7 +61,7 @@ class Synchronizer:
         self.meeting = meeting
         self.registry, self.progress = Registry(schedule.fragments), Progress(schedule)
         self.common = Common(outer, values, schedule.fragments)
-        self.num_bytes = 0
+        self.num_bytes = 0  # of all arrays that it has exchanged
         self._values, self._replicas = values, replicas
         self._averaged = (Kind.MEAN, Kind.SLOT) if averages_slots else (Kind.MEAN,)
         self._compressed = compressed
@@ -103,11 +81,9 @@ class Synchronizer:
     # Called around steps.
 
     def turn(self) -> contextlib.AbstractContextManager[object]:
-        """Returns the lock of the threads of this island: a step and the end of its round are one thread's.
-
-        It is taken before the locks of `runtime.turns`, which other islands of the process need meanwhile. Threads of
-        XLA, which run functions of the host, do not wait for the program that waits for them.
-        """
+        """Returns the lock of the threads of this island: a step and the end of its round are one thread's."""
+        # Taken before the locks of `runtime.turns`, which other islands of the process need meanwhile. Threads of XLA,
+        # which run functions of the host, do not wait for the program that waits for them.
         return contextlib.nullcontext() if turns.is_foreign() else self._turn
 
     @contextlib.contextmanager
@@ -145,11 +121,9 @@ class Synchronizer:
             anchors.update(zip([entry.key for entry in started], found, strict=True))
 
     def _note_assigned(self) -> None:
-        """Notes what Python has assigned, in no step, to variables that are equal on all islands.
-
-        A round begins with it, as with the first values: so all islands must assign the same. In a round it is a
-        change such as those of steps.
-        """
+        """Notes what Python has assigned, in no step, to variables that are equal on all islands."""
+        # A round begins with these values, as with the first ones: so all islands must assign the same. In a round it
+        # is a change such as those of steps.
         since = self.progress.since
         if self.meeting.size == 1 or all(since):
             return
@@ -175,11 +149,7 @@ class Synchronizer:
                 self.meet("round", self.progress.due)
 
     def check_equal(self, variable: VariableLike) -> None:
-        """Checks that the islands have the same value of a variable.
-
-        Raises:
-            IslandDivergenceError: They need not have.
-        """
+        """Checks that the islands have the same value of a variable."""
         entry = self.registry.entry(variable) if self.meeting.size > 1 else None
         if entry is None or entry.kind not in DIVERGING:
             return
@@ -232,12 +202,7 @@ class Synchronizer:
             )
 
     def meet(self, at: str, fragments: tuple[int, ...]) -> Quorum:
-        """Exchanges what is due with the other islands; an island that waits for all of them does so until they come.
-
-        Args:
-            at: See `Note`.
-            fragments: The fragments that this island wants to be synchronized.
-        """
+        """Exchanges what is due with the other islands; at `end` and `counts`, until all of them have come there."""
         self._note_assigned()
         while True:
             described = digest_of([entry.described for entry in self.registry.entries()])
@@ -286,7 +251,7 @@ class Synchronizer:
         """Returns the new values of what is synchronized now, on newcomers and on all others."""
         wanted = sorted({fragment for note in old for fragment in note.fragments})
         work = {f: sum(note.weights[f] for note in old) for f in wanted}
-        # Where nobody has done anything, all are equal.
+        # Where no island has done anything, all are equal.
         fragments = [f for f in wanted if work[f] > 0]
         parts = {f: Part.of([note.weights[f] for note in old], own.weights[f] if own else 0.0) for f in fragments}
         trained = [e for e in self.registry.of_kind(Kind.TRAINED) if e.fragment in parts]

@@ -26,13 +26,10 @@ class Values:
         self._placement, self.device = placement, device
 
     def local(self, variable: VariableLike) -> jax.Array:
-        """Returns the value of a variable as it can be added up; it may share a buffer.
-
-        Of a variable that keeps one component for each replica it is their sum or mean, as for a reader.
-        """
+        """Returns the value of a variable as it can be added up; it may share a buffer."""
         value = array_of(variable)
         if is_per_replica_variable(variable):
-            with own_values():
+            with own_values():  # the sum or mean of its components, as for a reader
                 value = variable.value
         whole = value.is_fully_replicated
         shards = {shard.device: shard.data for shard in value.addressable_shards} if whole else {}
@@ -63,15 +60,13 @@ class Values:
 
 
 class Counts:
-    """The variables that count rows, such as metrics: what was in them when the islands' counts were added up last.
-
-    Python may assign them between programs, on all islands alike: a metric is reset. So the array that each holds is
-    remembered, weakly, since a program overwrites only buffers that nobody else holds.
-    """
+    """The variables that count rows, such as metrics: what was in them when the islands' counts were added up last."""
 
     def __init__(self, values: Values):
         self._values = values
         self.bases: dict[int, jax.Array] = {}
+        # The arrays that the variables held. Python may assign other ones between programs, on all islands alike: a
+        # metric is reset. They are held weakly, since a program overwrites only buffers that are held nowhere else.
         self._known: dict[int, weakref.ref[jax.Array]] = {}
         self._differing: set[int] = set()
 

@@ -12,15 +12,10 @@ from replicax.runtime.mesh import longest_divisible
 
 
 class AutomaticRules:
-    """Cuts variables over the axis of the data, over that of the model, or over both.
+    """Cuts variables over the axis of the data, over that of the model, or over both."""
 
-    Args:
-        kind: `"fsdp"`, `"tensor"`, or `"auto"` for both.
-        sizes: The sizes of the mesh's axes by their names.
-        data: The axis over which batches are split.
-        model: The axis whose devices share the work of a replica; None if there is none.
-        min_size: Variables with fewer elements stay whole.
-    """
+    # `kind` is `"fsdp"`, `"tensor"`, or `"auto"` for both. Batches are split over the axis `data`; the devices along
+    # `model` share the work of a replica.
 
     def __init__(self, kind: str, sizes: Mapping[str, int], data: str, model: str | None, min_size: int):
         self._kind, self._sizes, self._min_size = kind, sizes, min_size

@@ -19,19 +19,12 @@ MIN_SIZE = 2**12  # elements; a smaller variable saves little memory when it is 
 
 
 class Decision(NamedTuple):
-    """The layout of a variable.
+    """The layout of a variable."""
 
-    Attributes:
-        axes: For each dimension the mesh axis that cuts it, or None.
-        rule: The rule that decided, in words.
-        shortfall: Why less is cut than the rule would cut; empty if nothing is missing.
-        is_asked_for: Whether a user has asked for this layout, for this variable.
-    """
-
-    axes: Axes
-    rule: str
-    shortfall: str = ""
-    is_asked_for: bool = False
+    axes: Axes  # for each dimension the mesh axis that cuts it, or None
+    rule: str  # the rule that decided, in words
+    shortfall: str = ""  # why less is cut than the rule would cut; empty if nothing is missing
+    is_asked_for: bool = False  # by a user, for this variable
 
     @property
     def is_cut(self) -> bool:
@@ -53,11 +46,7 @@ class Rules(Protocol):
     """Decides about variables that are no optimizer's."""
 
     def decide(self, variable: VariableLike) -> Decision:
-        """Returns the layout of a variable.
-
-        Raises:
-            LayoutError: The layout that a user has asked for does not fit the variable.
-        """
+        """Returns the layout of a variable; LayoutError if the one that a user has asked for does not fit it."""
 
     def unused(self) -> Sequence[str]:
         """Returns the patterns of a user's that have matched no variable so far."""

@@ -6,15 +6,10 @@ from typing import NamedTuple
 
 
 class KernelDims(NamedTuple):
-    """The dimensions of a kernel.
+    """The dimensions of a kernel."""
 
-    Attributes:
-        taken: Those that are summed over: they meet the input's features.
-        made: Those that are the output's features.
-    """
-
-    taken: tuple[int, ...]
-    made: tuple[int, ...]
+    taken: tuple[int, ...]  # summed over: they meet the input's features
+    made: tuple[int, ...]  # the output's features
 
 
 _TRANSPOSED = ("Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose")

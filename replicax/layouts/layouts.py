@@ -27,11 +27,7 @@ class Layouts:
         self._parameters: list[weakref.ref[VariableLike]] = []
 
     def of(self, variable: VariableLike) -> Decision:
-        """Returns the layout of a variable.
-
-        Raises:
-            LayoutError: The layout that a user has asked for does not fit the variable.
-        """
+        """Returns the layout of a variable."""
         known = self._decided.get(id(variable))
         if known is not None and known[0]() is variable:
             return known[1]
@@ -70,11 +66,8 @@ class Layouts:
         return _said_of_unused(patterns, list(self._seen)) if patterns else ""
 
     def check_used(self) -> None:
-        """Checks that each pattern of the user's has matched a variable.
-
-        Raises:
-            LayoutError: A pattern has matched none: a typing error, or a renamed layer, would otherwise go unnoticed.
-        """
+        """Checks that each pattern of the user's has matched a variable."""
+        # A typing error, or a renamed layer, would otherwise go unnoticed.
         unused = self.unused()
         if unused:
             raise LayoutError(unused)

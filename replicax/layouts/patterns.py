@@ -18,11 +18,7 @@ LayoutLike: TypeAlias = "Sequence[str | None] | keras.distribution.TensorLayout"
 
 
 class PatternRules:
-    """Cuts a variable as the first pattern says that is found in its path; a variable that none matches stays whole.
-
-    Raises:
-        LayoutError: A pattern is no regular expression, or its layout names an axis twice or one that the mesh lacks.
-    """
+    """Cuts a variable as the first pattern says that is found in its path; a variable that none matches stays whole."""
 
     def __init__(self, layouts: Mapping[str, LayoutLike], sizes: Mapping[str, int]):
         self._sizes = dict(sizes)
@@ -49,11 +45,7 @@ class PatternRules:
         return [pattern for pattern in self._layouts if pattern not in self._matched]
 
     def decide(self, variable: VariableLike) -> Decision:
-        """Returns the layout of a variable.
-
-        Raises:
-            LayoutError: It does not fit the variable's shape.
-        """
+        """Returns the layout of a variable."""
         path, shape = name_of(variable), shape_of(variable)
         pattern = next((p for p in self._layouts if re.search(p, path)), None)
         if pattern is None:

@@ -29,21 +29,13 @@ class Cut(NamedTuple):
 
 
 class Role(NamedTuple):
-    """The role of a variable in its layer.
+    """The role of a variable in its layer."""
 
-    Attributes:
-        name: In words, such as `"query kernel of MultiHeadAttention"`.
-        cuts: The dimensions that tensor parallelism may cut, the best first.
-        why_whole: Why there are none.
-        kernel: For a bias, or a factor of LoRA: the kernel whose layout it follows.
-        kernel_dimensions: For each dimension the one of the kernel that has the same entries, or None.
-    """
-
-    name: str
-    cuts: tuple[Cut, ...] = ()
-    why_whole: str = ""
-    kernel: VariableLike | None = None
-    kernel_dimensions: tuple[int | None, ...] = ()
+    name: str  # in words, such as `"query kernel of MultiHeadAttention"`
+    cuts: tuple[Cut, ...] = ()  # the dimensions that tensor parallelism may cut, the best first
+    why_whole: str = ""  # why there are none
+    kernel: VariableLike | None = None  # for a bias, or a factor of LoRA: the kernel whose layout it follows
+    kernel_dimensions: tuple[int | None, ...] = ()  # for each dimension that of the kernel with the same entries
 
 
 _COLUMN, _ROW = "output features", "input features"

@@ -16,15 +16,10 @@ if TYPE_CHECKING:
 
 
 class Slot(NamedTuple):
-    """A part of an optimizer's state.
-
-    Attributes:
-        parameter: What it belongs to.
-        dimensions: The dimensions of the parameter that it has: all, or for Adafactor's rows and columns all but one.
-    """
+    """A part of an optimizer's state."""
 
     parameter: VariableLike
-    dimensions: tuple[int, ...]
+    dimensions: tuple[int, ...]  # of the parameter: all, or for Adafactor's rows and columns all but one
 
 
 def maker_is_optimizer(variable: VariableLike) -> bool:
@@ -34,20 +29,17 @@ def maker_is_optimizer(variable: VariableLike) -> bool:
 
 
 def slot_of(variable: VariableLike) -> Slot | None:
-    """Returns which parameter a variable of an optimizer belongs to; None for one that counts steps, say.
-
-    It is known by its name, since Keras names most of an optimizer's state after a parameter's path. While an optimizer
-    is built, state that is not named so (the rows and columns of Adafactor: N. Shazeer and M. Stern, 2018,
-    arXiv:1804.04235) belongs to the parameter for which the lists of state are not complete.
-    """
+    """Returns which parameter a variable of an optimizer belongs to; None for one that counts steps, say."""
     makers, shape = makers_of(variable), shape_of(variable)
     if not makers or not shape:
         return None
     optimizer = makers[0]
     parameters = list(keras_door.trainable_variables_of(optimizer) or ())
-    found = by_name(variable, parameters)
+    found = by_name(variable, parameters)  # Keras names most of an optimizer's state after a parameter's path.
     if found is not None:
         return found
+    # While an optimizer is built, state that is not named so (the rows and columns of Adafactor: N. Shazeer and
+    # M. Stern, 2018, arXiv:1804.04235) belongs to the parameter for which the lists of state are not complete.
     lists = _unfinished(optimizer, len(parameters))
     if not lists:
         return None

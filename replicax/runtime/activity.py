@@ -51,13 +51,9 @@ def _accept(*_: object) -> None:
 
 
 class ProgramMonitor(Protocol):
-    """The watch over the other processes of a job: it compares the programs that this process runs with theirs.
+    """The watch over the other processes of a job: it compares the programs that this process runs with theirs."""
 
-    Attributes:
-        order: The calls that this process has made together with the others.
-    """
-
-    order: Order
+    order: Order  # of the calls that this process has made together with the others
 
     def is_new(self, name: str) -> bool:
         """Returns whether this is the first time that it is asked about a computation of this name."""
@@ -66,36 +62,15 @@ class ProgramMonitor(Protocol):
         """Makes a program that this process is about to run first known to the others; returns its index."""
 
     def compare(self, index: int, wait: bool) -> None:
-        """Compares an announced program with the other processes', and waits until they have come to theirs.
-
-        Raises:
-            ProgramMismatchError: One is about to run another program.
-        """
+        """Compares an announced program with the others'; if `wait`, waits until all have announced theirs."""
+        # ProgramMismatchError if a process is about to run another program.
 
     def note_outside(self, what: str) -> None:
         """Notes something that all processes do together outside of programs."""
 
 
 class Activity:
-    """The activity of a process.
-
-    Attributes:
-        at: The phase and when it began (`time.monotonic`).
-        calls: How many programs of all processes it has begun to run: the number of its step.
-        called: When it began the last of these.
-        moved: When bytes were last seen to flow between this process and others while it waited.
-        noted: How many calls of these it has noted, once their programs were known.
-        program: The name of that program.
-        fingerprint: Its fingerprint, if the processes have compared it.
-        result: A weak reference to an array that it computes; None if that is not known.
-        exchanging: For each thread that waits for the others' data, since when it waits.
-        seen_computing: When the devices were last seen to compute.
-        thread: The thread that counts.
-        wait: What it waits for in phase `WAIT`, and for which processes; for all others if none are named.
-        check: Raises the alarm where the process is about to wait for others, if there is one.
-        explain: Given an error of a computation of all processes, raises the alarm if that is its cause.
-        monitor: What watches the other processes; None where nothing does.
-    """
+    """The activity of a process."""
 
     __slots__ = (
         "at",
@@ -116,14 +91,22 @@ class Activity:
     )
 
     def __init__(self) -> None:
-        self.at: tuple[str, float] = (IDLE, monotonic())
+        self.at: tuple[str, float] = (IDLE, monotonic())  # the phase and when it began
+        # How many programs of all processes it has begun to run (the number of its step), and of these how many it has
+        # noted, once their programs were known.
         self.calls = self.noted = 0
+        # When it began the last program, when the devices were last seen to compute, and when bytes were last seen to
+        # flow between this process and others while it waited.
         self.called = self.seen_computing = self.moved = 0.0
+        # The last program's name, and its fingerprint if the processes have compared it.
         self.program = self.fingerprint = ""
-        self.exchanging: dict[int, float] = {}
-        self.result: weakref.ref[jax.Array] | None = None
-        self.thread = threading.main_thread().ident
+        self.exchanging: dict[int, float] = {}  # by thread: since when it waits for the others' data
+        self.result: weakref.ref[jax.Array] | None = None  # an array that the last program computes, if it is known
+        self.thread = threading.main_thread().ident  # the thread that counts
+        # The object of the wait in phase `WAIT`, and the processes that it is for: all others if none are named.
         self.wait: tuple[str, tuple[int, ...]] = _NOTHING
+        # Both raise the alarm, if there is one: where the process is about to wait for others, and if it is the cause
+        # of an error of a computation of all processes.
         self.check: Callable[[], None] = _accept
         self.explain: Callable[[BaseException], None] = _accept
         self.monitor: ProgramMonitor | None = None
@@ -154,11 +137,7 @@ now = Activity()
 
 
 class exchange:
-    """A context manager for any thread: in its block the thread waits for data of the other processes.
-
-    In the thread that trains this is phase `WAIT`. In another thread it counts only while the thread that trains waits
-    for input, because then that one waits for the other processes too.
-    """
+    """A context manager for any thread: in its block the thread waits for data of the other processes."""
 
     __slots__ = ("_phase", "_what")
 
@@ -170,6 +149,7 @@ class exchange:
         if get_ident() == now.thread:
             self._phase = phase(WAIT, self._what).__enter__()
         else:
+            # It counts only while the thread that trains waits for input: then that one waits for the others too.
             now.exchanging[get_ident()] = monotonic()
 
     def __exit__(
@@ -181,14 +161,7 @@ class exchange:
 
 
 class phase:
-    """A context manager: in its block the process is in a phase, and after it in the previous one.
-
-    As a decorator it does the same for each call of a function.
-
-    Args:
-        name: The phase.
-        what: In phase `WAIT`: what it waits for.
-        processes: The processes that it waits for; by default all others.
+    """A context manager, or a decorator: in its block the process is in a phase, and after it in the previous one.
 
     Example:
         >>> with phase("input"):
@@ -199,6 +172,7 @@ class phase:
     __slots__ = ("_before", "_name", "_wait", "_wait_before")
 
     def __init__(self, name: str, what: str = "", processes: Sequence[int] = ()):
+        # In phase `WAIT`: what it waits for, and for which processes; by default for all others.
         self._name, self._wait = name, (what, tuple(processes))
         self._before: str | None = None
         self._wait_before = _NOTHING

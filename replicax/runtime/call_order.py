@@ -23,32 +23,20 @@ _REMEMBERED = 2**14  # calls; a peer's answer is at most two seconds old
 
 
 class RecordedCall(NamedTuple):
-    """A call that this process has made.
+    """A call that this process has made."""
 
-    Attributes:
-        number: Its number, from 1; 0 stands for the time before the first.
-        digest: The digest of all calls up to this one.
-        program: What it ran, for people.
-    """
-
-    number: int
-    digest: int
-    program: str
+    number: int  # from 1; 0 stands for the time before the first
+    digest: int  # of all calls up to this one
+    program: str  # for people
 
 
 @dataclasses.dataclass(frozen=True)
 class CallDescription:
-    """A noted call.
+    """A noted call."""
 
-    Attributes:
-        words: What it runs, for people.
-        token: A number that identifies it, the same in all processes.
-        what: What distinguishes it from others of its name.
-    """
-
-    words: str
-    token: int
-    what: str = ""
+    words: str  # what it runs, for people
+    token: int  # identifies it, the same in all processes
+    what: str = ""  # distinguishes it from others of its name
 
     @classmethod
     @functools.lru_cache(maxsize=1024)
@@ -95,8 +83,7 @@ class Order:
         return noted if noted.number == number else None
 
     def contradicts(self, theirs: tuple[int, int]) -> bool:
-        """Returns whether a worker whose last call is `theirs` has run something else. Only the one that is ahead
-        knows."""
+        """Returns whether a worker whose last call is `theirs` has run something else; only the one ahead can tell."""
         number, digest = theirs
         mine = self.get(number)
         return mine is not None and mine.digest != digest
@@ -104,20 +91,13 @@ class Order:
     def difference(
         self, last: tuple[int, int], theirs: Callable[[int], RecordedCall | None]
     ) -> tuple[RecordedCall | None, RecordedCall | None]:
-        """Returns the first calls in which this worker and another one differ: this worker's and the other's.
-
-        Args:
-            last: Number and digest of the other's last call.
-            theirs: Returns the other's call with a number; None if it has not made it or does not remember it.
-
-        Returns:
-            None for the worker that has made fewer calls, and for both if one of them does not remember the call.
-        """
+        """Returns the first calls in which this worker and another one differ: this worker's and the other's."""
+        # `theirs` returns None for a call that the other worker has not made, or does not remember.
         both = min(last[0], self._last.number)
         known = theirs(both) if last[0] > both else last  # The other's digest at a call that both have made.
         if known is None or self.contradicts((both, known[1])):
-            return self._first_difference(both, theirs) or (None, None)
-        return self.get(both + 1), theirs(both + 1)
+            return self._first_difference(both, theirs) or (None, None)  # None: one of them does not remember the call.
+        return self.get(both + 1), theirs(both + 1)  # None for the worker that has made fewer calls.
 
     def _first_difference(
         self, last: int, theirs: Callable[[int], RecordedCall | None]
@@ -138,11 +118,7 @@ class Order:
 
 
 def order_from(document: object) -> tuple[int, int]:
-    """Returns the number and digest of a call from the JSON of another process.
-
-    Raises:
-        ValueError: The JSON is something else.
-    """
+    """Returns the number and digest of a call from the JSON of another process."""
     if not isinstance(document, list | tuple) or [type(item) for item in document] != [int, int]:
         raise ValueError(f"not the number and digest of a call: {document!r:.100}")
     number, digest = document
@@ -150,11 +126,7 @@ def order_from(document: object) -> tuple[int, int]:
 
 
 def recorded_call_from(document: object) -> RecordedCall | None:
-    """Returns a call from the JSON of another process; None if that does not know the call.
-
-    Raises:
-        ValueError: The JSON is something else.
-    """
+    """Returns a call from the JSON of another process; None if that does not know the call."""
     if document is None:
         return None
     if not isinstance(document, list) or [type(item) for item in document] != [int, int, str]:

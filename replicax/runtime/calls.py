@@ -85,26 +85,18 @@ class Calls:
 
 
 def note_outside(what: str) -> None:
-    """Notes something that all processes do together outside of programs, and where each waits for the others.
-
-    Args:
-        what: What it is, for people; it may differ between processes, as the names of folders do.
-    """
+    """Notes what all processes do together outside of programs, where each waits for the others."""
+    # `what` is for people: it may differ between processes, as the names of folders do.
     running = now.monitor
     if running is not None:
         running.note_outside(what)
 
 
 def together(name: str, what: str = "") -> Call:
-    """Returns a context manager for a computation of all processes that is compiled operation by operation.
-
-    Before the first of each name the processes wait for each other: the connections of collectives between CPUs, which
-    the first one opens, wait 30 seconds for the others and no longer.
-
-    Args:
-        name: Its name.
-        what: What distinguishes it from others of that name, such as shapes; the same in all processes.
-    """
+    """Returns a context manager for a computation of all processes that is compiled operation by operation."""
+    # Before the first of each name the processes wait for each other: the connections of collectives between CPUs,
+    # which the first one opens, wait 30 seconds for the others and no longer. `what` distinguishes it from others of
+    # its name, as shapes do, and is the same in all processes.
     return Call(name, {}, STEP, CallDescription.of(name, what))
 
 
@@ -161,17 +153,9 @@ class Call:
     def prepare(
         self, lower: Callable[[], jax.stages.Lowered] | None, signature: Callable[[], Hashable] = tuple
     ) -> None:
-        """Notes the call. The first call of a program compiles it, and compares it with the other workers'.
-
-        It only counts the call if no monitor runs.
-
-        Args:
-            lower: Returns the program as JAX lowers it; None if this process does not run it, or it is not compiled.
-            signature: Returns what distinguishes the programs of this function, such as shapes.
-
-        Raises:
-            ProgramMismatchError: Another worker is about to run another program.
-        """
+        """Notes the call. The first call of a program compiles it, and compares it with the other workers'."""
+        # `lower` is None if this process does not run the program, or it is not compiled; `signature` returns what
+        # distinguishes the programs of this function, such as shapes.
         running = now.monitor
         if running is None:
             if self._before is not None:
@@ -221,12 +205,10 @@ class Call:
 
 
 def place_in_program() -> tuple[int, int]:
-    """Returns how far this process has come: how many calls it has made with the others, and the digest of these.
-
-    Workers that do something together must have come there after the same calls. Those that have not are in different
-    places of their program, and collectives that they begin now would pair up with others. (Where nobody watches there
-    is no digest.)
-    """
+    """Returns how far this process has come: how many calls it has made with the others, and the digest of these."""
+    # Workers that do something together must have come there after the same calls. Those that have not are in different
+    # places of their program, and collectives that they begin now would pair up with others. (Without a monitor there
+    # is no digest.)
     running = now.monitor
     return (now.noted, 0) if running is None else running.order.last
 

@@ -69,14 +69,7 @@ def default_devices() -> list[jax.Device]:
 
 
 def chosen_devices(devices: int | Sequence[str | jax.Device] | None) -> list[jax.Device]:
-    """Returns the devices that a strategy trains on.
-
-    Args:
-        devices: Names or JAX devices; an int for so many of the default ones; None or an empty list for all of these.
-
-    Raises:
-        DeviceError: There are fewer devices, or one of them does not exist (see `parse_devices`).
-    """
+    """Returns the devices that a strategy trains on: named ones, or so many of the default ones, or all of these."""
     if isinstance(devices, int):
         return _first(devices)
     return parse_devices(devices) if devices is not None and len(devices) else default_devices()
@@ -93,16 +86,7 @@ def _first(count: int) -> list[jax.Device]:
 
 
 def parse_devices(devices: Sequence[str | jax.Device]) -> list[jax.Device]:
-    """Returns the JAX devices that `devices` names, in order.
-
-    Args:
-        devices: JAX devices, or strings as JAX or TensorFlow spell them: `"cpu:0"`, `"/gpu:1"`, `"GPU:0"`,
-            `"/device:TPU:3"`. The index counts this process's devices of that platform; without one it is 0.
-
-    Raises:
-        DeviceError: A string is not a device name, the device does not exist (the message lists those that do), a
-            device comes twice, or there is none at all.
-    """
+    """Returns the JAX devices that `devices` names, in order, as JAX or TensorFlow spell them (`"/device:TPU:3"`)."""
     if isinstance(devices, str):
         devices = [devices]
     found = [_parse(device) for device in devices]
@@ -120,6 +104,7 @@ def _parse(device: str | jax.Device) -> jax.Device:
     match = _DEVICE.match(device) if isinstance(device, str) else None
     if match is None:
         raise DeviceError(f"Not a device: {device!r}. Write it like 'cpu:0', '/gpu:1' or 'GPU:0'. {_existing()}")
+    # The index counts this process's devices of that platform.
     platform, index = match["platform"].lower(), int(match["index"] or 0)
     try:
         candidates = jax.local_devices(backend=platform)

@@ -44,14 +44,7 @@ _code: int | None = None
 
 
 def finish_at_end(key: object, finish: Callable[[], object]) -> None:
-    """Has `finish` called when the script has ended, unless `finished(key)` comes first.
-
-    The thread that asks for it may ask again: one that Python waits for anyway (no daemon) is waited for, too.
-
-    Args:
-        key: Names the work; it is finished once.
-        finish: Waits until it is finished. An error that it raises makes the exit code 1.
-    """
+    """Has `finish` called when the script has ended, unless `finished(key)` comes first; an error makes exit code 1."""
     global _watches, _has_ended
     thread = threading.current_thread()
     with _lock:
@@ -65,7 +58,7 @@ def finish_at_end(key: object, finish: Callable[[], object]) -> None:
                 _has_ended = True
         _unfinished.setdefault(key, finish)
         if thread is not threading.main_thread():
-            if not thread.daemon:
+            if not thread.daemon:  # It may ask again, and Python waits for it anyway.
                 _unfinished.setdefault(thread, thread.join)
         elif signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, _on_sigterm)
@@ -79,11 +72,7 @@ def finished(key: object) -> None:
 
 @contextlib.contextmanager
 def writing() -> Iterator[None]:
-    """Wraps code that writes files: if the script ends meanwhile in the main thread, the process waits for this one.
-
-    Raises:
-        CheckpointError: The script has ended already.
-    """
+    """Wraps code that writes files: if the script ends meanwhile in the main thread, the process waits for this one."""
     global _failed
     if threading.current_thread() is threading.main_thread():
         yield
@@ -156,12 +145,10 @@ def keep_exit_codes() -> None:
 
 
 def pass_by_garbage() -> None:
-    """Has Python's collector look no more at what exists now; the first call in a process counts.
-
-    For the process of a job, when it joins the others: its imports live as long as the process, and take 0.7 of the 0.8
-    seconds of a processor that the process needs to end. An interactive session is left alone: what its user has made
-    before may become garbage, and nobody waits for its end.
-    """
+    """Has Python's collector look no more at what exists now; the first call in a process counts."""
+    # For the process of a job, when it joins the others: its imports live as long as the process, and take 0.7 of the
+    # 0.8 seconds of a processor that the process needs to end. An interactive session is left alone: what its user has
+    # made before may become garbage, and its end may take longer.
     global _passed_by
     with _lock:
         if _passed_by is not None or hasattr(sys, "ps1"):

@@ -9,11 +9,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def collected_later() -> Iterator[None]:
-    """Delays the collector until the end of the block.
-
-    Tracing and lowering make some hundred thousand objects, which all stay in use. The collector would look through
-    them and everything else again and again, for nothing: a tenth of a second each time.
-    """
+    """Delays the collector until the end of the block."""
+    # Tracing and lowering make some hundred thousand objects, which all stay in use. The collector would look through
+    # them and everything else again and again, for nothing: a tenth of a second each time.
     runs = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,12 @@
-"""Memory that large buffers leave: kept by this process for the next ones."""
+"""Memory that large buffers leave: kept by this process for the next ones.
+
+XLA takes memory for the results and temporaries of a program at each call and frees it afterwards. glibc gives what is
+larger than 32 MiB back to the system at once, and the next call gets new pages, which the system has to find, fill with
+zeros and map, 4 KiB at a time: of an all-reduce of 64 MiB that is 40 % of the time. Here glibc is set to keep such
+memory (`M_MMAP_THRESHOLD`, `M_TRIM_THRESHOLD`), and to serve all threads from one heap (`M_ARENA_MAX`), since the other
+heaps cannot hold a buffer of more than 64 MiB. The price: what the process needed at its peak, up to 1 GiB, stays with
+it.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +24,8 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 
 
 def keep_freed_memory(environ: Mapping[str, str] = os.environ) -> bool:
-    """Lets this process keep up to 1 GiB of memory that it has freed, for the buffers that come next.
-
-    XLA takes memory for the results and temporaries of a program at each call and frees it afterwards. glibc gives what
-    is larger than 32 MiB back to the system at once, and the next call gets new pages, which the system has to find,
-    fill with zeros and map, 4 KiB at a time: of an all-reduce of 64 MiB that is 40 % of the time. Here glibc is told to
-    keep such memory (`M_MMAP_THRESHOLD`, `M_TRIM_THRESHOLD`), and to serve all threads from one heap (`M_ARENA_MAX`),
-    since the other heaps cannot hold a buffer of more than 64 MiB. The price: what the process needed at its peak, up
-    to 1 GiB, stays with it. Call it before JAX starts its threads: those that have a heap of their own go on using it.
-
-    It does nothing where the C library is not glibc, where `REPLICAX_KEEP_MEMORY=0` says so, or where the user has
-    settings for malloc (`MALLOC_...`, `GLIBC_TUNABLES`).
-
-    Returns:
-        Whether glibc has taken the settings.
-    """
+    """Lets this process keep up to 1 GiB of freed memory for the next buffers; returns whether glibc has agreed."""
+    # Called before JAX starts its threads: those that have a heap of their own go on using it.
     tunes_malloc = _OF_MALLOC in environ.get(_TUNABLES, "") or any(n.startswith(_USERS_SETTINGS) for n in environ)
     if environ.get(KEEP_MEMORY, "").strip() == "0" or tunes_malloc or not _is_glibc():
         return False

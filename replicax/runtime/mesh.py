@@ -13,10 +13,8 @@ REPLICA_AXIS = "replica"
 
 
 def replica_mesh(devices: Sequence[jax.Device]) -> Mesh:
-    """Returns a mesh with the single axis `"replica"`, one device a replica.
-
-    The axis type is Auto: XLA's partitioner places whatever is not placed explicitly.
-    """
+    """Returns a mesh with the single axis `"replica"`, one device a replica."""
+    # Auto: XLA's partitioner places whatever is not placed explicitly.
     return Mesh(np.array(devices, dtype=object), (REPLICA_AXIS,), axis_types=(AxisType.Auto,))
 
 

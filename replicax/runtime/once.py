@@ -8,10 +8,8 @@ from collections.abc import Callable
 
 
 def once(function: Callable[[], None]) -> Callable[[], None]:
-    """Returns `function` as one that runs once; whoever calls it meanwhile waits until that has ended.
-
-    `functools.cache` would let two threads run it: a method that both of them wrap is wrapped twice.
-    """
+    """Returns `function` as one that runs once; a call meanwhile waits until that has ended."""
+    # `functools.cache` would let two threads run it: a method that both of them wrap is wrapped twice.
     lock, done = threading.RLock(), False
 
     @functools.wraps(function)

@@ -26,24 +26,17 @@ _ARRAYS_PER_PACK = 8  # With more, a step of one process is no faster.
 
 
 def arrays_per_pack() -> int | None:
-    """Returns the most arrays that a pack holds here; None for no limit.
-
-    Between processes each transfer waits for the network at every step; inside of one it costs next to nothing.
-    """
+    """Returns the most arrays that a pack holds here; None for no limit."""
+    # Between processes each transfer waits for the network at every step; inside of one it costs next to nothing.
     return _ARRAYS_PER_PACK if jax.process_count() == 1 else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """Which of a list's arrays travel together.
+    """Which of a list's arrays travel together."""
 
-    Attributes:
-        packs: For each buffer the positions of its arrays in the list; every position comes exactly once.
-        shapes: The arrays' shapes, by position.
-    """
-
-    packs: tuple[tuple[int, ...], ...]
-    shapes: tuple[tuple[int, ...], ...]
+    packs: tuple[tuple[int, ...], ...]  # for each buffer the positions of its arrays; every position comes once
+    shapes: tuple[tuple[int, ...], ...]  # by position
 
     def pack(self, values: Sequence[jax.Array]) -> list[jax.Array]:
         """Returns one buffer per pack: an array that is alone as it is, others joined into one of shape `(size,)`."""
@@ -71,12 +64,7 @@ class Packing:
 
 
 def packs_by_bytes(values: Sequence[jax.Array], bytes_per_pack: int) -> Packing:
-    """Plans packs of up to `bytes_per_pack` bytes, filled in order; a larger array is a pack of its own.
-
-    Args:
-        values: Arrays of any shapes and dtypes; only those of one dtype come together.
-        bytes_per_pack: The limit; 0 puts every array alone.
-    """
+    """Plans packs of one dtype of up to `bytes_per_pack` bytes, filled in order; a larger array is a pack by itself."""
     if bytes_per_pack == 0:
         return _packing(([i] for i in range(len(values))), values)
     packs: list[list[int]] = []
@@ -92,18 +80,13 @@ def packs_by_bytes(values: Sequence[jax.Array], bytes_per_pack: int) -> Packing:
 
 
 def packs_by_number(values: Sequence[jax.Array], num_packs: int, arrays_per_pack: int | None = None) -> Packing:
-    """Plans packs out of the small arrays; those above `SMALL_VALUE_BYTES` stay alone.
-
-    Args:
-        values: Arrays of any shapes and dtypes; only those of one dtype come together.
-        num_packs: Number of packs a dtype (fewer where there are fewer arrays); 0 puts every array alone.
-        arrays_per_pack: The most arrays that a pack holds, which may ask for more packs; None for no limit.
-    """
+    """Plans `num_packs` packs a dtype out of the small arrays; those above `SMALL_VALUE_BYTES` stay alone."""
     small = [i for i, value in enumerate(values) if num_packs > 0 and value.nbytes <= SMALL_VALUE_BYTES]
     chosen = set(small)
     packs = [[i] for i in range(len(values)) if i not in chosen]
     for positions in _alike(values, small):
         length = -(-len(positions) // num_packs)
+        # This may ask for more packs.
         length = length if arrays_per_pack is None else min(length, arrays_per_pack)
         packs.extend(positions[start : start + length] for start in range(0, len(positions), length))
     return _packing(packs, values)

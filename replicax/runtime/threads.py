@@ -26,17 +26,11 @@ _lock = threading.RLock()  # The handler of a signal may interrupt whoever has i
 
 
 class StoppedAtEnd(threading.Thread):
-    """A thread that is stopped before Python ends; until then it keeps nobody from ending.
-
-    Args:
-        name: Its name.
-        run: What it does.
-        *args: Arguments of `run`.
-        stop: Asks it to stop, and waits for nothing. By default it ends by itself, soon after whom it works for.
-    """
+    """A thread that is stopped before Python ends; until then it keeps nobody from ending."""
 
     def __init__(self, name: str, run: Callable[..., object], *args: object, stop: Callable[[], object] = lambda: None):
         super().__init__(target=run, args=args, name=name, daemon=True)
+        # Waits for nothing. By default the thread ends by itself, soon after what it works for.
         self._ask = stop
 
     def start(self) -> None:

@@ -102,11 +102,7 @@ def with_kind_of(array: jax.Array, host: np.ndarray) -> jax.Array | np.ndarray:
 
 
 def from_chief(values: Sequence[HostOrDeviceArray]) -> list[HostOrDeviceArray]:
-    """Returns process 0's `values` in every process; all processes must call this together.
-
-    Args:
-        values: Arrays; in the other processes only their shapes and dtypes matter.
-    """
+    """Returns process 0's `values` in all processes, which call this together with equal shapes and dtypes."""
     plain: Sequence[HostOrDeviceArray] = [
         jax.random.key_data(local(value)) if is_random_key(value) else np.asarray(local(value)) for value in values
     ]
@@ -124,13 +120,11 @@ def from_all(values: Sequence[HostOrDeviceArray]) -> list[np.ndarray]:
 
 
 def _sent(choose: Callable[[list[jax.Array]], list[jax.Array]], values: list[np.ndarray]) -> list[np.ndarray]:
-    """Returns in every process what `choose` makes of the `values` of all, each stacked in the processes' order.
-
-    A step may be traced around it, which is why it is not one of `jax.experimental.multihost_utils`.
-    """
+    """Returns in every process what `choose` makes of the `values` of all, each stacked in the processes' order."""
     firsts = {device.process_index: device for device in reversed(jax.devices())}
     mesh = Mesh([firsts[index] for index in sorted(firsts)], ("process",))
     stacked = NamedSharding(mesh, PartitionSpec("process"))
+    # A step may be traced around it, which is why it is not one of `jax.experimental.multihost_utils`.
     with outside_traces():
         given = [
             jax.make_array_from_process_local_data(stacked, value[None], (mesh.size, *value.shape)) for value in values

@@ -32,8 +32,7 @@ _PASSING: AbstractContextManager[object] = contextlib.nullcontext()
 
 
 def of_thread() -> AbstractContextManager[object]:
-    """Returns the lock of the threads that run programs; a thread that Python has not started gets one that locks
-    nothing."""
+    """Returns the lock of the threads that run programs; one that locks nothing in a thread not started by Python."""
     return _PASSING if is_foreign() else _THREADS
 
 

@@ -187,11 +187,9 @@ class PerReplica(DistributedValues):
 
 
 class UnevenPerReplica(DistributedValues):
-    """One component per replica, of shapes that differ or of any Python type.
+    """One component per replica, of shapes that differ or of any Python type; `strategy.run` refuses it."""
 
-    It can be inspected, reduced along an axis and gathered, but one compiled program cannot take it: `strategy.run`
-    refuses it.
-    """
+    # It can be inspected, reduced along an axis and gathered, but one compiled program cannot take it.
 
     def __init__(self, components: Sequence[Leaf]):
         self.values = tuple(components)
@@ -255,10 +253,9 @@ class UnevenPerReplica(DistributedValues):
 
 
 class EqualPerReplica(DistributedValues):
-    """One component per replica, all equal: one array stands for them, and nothing travels when they are combined.
+    """One component per replica, all equal: one array stands for them, and nothing travels when they are combined."""
 
-    Results of `run` that are proven equal are seen so by `reduce` and `gather`; users have the array itself.
-    """
+    # `reduce` and `gather` see results of `run` that are proven equal as one; users have the array itself.
 
     def __init__(self, component: jax.Array, num_replicas: int):
         self.component = component
@@ -284,10 +281,7 @@ class EqualPerReplica(DistributedValues):
 
 
 class ManualPerReplica(DistributedValues):
-    """A per-replica value as seen by code that runs inside `shard_map`: it holds this replica's component only.
-
-    `merge_call` hands such values to its function.
-    """
+    """A per-replica value inside `shard_map`, as `merge_call` hands it on: it holds this replica's component only."""
 
     def __init__(self, component: jax.Array, num_replicas: int):
         self.component = component
@@ -347,12 +341,7 @@ def is_per_replica(value: object) -> TypeGuard[PerReplica | UnevenPerReplica | M
 
 
 def component_here(value: Leaf, name: str) -> Leaf:
-    """Returns the running replica's component of a per-replica value that variable `name` is given; others as they are.
-
-    Raises:
-        VariableError: No replica runs.
-        ReplicaShapeError: The value has not one component for each replica that runs, all of one shape.
-    """
+    """Returns the running replica's component of a per-replica value for variable `name`; other values as they are."""
     if not is_per_replica(value):
         return value
     if context.current().manual_replicas is None:
@@ -365,9 +354,6 @@ def component_here(value: Leaf, name: str) -> Leaf:
 
 def normalize_axes(axis: int | Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
     """Returns `axis` as a tuple of non-negative dimensions of `shape`.
-
-    Raises:
-        ReduceError: An entry is not an int, is out of range, or comes twice.
 
     Example:
         >>> normalize_axes(-1, (4, 5))

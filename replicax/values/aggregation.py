@@ -65,11 +65,7 @@ class VariableAggregation(_Named):
 
 
 def check_aggregation(aggregation: VariableAggregation, dtype: jax.typing.DTypeLike, name: str) -> None:
-    """Checks that a variable's values, combined, are of its dtype.
-
-    Raises:
-        VariableError: A mean of integers or bools, or a sum of bools.
-    """
+    """Checks that a variable's values, combined, are of its dtype."""
     if aggregation is VariableAggregation.MEAN and not jnp.issubdtype(dtype, jnp.inexact):
         raise VariableError(f"Variable {name!r}: a mean of {dtype} values is not {dtype}; use a float dtype.")
     if aggregation is VariableAggregation.SUM and not jnp.issubdtype(dtype, jnp.number):
@@ -80,15 +76,7 @@ def check_aggregation(aggregation: VariableAggregation, dtype: jax.typing.DTypeL
 
 
 def aggregate(value: jax.Array, aggregation: VariableAggregation, replicas: int, name: str) -> jax.Array:
-    """Makes a value that replicas assign to a mirrored variable equal on all of them.
-
-    Returns:
-        The value to store, typed as equal on all replicas (in a loss, see `equality.difference`).
-
-    Raises:
-        ReplicaDivergenceError: The value may differ and `aggregation` is NONE.
-        VariableError: The value is equal already and would be summed, that is, multiplied by the number of replicas.
-    """
+    """Makes a value that replicas assign to a mirrored variable equal on all, by type too (loss: see `difference`)."""
     sums = aggregation is VariableAggregation.SUM and replicas > 1
     value, why = difference(value, sums, refused_if_different=aggregation is VariableAggregation.NONE)
     if why is None:

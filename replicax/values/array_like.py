@@ -57,11 +57,8 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
         return getattr(jnp, ufunc.__name__)(*values, **kwargs)
 
     def __getitem__(self, index: object) -> jax.Array:
-        """Returns entries as the array's own indexing does; but a number that is out of range is an error.
-
-        Raises:
-            IndexError: JAX would give the last entry.
-        """
+        """Returns entries as the array's own indexing does; but a number that is out of range is an error."""
+        # JAX would give the last entry.
         check_index(index, self.shape)
         return self.value[index]
 
@@ -97,11 +94,7 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def check_index(index: object, shape: Sequence[int]) -> None:
-    """Checks the numbers in an index, as far as dimensions are counted from the first one.
-
-    Raises:
-        IndexError: One is out of range.
-    """
+    """Checks the numbers in an index, as far as dimensions are counted from the first one."""
     for each, size in zip(index if isinstance(index, tuple) else (index,), shape, strict=False):
         if is_int(each):
             if not -size <= each < size:

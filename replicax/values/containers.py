@@ -30,11 +30,7 @@ _VALUES = (jax.Array, np.ndarray, NoArray)
 
 
 def opened(tree: PyTree) -> PyTree:
-    """Returns `tree` with the containers that JAX does not know, and that hold arrays, in a form that it flattens.
-
-    Raises:
-        ArgumentError: There is no way to unflatten one, or it contains itself.
-    """
+    """Returns `tree` with the containers that JAX does not know, and that hold arrays, in a form that it flattens."""
     leaves, _ = flattened_by_jax(tree, is_leaf=is_value)
     return _opened(tree, ()) if _any_container(leaves) else tree
 
@@ -42,11 +38,7 @@ def opened(tree: PyTree) -> PyTree:
 def flattened(
     tree: PyTree, is_leaf: Callable[[Leaf], bool] | None = None
 ) -> tuple[list[Leaf], jax.tree_util.PyTreeDef]:
-    """Returns the leaves of a tree, also of containers that JAX does not know and that hold arrays, and its structure.
-
-    Raises:
-        ArgumentError: As for `opened`; or the keys of a dict cannot be sorted.
-    """
+    """Returns the leaves of a tree and its structure, also inside of containers of arrays that JAX does not know."""
     leaves, structure = flattened_by_jax(tree, is_leaf)
     if _any_container(leaves):
         return flattened_by_jax(_opened(tree, ()), is_leaf)
@@ -54,10 +46,8 @@ def flattened(
 
 
 def settings_among(leaves: Sequence[Leaf], tree: PyTree) -> frozenset[int]:
-    """Returns which leaves are numbers of Python in modules of Equinox (`Dropout.p`), as positions.
-
-    `eqx.filter_jit` takes them as settings that a program is made for, and so does replicax; they are no arrays.
-    """
+    """Returns which leaves are numbers of Python in modules of Equinox (`Dropout.p`), as positions."""
+    # `eqx.filter_jit` takes them as settings that a program is made for, and so does replicax; they are no arrays.
     equinox = sys.modules.get("equinox")
     if equinox is None or not any(map(_is_setting, leaves)):  # Every argument of every call comes by here.
         return frozenset()
@@ -78,11 +68,7 @@ def _is_setting(leaf: Leaf) -> bool:
 def flattened_by_jax(
     tree: PyTree, is_leaf: Callable[[Leaf], bool] | None = None
 ) -> tuple[list[Leaf], jax.tree_util.PyTreeDef]:
-    """Returns the leaves of a tree as JAX flattens it, and its structure.
-
-    Raises:
-        ArgumentError: The keys of a dict cannot be sorted.
-    """
+    """Returns the leaves of a tree as JAX flattens it, and its structure."""
     try:
         return jax.tree_util.tree_flatten(tree, is_leaf)
     except ValueError as error:
@@ -95,13 +81,8 @@ def flattened_by_jax(
 
 
 def walked(value: object) -> Iterator[tuple[str, Leaf]]:
-    """Yields what an object holds: its attributes, items and captured variables, at any depth, and the object itself.
-
-    Models, variables, modules and types are not looked into.
-
-    Yields:
-        Pairs of where something was found, such as `".state['x']"`, and the thing.
-    """
+    """Yields what an object holds, at any depth, and the object itself, each with where it was: `".state['x']"`."""
+    # Models, variables, modules and types are not looked into.
     visited: set[int] = set()
     waiting = collections.deque([("", value)])
     while waiting and len(visited) < _MAX_VISITED:
@@ -143,19 +124,12 @@ def _opened(tree: PyTree, inside: tuple[int, ...]) -> PyTree:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Shell:
-    """A container without what it holds: what makes one of its kind.
-
-    Attributes:
-        kind: Its class.
-        names: Keys and attributes of what it holds; indices of a sequence.
-        settings: Attributes that are fixed. Two shells that differ in them are two structures.
-        make: Unflattens it.
-    """
+    """A container without what it holds: what makes one of its kind."""
 
     kind: type
-    names: Hashable
-    settings: tuple[tuple[str, Leaf], ...]
-    make: Callable[[Sequence[Leaf]], Leaf]
+    names: Hashable  # keys and attributes of what it holds; indices of a sequence
+    settings: tuple[tuple[str, Leaf], ...]  # fixed attributes: two shells that differ in them are two structures
+    make: Callable[[Sequence[Leaf]], Leaf]  # unflattens it
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -266,25 +240,14 @@ def _open_record(record: Leaf) -> _Flattened:
 
 def _flat(
     container: Leaf,
-    keys: Sequence[Leaf],
+    keys: Sequence[Leaf],  # what tells its items apart
     items: list[Leaf],
-    fill: Callable[[Leaf, Sequence[Leaf]], None],
-    create: PyTreeFunction | None = None,
-    without: Sequence[str] = (),
-    children_among: Sequence[str] | None = None,
+    fill: Callable[[Leaf, Sequence[Leaf]], None],  # puts items into a new one
+    create: PyTreeFunction | None = None,  # from its class and the items; by default `__new__` without arguments
+    without: Sequence[str] = (),  # attributes that hold the items
+    children_among: Sequence[str] | None = None,  # attributes that may change; by default those that hold arrays
 ) -> _Flattened:
-    """Returns a flattened container: its items, and its attributes.
-
-    Args:
-        container: The container.
-        keys: What tells its items apart.
-        items: Its items.
-        fill: Puts items into a new one.
-        create: Makes a new one from its class and the items; by default `__new__` without arguments.
-        without: Attributes that hold the items.
-        children_among: Attributes that may change from call to call; by default those that hold arrays. The others go
-            along as they are.
-    """
+    """Returns a flattened container: its items, and its attributes."""
     kind: type = type(container)
     number = len(items)
     held = {name: value for name, value in _attributes(container) if name not in without}

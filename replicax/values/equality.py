@@ -22,13 +22,9 @@ from replicax.runtime.mesh import REPLICA_AXIS
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Why a value may differ between replicas.
+    """Why a value may differ between replicas."""
 
-    Attributes:
-        reason: What makes it differ if it is not simply computed from a replica's own data; ends a sentence that
-            begins with "it".
-    """
-
+    # The cause, if it is not simply computed from a replica's own data; ends a sentence that begins with "it".
     reason: str | None = None
 
 
@@ -47,28 +43,21 @@ class _ReplicaFrame(Protocol):
 def difference(
     value: jax.Array, refused_if_equal: bool = False, refused_if_different: bool = False
 ) -> tuple[jax.Array, Difference | None]:
-    """Decides whether a value may differ between replicas.
-
-    Args:
-        value: An array of this replica, inside `strategy.run`.
-        refused_if_equal: Whether the caller will raise an error if the value is equal. The first trace of the function
-            goes on as if it differed then, and the error comes when it is known to be equal.
-        refused_if_different: Whether the caller will raise an error if the value differs. A value may be typed as
-            varying and be equal (what `jax.lax.all_gather` returns, say): the first trace goes on as if it were.
-
-    Returns:
-        The value, typed as varying if it may differ, and why it may; None if it is equal on all replicas. In a loss
-        what is equal keeps its type: each replica differentiates for itself, so all that is made of the weights is
-        typed as varying there, and a derivative would flow through the change.
-    """
+    """Returns a value, typed as varying if it may differ between replicas, and why; None if it is equal on all."""
     varies = REPLICA_AXIS in varying_axes(value)
+    # A value may be typed as varying and be equal (what `jax.lax.all_gather` returns, say). If the caller will raise an
+    # error where it differs, the first trace goes on as if it were equal.
     if varies and not refused_if_different:
         return value, OWN_DATA
     current = context.current()
     if current.frame is None or current.manual_replicas is None or not isinstance(value, jax.Array):
         return value, OWN_DATA if varies else None
     frame = cast(_ReplicaFrame, current.frame)
+    # If the caller will raise an error where the value is equal, the first trace goes on as if it differed, and the
+    # error comes when it is known to be equal.
     value, why = (value, None) if current.manual_replicas == 1 else frame.decide(value, refused_if_equal)
+    # In a loss what is equal keeps its type: each replica differentiates for itself, so all that is made of the weights
+    # is typed as varying there, and a derivative would flow through the change.
     if why is None and varies and not frame.is_of_loss:
         value = taken_as_equal_over_axis(value, REPLICA_AXIS)
     return value, why

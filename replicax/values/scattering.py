@@ -39,15 +39,10 @@ class IndexedSlices(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """Which entries of a variable are changed, and by what.
+    """Which entries of a variable are changed, and by what."""
 
-    Attributes:
-        indices: Shape `(number, dimensions)`: the first indices of each entry.
-        updates: Shape `(number, *variable.shape[dimensions:])`, dtype of the variable.
-    """
-
-    indices: jax.Array
-    updates: jax.Array
+    indices: jax.Array  # (number, dimensions): the first indices of each entry
+    updates: jax.Array  # (number, *variable.shape[dimensions:]), of the variable's dtype
 
 
 _OVERWRITE = ("max", "min", "update")  # The result of several replicas' changes depends on their order.
@@ -220,13 +215,8 @@ def _indices_and_updates(sparse_delta: Leaf, second: Leaf, updates: Leaf) -> tup
 
 
 def scattered(op: str, value: jax.Array, entries: Entries) -> jax.Array:
-    """Returns `value` with changed entries; those whose indices are out of range are left out.
-
-    Args:
-        op: `"add"`, `"sub"`, `"mul"`, `"div"`, `"max"`, `"min"` or `"update"`.
-        value: The array.
-        entries: Which entries, and by what.
-    """
+    """Returns `value` with changed entries; those whose indices are out of range are left out."""
+    # `op` is `"add"`, `"sub"`, `"mul"`, `"div"`, `"max"`, `"min"` or `"update"`.
     where = tuple(entries.indices[:, i] for i in range(entries.indices.shape[1]))
     how: dict[str, Any] = {"mode": "drop", "wrap_negative_indices": False}
     if op == "div":
@@ -238,11 +228,7 @@ def scattered(op: str, value: jax.Array, entries: Entries) -> jax.Array:
 
 
 def aggregate_entries(op: str, entries: Entries, aggregation: VariableAggregation, replicas: int, name: str) -> Entries:
-    """Combines the entries that each replica changes in a mirrored variable; without aggregation they stay its own.
-
-    Raises:
-        VariableError: The order of the replicas would count.
-    """
+    """Combines the entries that each replica changes in a mirrored variable; without aggregation they stay its own."""
     if aggregation is VariableAggregation.NONE:
         return entries
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
@@ -263,11 +249,7 @@ def is_slices(value: object) -> TypeGuard[IndexedSlices]:
 
 
 def check_no_slices(tree: PyTree, call: str) -> None:
-    """Checks that there are no `IndexedSlices` in a tree.
-
-    Raises:
-        ReduceError: There are.
-    """
+    """Checks that there are no `IndexedSlices` in a tree."""
     if any(map(is_slices, jax.tree_util.tree_leaves(tree, is_leaf=is_slices))):
         raise ReduceError(
             f"{call} got IndexedSlices, of which the same row may come several times. Combine them in the step: "

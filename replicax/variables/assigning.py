@@ -164,11 +164,8 @@ class AssignableVariable(ReadableVariable, Scattered):
 
 
 def check_not_traced(name: str, value: Leaf) -> None:
-    """Checks that a variable is not assigned in a function that JAX traces, where no frame takes the value.
-
-    Raises:
-        ProgramError: It is: the value would be that of the trace, or the assignment would happen once and never again.
-    """
+    """Checks that a variable is not assigned in a function that JAX traces, where no frame takes the value."""
+    # The value would be that of the trace, or the assignment would happen once and never again.
     if isinstance(jnp.array(value) if is_tracing() else value, jax.core.Tracer):
         raise ProgramError(
             f"Variable {name!r} was assigned inside a function that JAX traces (jax.jit, jax.grad, ...). "
@@ -181,11 +178,7 @@ def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
 
 
 def _check_digits(value: Leaf, dtype: np.dtype, name: str) -> None:
-    """Checks that a variable of integers does not lose digits of what it is given, as in TensorFlow.
-
-    Raises:
-        VariableError: It is given a fraction, or a number that does not fit; or values of such a dtype in a trace.
-    """
+    """Checks that a variable of integers does not lose digits of what it is given, as in TensorFlow."""
     if not jnp.issubdtype(dtype, jnp.integer) or not isinstance(value, (float, int, np.ndarray, np.generic, jax.Array)):
         return
     given = np.dtype(type(value)) if isinstance(value, (float, int)) else value.dtype
@@ -206,11 +199,7 @@ def _check_digits(value: Leaf, dtype: np.dtype, name: str) -> None:
 
 
 def as_numbers(value: Leaf, dtype: jax.typing.DTypeLike | None, name: str) -> jax.Array:
-    """Returns what a variable is given as an array.
-
-    Raises:
-        VariableError: It is no array of numbers.
-    """
+    """Returns what a variable is given as an array."""
     try:
         return strongly_typed(value, dtype)
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):

@@ -133,20 +133,14 @@ class ReadableVariable(ArrayLike):
 
 
 def lives_elsewhere(variable: VariableLike) -> bool:
-    """Returns whether other processes have a variable's value: it has a lock of its own there, and reading may wait.
-
-    Nobody reads such a variable while it is their turn (`runtime/turns.py`): what they wait for, as when a lost server
-    is replaced, has to take turns itself.
-    """
+    """Returns whether other processes have a variable's value: it has a lock of its own there, and reading may wait."""
+    # Nobody reads such a variable while it is their turn (`runtime/turns.py`): what they wait for, as when a lost
+    # server is replaced, has to take turns itself.
     return getattr(variable, "_replicax_is_remote", False)
 
 
 def check_owner(owner: Host | None, current: Host | None, name: str) -> None:
-    """Checks that a variable of strategy `owner` may be used while `current` is the current strategy.
-
-    Raises:
-        StrategyMismatchError: Both are strategies, and not the same one.
-    """
+    """Checks that a variable of strategy `owner` may be used while `current` is the current strategy."""
     if owner is not None and current is not None and owner is not current:
         raise StrategyMismatchError(
             f"Variable {name!r} was created under {owner!r} and used under {current!r}. Create the variables (model, "

@@ -36,11 +36,7 @@ def lies_in_several_processes(value: object) -> TypeGuard[jax.Array]:
 
 
 def whole(variable: VariableLike, value: jax.Array) -> np.ndarray:
-    """Returns the whole value of a variable that has shards in several processes; all of them call this together.
-
-    Raises:
-        WorkersDisagreeError: Another process reads something else.
-    """
+    """Returns the whole value of a variable that has shards in several processes; all of them call this together."""
     reader = context.current().reader
     if reader is not None:
         reader.note_read(variable)

@@ -34,35 +34,23 @@ _SHOWN = 10
 
 @dataclass
 class Conversion:
-    """The conversion of one preset.
+    """The conversion of one preset."""
 
-    Attributes:
-        stored: The tensors of the files that were opened, by name.
-        used: The names of those that the converter has asked for.
-        assigned: The variables that it has assigned, by identity.
-    """
-
-    stored: dict[str, Entry] = field(default_factory=dict)
-    used: set[str] = field(default_factory=set)
-    assigned: set[int] = field(default_factory=set)
+    stored: dict[str, Entry] = field(default_factory=dict)  # the tensors of the files that were opened, by name
+    used: set[str] = field(default_factory=set)  # the names of those that the converter has asked for
+    assigned: set[int] = field(default_factory=set)  # the variables that it has assigned, by `id`
 
     def note(self, variable: VariableLike) -> None:
         """Notes that a variable has got a value."""
         self.assigned.add(id(variable))
 
     def check(self, preset: str, backbone: keras.Model) -> None:
-        """Checks that each trainable variable has got a value; warns of tensors that no variable has taken.
-
-        A file often has more than the backbone: the head of a task, or constants.
-
-        Raises:
-            WeightsError: A variable has got none. It names these, and the tensors that are nearest.
-        """
+        """Checks that each trainable variable has got a value; warns of tensors that no variable has taken."""
         left = {name: entry for name, entry in self.stored.items() if name not in self.used}
         without = [v for v in backbone.weights if is_trained(v) and id(v) not in self.assigned]
         if without and self.used:
             raise WeightsError(complaints(preset, [], without, left, backbone.weights, self.stored))
-        if left:
+        if left:  # A file often has more than the backbone: the head of a task, or constants.
             shown = ", ".join(list(left)[:_SHOWN]) + (f" and {len(left) - _SHOWN} more" * (len(left) > _SHOWN))
             warnings.warn(f"{preset} has tensors that the model does not take: {shown}.", stacklevel=4)
 
@@ -122,11 +110,7 @@ class _MappedFile(contextlib.AbstractContextManager["_MappedFile"]):
         return iter(self._regions)
 
     def get_tensor(self, name: str) -> np.ndarray:
-        """Returns a tensor, of which nothing has been read.
-
-        Raises:
-            KeyError: There is none of that name.
-        """
+        """Returns a tensor, of which nothing has been read."""
         region = self._regions[name]
         self._own.used.add(name)
         if not region.nbytes:

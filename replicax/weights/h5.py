@@ -28,17 +28,11 @@ _LOCAL_HEADER = 30  # bytes of a member's header before its name (PKWARE's APPNO
 
 @dataclass(frozen=True)
 class Place:
-    """Where the bytes of an HDF5 file are.
-
-    Attributes:
-        path: The file that they are in.
-        start: Where they begin in it: 0, unless it is an archive.
-        size: Their number; None to the end.
-    """
+    """Where the bytes of an HDF5 file are."""
 
     path: Path
-    start: int = 0
-    size: int | None = None
+    start: int = 0  # where they begin in `path`: 0, unless that is an archive
+    size: int | None = None  # None: to the end
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[h5py.File]:
@@ -55,14 +49,9 @@ class Place:
 
 @dataclass(frozen=True)
 class OpenPlace:
-    """An HDF5 file that is open, and whose bytes are in memory, such as a compressed member of an archive.
+    """An HDF5 file that is open, and whose bytes are in memory, such as a compressed member of an archive."""
 
-    Attributes:
-        path: What it is called in messages.
-        file: The file.
-    """
-
-    path: Path
+    path: Path  # what it is called in messages
     file: h5py.File
 
     def opened(self) -> contextlib.AbstractContextManager[h5py.File]:
@@ -72,28 +61,16 @@ class OpenPlace:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset that is no run of bytes: compressed, in chunks, or never written. HDF5 reads it, some rows at a time.
-
-    Attributes:
-        place: Its file.
-        name: Its name there.
-        shape: The shape.
-        dtype: The dtype of its values.
-        rows: How many rows are read at once.
-    """
+    """A dataset that is not a run of bytes: compressed, in chunks, or never written. HDF5 reads some rows at a time."""
 
     place: Place | OpenPlace
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype
-    rows: int
+    rows: int  # that are read at once
 
     def fill(self, pieces: Sequence[Piece]) -> None:
-        """Reads pieces that lie in the same rows, and each of these rows once.
-
-        Raises:
-            WeightsError: HDF5 cannot read them.
-        """
+        """Reads pieces that lie in the same rows, and each of these rows once."""
         try:
             with self.place.opened() as file:
                 self._fill(file[self.name], [piece for piece in pieces if piece.values.size])
@@ -159,11 +136,7 @@ def entries_of(file: h5py.File) -> dict[str, Entry]:
 
 
 def member_place(archive: zipfile.ZipFile, name: str) -> Place | None:
-    """Returns where a member of an archive lies that is not compressed; None if it is, or the archive is no file.
-
-    Raises:
-        WeightsError: The archive is damaged.
-    """
+    """Returns where a member of an archive lies that is not compressed; None if it is, or the archive is no file."""
     path = Path(archive.filename or "")
     info = archive.getinfo(name)
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or not path.is_file():

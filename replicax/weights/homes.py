@@ -1,4 +1,4 @@
-"""Where the value of a variable lives, for who gives it one from outside of a program."""
+"""Where the value of a variable lives, for code that assigns one from outside of a program."""
 
 from __future__ import annotations
 
@@ -13,12 +13,8 @@ from replicax.variables import lives_elsewhere
 
 
 def home_of(variable: VariableLike) -> Sharding | None:
-    """Returns where a variable's value lives between steps; None where that is unknown, or it cannot be put there.
-
-    That is so for a variable without strategy, on servers, or with a value for each replica; inside a program; and for
-    a mirrored variable of several processes, one of which may be the only one that assigns it.
-    """
-    if context.current().frame is not None or is_in_stateless_scope():
+    """Returns where a variable's value lives between steps; None where that is unknown, or it cannot be put there."""
+    if context.current().frame is not None or is_in_stateless_scope():  # inside a program
         return None
     if lives_elsewhere(variable) or is_per_replica_variable(variable):
         return None
@@ -26,6 +22,7 @@ def home_of(variable: VariableLike) -> Sharding | None:
     if home is None:
         owner = owner_of(variable)
         home = None if owner is None else owner.placement.variable_sharding(variable)
+    # None without a strategy. A mirrored variable of several processes may be assigned by one of them only.
     if home is None or (not home.is_fully_addressable and home.is_fully_replicated):
         return None
     return home

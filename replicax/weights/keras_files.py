@@ -112,11 +112,7 @@ def tensor_or_array(store: object, key: str, original: PyTreeFunction) -> object
 
 
 def _check(original: PyTreeFunction, model: keras.Model, store: object, skipped: set[int], reading: Reading) -> None:
-    """Loads a model as Keras does, without giving any variable a value, and checks that all fits.
-
-    Raises:
-        WeightsError: It does not.
-    """
+    """Loads a model as Keras does, without giving any variable a value, and checks that all fits."""
     errors: dict[int, tuple[object, Exception]] = {}
     try:
         with reading.only_checking():

@@ -14,19 +14,12 @@ _NEAREST, _SHOWN = 3, 10
 
 
 class Entry(NamedTuple):
-    """A tensor of a file.
+    """A tensor of a file."""
 
-    Attributes:
-        name: What it is called there.
-        label: The same with the name of the layer that wrote it, if the file tells.
-        shape: Its shape.
-        dtype: Its dtype, where that is known to be none of a number.
-    """
-
-    name: str
-    label: str
+    name: str  # in the file
+    label: str  # the name, with that of the layer that wrote it, if the file has it
     shape: tuple[int, ...]
-    dtype: np.dtype | None = None
+    dtype: np.dtype | None = None  # only if it is known not to be a dtype of numbers
 
 
 def complaints(
@@ -37,16 +30,7 @@ def complaints(
     variables: Sequence[VariableLike],
     stored: Mapping[str, Entry],
 ) -> str:
-    """Returns what is wrong with a file that does not fit a model, with what is nearest on the other side.
-
-    Args:
-        path: The file.
-        wrong: Variables with a tensor of another shape, or without numbers.
-        without: Variables without a tensor.
-        left: Tensors without a variable.
-        variables: All variables.
-        stored: All tensors.
-    """
+    """Returns what is wrong with a file that does not fit a model, with what is nearest on the other side."""
     lines = [f"{path} does not fit the model; nothing has changed."]
     lines += [_misfit(variable, entry) for variable, entry in wrong[:_SHOWN]]
     lines += [

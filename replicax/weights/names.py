@@ -26,11 +26,7 @@ _SHOWN = 5
 
 
 def named_variables(model: Model) -> dict[str, AssignableLike]:
-    """Returns the variables of a model by name: their path, without the model's name at the beginning.
-
-    Raises:
-        ArgumentError: It is no model, it is not built, or two of its variables have the same name.
-    """
+    """Returns the variables of a model by name: their path, without the model's name at the beginning."""
     if isinstance(model, Mapping):
         wrong = {name: value for name, value in model.items() if not isinstance(name, str) or not is_variable(value)}
         if wrong:
@@ -53,11 +49,7 @@ def named_variables(model: Model) -> dict[str, AssignableLike]:
 
 
 def named_tensor(names: Names | None, name: str) -> tuple[str, Transform | None] | None:
-    """Returns the tensor of a variable, and the function that makes its value of it; None if it has none.
-
-    Raises:
-        ArgumentError: `names` says something else.
-    """
+    """Returns the tensor of a variable, and the function that makes its value of it; None if it has none."""
     named: object = name
     if names is not None:
         named = names.get(name) if isinstance(names, Mapping) else names(name)
@@ -71,11 +63,7 @@ def named_tensor(names: Names | None, name: str) -> tuple[str, Transform | None]
 
 
 def check_names(names: object, variables: Mapping[str, AssignableLike]) -> None:
-    """Checks that a mapping of names is one, and speaks of variables that exist.
-
-    Raises:
-        ArgumentError: It does not; with the nearest names.
-    """
+    """Checks that a mapping of names is one, and has only names of variables that exist."""
     if names is None or callable(names):
         return
     if not isinstance(names, Mapping):

@@ -17,37 +17,23 @@ Bounds = tuple[tuple[int, int], ...]
 
 
 class Piece(NamedTuple):
-    """A part of a tensor, and the memory of the host that takes its values.
-
-    Attributes:
-        bounds: Where it lies in the tensor.
-        values: An array of its shape, of any dtype that the tensor's can be converted to.
-    """
+    """A part of a tensor, and the memory of the host that takes its values."""
 
     bounds: Bounds
-    values: np.ndarray
+    values: np.ndarray  # of any dtype that the tensor's can be converted to
 
 
 class Tensor(Protocol):
-    """A tensor that lies somewhere, from where pieces of it can be read.
-
-    Attributes:
-        shape: Its shape.
-        dtype: The dtype in which it is stored.
-    """
+    """A tensor that lies somewhere, from where pieces of it can be read."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
 
     @property
-    def dtype(self) -> np.dtype: ...
+    def dtype(self) -> np.dtype: ...  # in which it is stored
 
     def fill(self, pieces: Sequence[Piece]) -> None:
-        """Reads the values of pieces, which all lie in the same rows (entries of the first dimension).
-
-        Raises:
-            WeightsError: They cannot be read.
-        """
+        """Reads the values of pieces, which all lie in the same rows (entries of the first dimension)."""
 
 
 def has_numbers(dtype: np.dtype) -> bool:
@@ -56,11 +42,7 @@ def has_numbers(dtype: np.dtype) -> bool:
 
 
 class ArrayTensor(NamedTuple):
-    """A tensor in the memory of the host, or mapped into it from a file.
-
-    Attributes:
-        array: Its values.
-    """
+    """A tensor in the memory of the host, or mapped into it from a file."""
 
     array: np.ndarray
 
@@ -78,13 +60,8 @@ class ArrayTensor(NamedTuple):
 
 
 def placed(tensor: Tensor, sharding: Sharding, dtype: np.dtype) -> jax.Array:
-    """Returns a tensor with a sharding; no device gets more than its shard, and the host reads rows after rows.
-
-    Args:
-        tensor: The tensor. In each process of a mesh that spans several, one with the same values.
-        sharding: The sharding.
-        dtype: What its values are converted to, as NumPy does, while they are read.
-    """
+    """Returns a tensor in a sharding and dtype; no device gets more than its shard, and the host reads rows in turn."""
+    # Each process reads the pieces of its own devices: of a mesh that spans several, all have equal tensors.
     shards = _shards(tensor.shape, sharding)
     rows: dict[tuple[int, int], list[Bounds]] = {}
     for bounds in shards:
@@ -114,10 +91,9 @@ def _shards(shape: tuple[int, ...], sharding: Sharding) -> dict[Bounds, list[jax
 
 
 def host_memory(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """Returns an array without values that JAX copies in any case.
-
-    A buffer that JAX has not made cannot be updated in place: the first step would need memory for all variables twice.
-    """
+    """Returns an array without values that JAX copies in any case."""
+    # A buffer that JAX has not made cannot be updated in place: the first step would need memory for all variables
+    # twice. JAX uses memory of the host as it is only if it is aligned, so this begins between two multiples.
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + 2 * _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT + _ALIGNMENT // 2

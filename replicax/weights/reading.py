@@ -27,26 +27,16 @@ def being_checked() -> Reading | None:
 
 @dataclass
 class Reading:
-    """The reading of one file.
+    """The reading of one file."""
 
-    Attributes:
-        path: What the file is called in messages.
-        used: The names of the file's tensors that somebody has asked for.
-        assigned: The variables that a tensor was assigned to, by identity.
-        misfits: Those that got one of another shape or without numbers, and what the file has of it.
-    """
-
-    path: str
-    used: set[str] = field(default_factory=set)
-    assigned: set[int] = field(default_factory=set)
+    path: str  # what the file is called in messages
+    used: set[str] = field(default_factory=set)  # the names of the tensors that were asked for
+    assigned: set[int] = field(default_factory=set)  # the variables that a tensor was assigned to, by `id`
+    # By `id`, variables that got a tensor of another shape or without numbers, and what the file has of it.
     misfits: dict[int, tuple[VariableLike, Entry]] = field(default_factory=dict)
 
     def assign(self, variable: VariableLike, tensor: StoredTensor) -> None:
-        """Gives a variable the values of a tensor.
-
-        Raises:
-            WeightsError: Their shapes differ, the tensor has no numbers, or the file cannot be read.
-        """
+        """Assigns the values of a tensor to a variable."""
         if not has_numbers(tensor.dtype):
             raise WeightsError(
                 f"Variable {name_of(variable)!r} takes numbers, and {tensor.name!r} in {self.path} has dtype "
@@ -61,7 +51,7 @@ class Reading:
 
     @contextlib.contextmanager
     def only_checking(self) -> Iterator[None]:
-        """Lets assignments to variables in a `with` block be noted, and no variable change."""
+        """Notes assignments to variables in a `with` block, in place of making them."""
         token = _CHECKING.set(self)
         try:
             yield
@@ -78,11 +68,7 @@ class Reading:
             self.assigned.add(id(variable))
 
     def check(self, variables: Sequence[VariableLike], stored: Mapping[str, Entry], cause: Exception | None) -> None:
-        """Checks that each tensor of the file has found a variable, and each variable a tensor of its shape.
-
-        Raises:
-            WeightsError: Something is left over. It names all of it, and what is nearest on the other side.
-        """
+        """Checks that each tensor of the file has found a variable, and each variable a tensor of its shape."""
         without = [v for v in variables if id(v) not in self.assigned and id(v) not in self.misfits]
         left = {name: entry for name, entry in stored.items() if name not in self.used}
         wrong = [(v, stored.get(e.name, e)._replace(dtype=e.dtype)) for v, e in self.misfits.values()]
@@ -103,10 +89,7 @@ def _misfit(variable: VariableLike, value: object) -> Entry | None:
 
 
 class StoredTensor(np.lib.mixins.NDArrayOperatorsMixin):
-    """A tensor of a file that is read when it is assigned to a variable, in pieces; else as a NumPy array.
-
-    Layers get it from Keras's stores of weights in place of an array.
-    """
+    """A tensor that Keras's stores give to layers: read in pieces if it is assigned to a variable, else as an array."""
 
     def __init__(self, name: str, tensor: Tensor, reading: Reading):
         self.name, self.tensor, self.reading = name, tensor, reading
@@ -114,7 +97,7 @@ class StoredTensor(np.lib.mixins.NDArrayOperatorsMixin):
         self.ndim, self.size = len(self.shape), int(np.prod(self.shape, dtype=np.int64))
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        del copy  # Its values are nobody's but the caller's.
+        del copy  # The values are the caller's alone.
         return whole(self.tensor, np.dtype(dtype) if dtype is not None else self.dtype)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: object, **kwargs: object) -> object:
@@ -137,11 +120,7 @@ class StoredTensor(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def whole(tensor: Tensor, dtype: np.dtype) -> np.ndarray:
-    """Returns all values of a tensor.
-
-    Raises:
-        WeightsError: They cannot be read.
-    """
+    """Returns all values of a tensor."""
     values = np.empty(tensor.shape, dtype)
     tensor.fill([Piece(tuple((0, length) for length in tensor.shape), values)])
     return values

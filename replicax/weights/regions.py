@@ -19,19 +19,12 @@ _BLOCK_BYTES = 1 << 22  # Read at once, where a piece is not a run of bytes itse
 
 @dataclass(frozen=True)
 class FileRegion:
-    """A tensor in a file, in C order.
-
-    Attributes:
-        path: The file.
-        offset: Where the first value is, in bytes.
-        shape: The shape.
-        dtype: The dtype, in the file's byte order.
-    """
+    """A tensor in a file, in C order."""
 
     path: Path
-    offset: int
+    offset: int  # of the first value, in bytes
     shape: tuple[int, ...]
-    dtype: np.dtype
+    dtype: np.dtype  # in the file's byte order
 
     @property
     def nbytes(self) -> int:
@@ -39,11 +32,7 @@ class FileRegion:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def fill(self, pieces: Sequence[Piece]) -> None:
-        """Reads pieces that lie in the same rows, and each of these rows once.
-
-        Raises:
-            WeightsError: The file cannot be read, or ends before them.
-        """
+        """Reads pieces that lie in the same rows, and each of these rows once."""
         with _opened(self.path) as file:
             if self.shape:
                 self._fill(file, self.offset, self.shape, [(piece.bounds, piece.values) for piece in pieces])

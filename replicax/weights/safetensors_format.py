@@ -45,11 +45,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def read_header(path: Path) -> dict[str, FileRegion]:
-    """Returns where the tensors of a file are, by name; their bytes are not read.
-
-    Raises:
-        WeightsError: There is no such file, or it is not a whole file of safetensors.
-    """
+    """Returns where the tensors of a file are, by name; their bytes are not read."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -68,14 +64,7 @@ def read_header(path: Path) -> dict[str, FileRegion]:
 
 
 def read_tensors(path: Path) -> dict[str, FileRegion]:
-    """Returns where the tensors of a model are, by name.
-
-    Args:
-        path: A file, the JSON file that lists several, or the folder that has one of them.
-
-    Raises:
-        WeightsError: There is none, one is damaged, or files that are listed lack tensors.
-    """
+    """Returns where the tensors of a model are, by name; `path` is a file, the index of several, or their folder."""
     path = _file_in(path) if path.is_dir() else path
     if path.suffix != ".json":
         return read_header(path)
@@ -102,11 +91,7 @@ def read_tensors(path: Path) -> dict[str, FileRegion]:
 
 
 def header_of(entries: Iterable[tuple[str, tuple[int, ...], np.dtype]]) -> bytes:
-    """Returns the beginning of a file, up to the bytes of the first tensor.
-
-    Raises:
-        WeightsError: The format has no such dtype.
-    """
+    """Returns the beginning of a file, up to the bytes of the first tensor."""
     header: dict[str, object] = {_METADATA: {"format": "np"}}
     end = 0
     for name, shape, dtype in entries:

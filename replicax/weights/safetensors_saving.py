@@ -84,10 +84,7 @@ def save_safetensors(
 
 
 class _Writer:
-    """Writes files in a folder of their own, and gives them their names at the end; without a folder it does nothing.
-
-    It goes on after an error, which the end raises: other processes wait for this one's part of each value.
-    """
+    """Writes files in a folder of their own, and names them at the end; without a folder it does nothing."""
 
     def __init__(self, folder: Path | None):
         self._folder, self._files = folder, dict[str, Path]()
@@ -119,11 +116,7 @@ class _Writer:
             self._try(lambda: file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data))
 
     def finish(self) -> None:
-        """Gives the files their names.
-
-        Raises:
-            WeightsError: One could not be written.
-        """
+        """Gives the files their names, or raises the first error."""
         self._try(self._rename)
         if self._error is not None:
             raise WeightsError(f"{self._folder} cannot be written to: {self._error}.") from self._error
@@ -150,6 +143,8 @@ class _Writer:
                 os.replace(path, self._folder / name)
 
     def _try(self, action: Callable[[], object]) -> None:
+        # After an error it goes on without writing, and `finish` raises it: other processes wait for this one's part of
+        # each value.
         try:
             if self._error is None:
                 action()

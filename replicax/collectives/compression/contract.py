@@ -17,36 +17,22 @@ ExactSum = Callable[[list[jax.Array]], list[jax.Array]]
 
 @dataclasses.dataclass(frozen=True)
 class MemoryKind:
-    """One array that a compression keeps of a gradient from one step to the next.
-
-    Attributes:
-        shape: Its shape.
-        dtype: Its dtype.
-        per_replica: Whether each replica has one of its own; otherwise all have the same.
-        initial: Returns its first value, the same in all processes.
-    """
+    """One array that a compression keeps of a gradient from one step to the next."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
-    per_replica: bool
-    initial: Callable[[], np.ndarray]
+    per_replica: bool  # whether each replica has one of its own; otherwise all have the same
+    initial: Callable[[], np.ndarray]  # returns its first value, the same in all processes
 
 
 @dataclasses.dataclass(frozen=True)
 class Reducing:
-    """The circumstances of one sum.
+    """The circumstances of one sum."""
 
-    Attributes:
-        axis_name: The mesh axis that holds the replicas, inside `jax.shard_map`.
-        num_replicas: Its size, at least 2.
-        bytes_per_pack: As in `CommunicationOptions`.
-        exact_sum: Sums what is not compressed, packed as the cross-device ops pack it.
-    """
-
-    axis_name: str
-    num_replicas: int
-    bytes_per_pack: int
-    exact_sum: ExactSum
+    axis_name: str  # of the replicas, inside `jax.shard_map`
+    num_replicas: int  # at least 2
+    bytes_per_pack: int  # as in `CommunicationOptions`
+    exact_sum: ExactSum  # of what is not compressed, packed as the cross-device ops pack it
 
 
 class Compression(abc.ABC):

@@ -97,17 +97,9 @@ class Int8(Compression):
 
 
 def sum_as_bytes(buffer: jax.Array, block_size: int, how: Reducing) -> tuple[jax.Array, jax.Array]:
-    """Sums a buffer over the replicas, which send each other bytes.
-
-    Args:
-        buffer: This replica's numbers, shape `(size,)`, float32 or float64.
-        block_size: How many numbers share a scale, at most.
-        how: The axis.
-
-    Returns:
-        The sum, equal on all replicas, and what this replica has left out of it. The sum and all replicas' errors
-        together are the exact sum. A block that holds NaN or infinity anywhere is NaN everywhere.
-    """
+    """Sums a buffer of shape `(size,)` over the replicas, which send bytes; returns what this one has left out, too."""
+    # The sum is equal on all replicas; with what all of them have left out it is exact. A block that holds NaN or
+    # infinity anywhere is NaN everywhere.
     replicas, replica = how.num_replicas, lax.axis_index(how.axis_name)
     parts = _blocks(buffer, replicas, block_size)
     rounded, scales = _rounded(parts)
@@ -148,10 +140,8 @@ def _restored(rounded: jax.Array, scales: jax.Array) -> jax.Array:
 
 
 def _message(rounded: jax.Array, scales: jax.Array) -> jax.Array:
-    """Returns bytes with each block's scale behind it, as one array: shape `(parts, blocks, block + bytes)`.
-
-    The shapes stay apart: XLA makes slow code for CPUs where a fused operation has to divide to find its operands.
-    """
+    """Returns bytes with each block's scale behind it, as one array: shape `(parts, blocks, block + bytes)`."""
+    # The shapes stay apart: XLA makes slow code for CPUs where a fused operation has to divide to find its operands.
     return jnp.concatenate([rounded, lax.bitcast_convert_type(scales, jnp.int8)], axis=-1)
 
 

@@ -17,9 +17,6 @@ _OF_GRADIENTS: dict[str, Callable[[], Compression]] = {"int8": Int8, "powersgd":
 def compression_of(value: object) -> Compression | str | None:
     """Returns what `CommunicationOptions(compression=value)` asks for: an object, `"bfloat16"` or None.
 
-    Raises:
-        ArgumentError: It is no compression.
-
     Example:
         >>> compression_of("int8")
         Int8(block_size=256, min_size=1024, error_feedback=True)
