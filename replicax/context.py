@@ -18,7 +18,7 @@ from typing import Protocol, TypedDict, Unpack
 import jax
 
 from replicax.checks import checked
-from replicax.contracts.host import Host, RunningReplica
+from replicax.contracts.strategy import ReplicaContextLike, StrategyBase
 from replicax.contracts.variable_access import VariableLike
 
 
@@ -109,8 +109,8 @@ class Reader(Protocol):
 class Context:
     """The surroundings of the running code."""
 
-    strategy: Host | None = None  # None outside every scope (the default strategy)
-    replica: RunningReplica | None = None  # None in cross-replica context
+    strategy: StrategyBase | None = None  # None outside every scope (the default strategy)
+    replica: ReplicaContextLike | None = None  # None in cross-replica context
     frame: StateFrame | None = None  # None outside of traced functions
     # Number of replicas over which the code runs inside `shard_map`; None outside. It is set in replica context and in
     # the cross-replica functions that run in its middle (`merge_call`, `update`).
@@ -131,8 +131,8 @@ class Context:
 class Changes(TypedDict, total=False):
     """The attributes of `Context` that `entered` may change."""
 
-    strategy: Host | None
-    replica: RunningReplica | None
+    strategy: StrategyBase | None
+    replica: ReplicaContextLike | None
     frame: StateFrame | None
     manual_replicas: int | None
     cross_replica: bool

@@ -104,7 +104,13 @@ class AdvisedType(type):
 
 
 class AdvisedContractType(AdvisedType, abc.ABCMeta):
-    """`Advised` for abstract classes. (`isinstance` is slow there, so other classes do not use it.)"""
+    """`AdvisedType` for abstract classes. (`isinstance` is slow there, so other classes do not use it.)"""
+
+
+def advised_attribute(self: object, name: str) -> object:
+    """Gives advice for an attribute that only TensorFlow's class of this name has: the `__getattr__` of a class."""
+    _raise_advice(type(self), name, f"{type(self).__name__!r} object")
+    return object.__getattribute__(self, name)  # Once more, for Python's own error or that of a property.
 
 
 class Advised(metaclass=AdvisedType):
@@ -113,10 +119,7 @@ class Advised(metaclass=AdvisedType):
     __slots__ = ()
 
     if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> object:
-            _raise_advice(type(self), name, f"{type(self).__name__!r} object")
-            return object.__getattribute__(self, name)  # Once more, for Python's own error or that of a property.
+        __getattr__ = advised_attribute
 
 
 class AdvisedContract(Advised, metaclass=AdvisedContractType):

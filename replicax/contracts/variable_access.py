@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Protocol, TypeGuard, cast
@@ -9,7 +10,7 @@ from typing import Protocol, TypeGuard, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, Sharding
 
 
 class VariableLike(Protocol):
@@ -123,3 +124,11 @@ def has_split_rows(variable: VariableLike) -> bool:
 def is_per_replica_variable(variable: VariableLike) -> bool:
     """Returns whether the variable keeps one component for each replica, stacked."""
     return getattr(variable, "per_replica", False)
+
+
+def bytes_of(variable: VariableLike, sharding: Sharding | None) -> int:
+    """Returns the bytes that a device holds of a variable, or of a leaf, with a sharding; None: of one copy of it."""
+    shape = shape_of(variable)
+    part = shape if sharding is None else sharding.shard_shape(shape)
+    dtype = dtype_of(variable) if isinstance(variable, TreeLeaf) else jnp.dtype(dtype_of(variable))
+    return math.prod(part) * int(dtype.itemsize)  # type: ignore[union-attr]  # a dtype, NumPy's or of random keys

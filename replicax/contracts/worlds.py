@@ -9,7 +9,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from replicax.contracts.placement import WorldsLike
+import numpy as np
+
 from replicax.typing import PyTree
 
 _T = TypeVar("_T")
@@ -52,7 +53,7 @@ class State(Protocol):
         # where the script says itself that newcomers may come in.
 
 
-class Worlds(WorldsLike, Protocol):
+class Worlds(Protocol):
     """The worlds of this process, one after the other; `elastic_worlds.ElasticWorlds` says what the methods do."""
 
     world: World  # the present one
@@ -83,6 +84,18 @@ class Worlds(WorldsLike, Protocol):
 
     def attempt(self, call: Callable[[], _T]) -> _T:
         """Returns what `call` returns; makes it again, in a new world, whenever a member is lost meanwhile."""
+
+    def executed(
+        self,
+        run: Callable[[], _T],
+        outcome_of: Callable[[_T], list[np.ndarray]],
+        adopted: Callable[[list[np.ndarray]], _T],
+        nbytes: int = 0,
+    ) -> _T:
+        """Returns what `run`, which runs a program of all workers, returns; or the outcome of another worker."""
+
+    def wait(self, values: object) -> None:
+        """Waits until arrays are computed; raises a RuntimeError if a worker is lost meanwhile."""
 
     def boundary(self, *places: object) -> None:
         """Takes newcomers in between two calls: then the present world is another."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from replicax.contracts.placement import PlacementLike
+from replicax.contracts.placement import Placement
 from replicax.contracts.reduce_op import terms_of
 from replicax.contracts.variable_access import VariableLike, array_of, dtype_of, is_per_replica_variable
 from replicax.islands.exchange import copied
@@ -22,7 +22,7 @@ from replicax.runtime.transfer import put_all
 class Values:
     """The values of an island's variables."""
 
-    def __init__(self, placement: PlacementLike, device: jax.Device):
+    def __init__(self, placement: Placement, device: jax.Device):
         self._placement, self.device = placement, device
 
     def local(self, variable: VariableLike) -> jax.Array:

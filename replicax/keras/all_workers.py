@@ -15,7 +15,7 @@ import numpy as np
 
 import replicax.runtime.activity as activity
 from replicax.cluster.exchange import exchanged
-from replicax.contracts.host import Host
+from replicax.contracts.strategy import StrategyBase
 from replicax.contracts.variable_access import VariableLike, array_of, set_array
 from replicax.contracts.worlds import Worlds, running
 from replicax.errors import CheckpointError, WorkersDisagreeError
@@ -24,12 +24,12 @@ from replicax.runtime.transfer import host_copy, put
 _BLOCK = 1 << 20
 
 
-def is_elastic(strategy: Host) -> bool:
+def is_elastic(strategy: StrategyBase) -> bool:
     """Returns whether workers of a strategy may come and go."""
     return strategy.placement.worlds is not None
 
 
-def has_workers(strategy: Host) -> bool:
+def has_workers(strategy: StrategyBase) -> bool:
     """Returns whether a strategy has devices in several processes, or may have them later."""
     return strategy.placement.spans_processes or is_elastic(strategy)
 
@@ -109,7 +109,7 @@ def _digest(path: str | os.PathLike[str]) -> str:
     return f"of digest {found.hexdigest()}"
 
 
-def make_alike(strategy: Host, variables: Sequence[VariableLike]) -> None:
+def make_alike(strategy: StrategyBase, variables: Sequence[VariableLike]) -> None:
     """Gives all workers the chief's values of variables that some worker may have assigned; all call it together."""
     worlds = running()
     if worlds is None or not worlds.is_taken_in:
@@ -134,7 +134,7 @@ def make_alike(strategy: Host, variables: Sequence[VariableLike]) -> None:
     worlds.attempt(lambda: worlds.executed(run, outcome, adopted))
 
 
-def written_by_chief(what: str, write: Callable[[], object], strategy: Host) -> None:
+def written_by_chief(what: str, write: Callable[[], object], strategy: StrategyBase) -> None:
     """Lets the chief write; all workers go on when it is done. If the chief is lost meanwhile, the next one writes."""
     problems: list[Exception] = []
 

@@ -9,12 +9,12 @@ import jax
 
 import replicax.runtime.activity as activity
 from replicax.compat.keras import initial_epoch, set_initial_epoch
-from replicax.contracts.host import Host
+from replicax.contracts.strategy import StrategyBase
 from replicax.keras.all_workers import check_same_names, make_alike, told_by_all
 from replicax.keras.writing_callbacks import Writers
 
 
-def decides_alike(strategy: Host, writers: Writers | None = None) -> Any:
+def decides_alike(strategy: StrategyBase, writers: Writers | None = None) -> Any:
     """Returns the callback; `writers` are the callbacks that write, where another worker may become the chief."""
     return _alike_class()(strategy, writers)
 
@@ -26,7 +26,7 @@ def _alike_class() -> type:
     class DecideAlike(keras.callbacks.Callback):
         """Comes last, and makes what the callbacks before it have decided the same on all workers."""
 
-        def __init__(self, strategy: Host, writers: Writers | None):
+        def __init__(self, strategy: StrategyBase, writers: Writers | None):
             super().__init__()
             self._strategy, self._writers = strategy, writers
 

@@ -9,8 +9,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax.cluster.signing import pickled, unpickled
-from replicax.contracts.placement import WorldsLike
 from replicax.contracts.variable_access import array_of
+from replicax.contracts.worlds import Worlds
 from replicax.keras.steps import KerasStep
 from replicax.program.storing import store_values
 from replicax.runtime.transfer import host_copy, put
@@ -19,7 +19,7 @@ from replicax.typing import PyTree
 _OUTPUTS = "the outputs of a step"
 
 
-def eager_in_world(worlds: WorldsLike, step: KerasStep, data: PyTree, place: Callable[[], None]) -> PyTree:
+def eager_in_world(worlds: Worlds, step: KerasStep, data: PyTree, place: Callable[[], None]) -> PyTree:
     """Makes a step and stores its values, or those of a worker that has ended it; returns the whole outputs."""
 
     def run() -> tuple[PyTree, list[jax.Array]]:

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from replicax.compat.keras import epoch_iterator_noted
+from replicax.contracts.strategy import StrategyBase
 from replicax.contracts.worlds import Worlds, running
 from replicax.keras.callback_decisions import decides_alike
 from replicax.keras.feeding import dataset_of
-from replicax.keras.host import KerasHost
 from replicax.keras.progress import Progress
 from replicax.keras.writing_callbacks import Writers
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def elastic_callbacks(given: inspect.BoundArguments, strategy: KerasHost, trains: bool) -> Iterator[None]:
+def elastic_callbacks(given: inspect.BoundArguments, strategy: StrategyBase, trains: bool) -> Iterator[None]:
     """Prepares the callbacks of a loop, for a `with` block."""
     import keras
 
@@ -56,7 +56,7 @@ def elastic_callbacks(given: inspect.BoundArguments, strategy: KerasHost, trains
 
 
 def _progress(
-    given: inspect.BoundArguments, strategy: KerasHost, worlds: Worlds, writers: Writers, callbacks: Sequence[Any]
+    given: inspect.BoundArguments, strategy: StrategyBase, worlds: Worlds, writers: Writers, callbacks: Sequence[Any]
 ) -> Progress:
     model = given.arguments["self"]
     model._replicax.fits += 1

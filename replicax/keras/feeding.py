@@ -11,12 +11,11 @@ import numpy as np
 from jax.sharding import Sharding
 
 from replicax.compat.keras import data_adapter_class
-from replicax.contracts.host import Host
+from replicax.contracts.strategy import StrategyBase
 from replicax.data import DatasetCreator, DistributedDataset, DistributedDatasetFromFunction
 from replicax.data.batch_placement import owned_copy
 from replicax.errors import BatchError, StrategyMismatchError
 from replicax.keras.all_workers import is_elastic
-from replicax.keras.host import KerasHost
 from replicax.runtime.transfer import put, spans_processes
 from replicax.typing import Leaf, PyTree
 from replicax.values import PerReplica, is_per_replica
@@ -32,7 +31,7 @@ class Feed:
         self._leaves_host_arrays = to_program and len(whole.device_set) == 1 and not spans_processes(whole)
 
     @classmethod
-    def over(cls, strategy: Host, to_program: bool = False) -> Feed:
+    def over(cls, strategy: StrategyBase, to_program: bool = False) -> Feed:
         """Returns a feed that cuts batches over the axis `"replica"` of a strategy's mesh."""
         cut, whole = (strategy.placement.sharding(stacked) for stacked in (True, False))
         return cls(strategy.num_replicas_in_sync, cut, whole, to_program)
@@ -90,7 +89,7 @@ def _rows(leaf: Any) -> Any:
     return leaf
 
 
-def as_keras_data(data: Any, strategy: KerasHost) -> Any:
+def as_keras_data(data: Any, strategy: StrategyBase) -> Any:
     """Returns the data of a loop as Keras takes it: distributed datasets and per-replica values become global rows."""
     if isinstance(data, DatasetCreator):
         data = strategy.distribute_datasets_from_function(data.dataset_fn, data.input_options)

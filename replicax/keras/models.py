@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import replicax.context as context
 import replicax.runtime.activity as activity
 from replicax.compat.keras import build_otherwise, compilation_of, is_of_empty_generator, trainer_class
+from replicax.contracts.strategy import StrategyBase
 from replicax.contracts.variable_access import array_of, layout_of
 from replicax.data.sources import check_batch_size
 from replicax.errors import BatchError, ContextError
@@ -25,7 +26,6 @@ from replicax.keras.all_workers import check_same_file, has_workers, is_elastic,
 from replicax.keras.custom_objects import remembering_arguments
 from replicax.keras.data_steps import takes_data
 from replicax.keras.feeding import as_keras_data
-from replicax.keras.host import KerasHost
 from replicax.keras.model_pickling import ModelParcel, like_a_row
 from replicax.keras.progress import Progress
 from replicax.keras.saving import write_atomically, write_together
@@ -51,7 +51,7 @@ _STEPS = {"make_train_function": "train", "make_test_function": "test", "make_pr
 class _Membership:
     """The memory of a model that was made in a strategy's scope."""
 
-    def __init__(self, strategy: KerasHost):
+    def __init__(self, strategy: StrategyBase):
         self.strategy = strategy
         # Steps made in loops so far; loops that are running (`fit`, and in it `evaluate`); the thread that runs them.
         self.steps = self.loops = self.thread = 0
@@ -80,7 +80,7 @@ def note_batch(model: keras.Model, batch: PyTree) -> None:
         model._replicax.batch, model._replicax.compilation = batch, compilation_of(model)
 
 
-def strategy_of(model: Any) -> KerasHost | None:
+def strategy_of(model: Any) -> StrategyBase | None:
     """Returns the strategy in whose scope `model` was made, or None."""
     membership = getattr(model, "_replicax", None)
     return None if membership is None else membership.strategy
@@ -121,7 +121,7 @@ def _remembering_strategy(original: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         if context.current().strategy is not None:
-            self._replicax = _Membership(cast("KerasHost", context.current().strategy))
+            self._replicax = _Membership(cast("StrategyBase", context.current().strategy))
 
     return __init__
 
@@ -179,7 +179,7 @@ def _built_by_its_step(model: Any, batch: PyTree) -> bool:
 def _joined(model: Any, call: str) -> Any:
     """Lets a model that belongs to no strategy join the one in whose scope a loop is called; returns it, or None."""
     current = context.current()
-    strategy = cast("KerasHost | None", current.strategy)
+    strategy = current.strategy
     if strategy is None or current.replica is not None or current.frame is not None:
         return None
     has_places = any(layout_of(variable) is not None for variable in model.variables)
@@ -214,7 +214,7 @@ def _run_loop(original: Callable[..., Any], model: Any, given: inspect.BoundArgu
         model._replicax.loops -= 1
 
 
-def _check_current(call: str, strategy: KerasHost) -> None:
+def _check_current(call: str, strategy: StrategyBase) -> None:
     current = context.current()
     if current.replica is not None:
         raise ContextError(
@@ -307,7 +307,7 @@ def _for_another_process(trainer: type[keras.Model]) -> Callable[[keras.Model], 
     return __reduce__
 
 
-def _made_in_scope(strategy: KerasHost, parcel: ModelParcel) -> keras.Model:
+def _made_in_scope(strategy: StrategyBase, parcel: ModelParcel) -> keras.Model:
     install_trainer_hooks()  # With Keras not loaded yet, the scope would not do it.
     with strategy.scope():
         return parcel.opened()

@@ -17,10 +17,10 @@ import numpy as np
 from replicax.checkpoint.joining import OF_FIT
 from replicax.cluster.signing import pickled, unpickled
 from replicax.compat.keras import set_initial_epoch, set_steps_seen
+from replicax.contracts.strategy import StrategyBase
 from replicax.contracts.variable_access import array_of, set_array
 from replicax.contracts.worlds import Worlds
 from replicax.errors import ElasticError
-from replicax.keras.host import KerasHost
 from replicax.keras.writing_callbacks import Writers
 from replicax.typing import PyTree
 
@@ -67,7 +67,7 @@ class Progress:
     def __init__(
         self,
         model: keras.Model,
-        strategy: KerasHost,
+        strategy: StrategyBase,
         worlds: Worlds,
         writers: Writers,
         callbacks: Sequence[Any],

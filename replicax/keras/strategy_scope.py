@@ -11,11 +11,11 @@ from replicax.program.keras.backend import keras_is_loaded
 from replicax.program.keras.state import keras_ownership
 
 if TYPE_CHECKING:
-    from replicax.keras.host import KerasHost
+    from replicax.contracts.strategy import StrategyBase
 
 
 @contextlib.contextmanager
-def keras_entered(strategy: KerasHost) -> Iterator[None]:
+def keras_entered(strategy: StrategyBase) -> Iterator[None]:
     """Makes Keras models and variables created in the `with` block belong to `strategy`; nothing without Keras."""
     if keras_is_loaded():
         from replicax.keras.models import install_trainer_hooks

@@ -22,13 +22,13 @@ from jax.sharding import Sharding
 
 import replicax.contracts.worlds as worlds
 import replicax.runtime.activity as activity
+from replicax.contracts.strategy import StrategyBase
 from replicax.contracts.variable_access import VariableLike, name_of
 from replicax.errors import ArgumentError
 from replicax.group.renewal import renewed
 from replicax.keras.all_workers import has_workers
 from replicax.keras.eager_elastic_steps import eager_in_world
 from replicax.keras.feeding import Feed
-from replicax.keras.host import KerasHost
 from replicax.keras.progress import Progress
 from replicax.keras.steps import KerasStep, KerasSteps, State
 from replicax.program.function import ProgramCache
@@ -61,7 +61,7 @@ class StepFunctions:
     def __init__(
         self,
         model: keras.Model,
-        strategy: KerasHost,
+        strategy: StrategyBase,
         count_step: Callable[[PyTree], None],
         progress: Callable[[], Progress | None] = lambda: None,
     ):
@@ -203,7 +203,7 @@ class _CompiledStep:
 class _EagerStep:
     """A step that runs operation by operation, for debugging."""
 
-    def __init__(self, step: KerasStep, strategy: KerasHost):
+    def __init__(self, step: KerasStep, strategy: StrategyBase):
         self._step, self._strategy = step, strategy
         self._sharding_of = _shardings(step, strategy)
         self._calls = Calls(step.__name__, strategy.placement.spans_processes)
@@ -237,7 +237,7 @@ class _EagerStep:
         store_values(variables, placement.load(variables, placement.replicas, homes))
 
 
-def _shardings(step: KerasStep, strategy: KerasHost) -> Callable[[VariableLike], Sharding | None]:
+def _shardings(step: KerasStep, strategy: StrategyBase) -> Callable[[VariableLike], Sharding | None]:
     """Returns what tells where each variable of a step lives while steps are made."""
     of_optimizer = set(map(id, step.optimizer.variables)) if step.optimizer is not None else set[int]()
     # A callback of the chief may save the model, and no other worker is there then to send its shard.

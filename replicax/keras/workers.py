@@ -20,19 +20,18 @@ import jax
 import numpy as np
 
 from replicax.compat.keras import stop_writing
-from replicax.contracts.host import Host
+from replicax.contracts.strategy import StrategyBase
 from replicax.data.input_steps import digest
 from replicax.errors import ArgumentError, BatchError
 from replicax.keras.all_workers import is_elastic, told_by_all
 from replicax.keras.callback_decisions import decides_alike
 from replicax.keras.elastic_loops import elastic_callbacks
-from replicax.keras.host import KerasHost
 from replicax.keras.random_state import set_told_generators, told_generators
 from replicax.keras.writing_callbacks import SAVERS, WRITERS, is_a
 
 
 @contextlib.contextmanager
-def loop_of_workers(given: inspect.BoundArguments, strategy: KerasHost, loop: str) -> Iterator[None]:
+def loop_of_workers(given: inspect.BoundArguments, strategy: StrategyBase, loop: str) -> Iterator[None]:
     """Prepares the arguments of a loop for this worker, and lets all workers draw the same random numbers in it."""
     trains = loop == "fit"
     if is_elastic(strategy):  # Seeded alike for the loop: the chief may have come after it began.
@@ -47,7 +46,7 @@ def loop_of_workers(given: inspect.BoundArguments, strategy: KerasHost, loop: st
     yield
 
 
-def _begin_alike(given: inspect.BoundArguments, strategy: KerasHost, loop: str) -> None:
+def _begin_alike(given: inspect.BoundArguments, strategy: StrategyBase, loop: str) -> None:
     """Gives the generators of all workers the chief's state, and checks that all have the same data."""
     # Every worker reads the same global batches, so shuffling and random augmentation must be the same everywhere: the
     # global generators of NumPy and Python go on from the chief's state, and have advanced alike afterwards.
@@ -106,7 +105,7 @@ def _seeded_alike(loop: str) -> Iterator[None]:
         random.setstate(pythons)
 
 
-def _callbacks(callbacks: Any, strategy: Host, trains: bool) -> Any:
+def _callbacks(callbacks: Any, strategy: StrategyBase, trains: bool) -> Any:
     """Returns the callbacks that this worker runs."""
     placement = strategy.placement
     last = [decides_alike(strategy)] if trains else []

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from replicax.compat.keras import is_default_hook, write_only_if
-from replicax.contracts.host import Host
+from replicax.contracts.strategy import StrategyBase
 
 # The chief does for all whatever these do besides writing.
 WRITERS = ("CSVLogger", "OrbaxCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard", "TrackerCallback")
@@ -30,7 +30,7 @@ def is_a(callback: object, names: Sequence[str]) -> bool:
 class Writers:
     """The callbacks of a loop that write."""
 
-    def __init__(self, callbacks: Sequence[Any], strategy: Host):
+    def __init__(self, callbacks: Sequence[Any], strategy: StrategyBase):
         # Whether another worker has begun to write before, so that files are continued; and whether callbacks are
         # called for steps that others have made before.
         self.goes_on = self.is_muted = False

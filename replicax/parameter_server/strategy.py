@@ -9,7 +9,7 @@ import itertools
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Self, cast
 
 import jax
 import numpy as np
@@ -19,7 +19,7 @@ from replicax.checks import call, checked_int, checked_seconds
 from replicax.cluster import ClusterResolver
 from replicax.collectives import CommunicationOptions
 from replicax.contracts.called_as import called_as
-from replicax.contracts.host import NoPlacement
+from replicax.contracts.placement import Placement
 from replicax.contracts.reduce_op import ReduceOp
 from replicax.contracts.variable_access import VariableLike, dtype_of, name_of, set_array, shape_of
 from replicax.data import InputContext, InputOptions, ValueContext
@@ -40,7 +40,6 @@ from replicax.parameter_server.variables.sharded import ShardedVariable
 from replicax.program.call_checks import called
 from replicax.ray_cluster import connect, serve_if_task
 from replicax.strategies.base import Strategy
-from replicax.strategies.explaining import Explained
 from replicax.strategies.no_strategy import DefaultStrategy, default_replica_context, default_strategy
 from replicax.strategies.reductions import values_of
 from replicax.strategies.replica_context import ReplicaContext
@@ -57,7 +56,7 @@ _START_TIMEOUT_S = 120.0
 _STALL_TIMEOUT_S = 300.0
 
 
-class ParameterServerStrategy(Strategy, contextlib.AbstractContextManager["ParameterServerStrategy"]):
+class ParameterServerStrategy(Strategy):
     """Trains asynchronously: servers keep the variables, workers compute on their own data, at their own pace.
 
     The process that makes the strategy is the *coordinator*, the only one that runs your code. It traces each function
@@ -151,7 +150,7 @@ class ParameterServerStrategy(Strategy, contextlib.AbstractContextManager["Param
         self.coordinator: ClusterCoordinator | None = None
 
     @property
-    def devices(self) -> tuple[jax.Device, ...]:  # type: ignore[override]
+    def devices(self) -> tuple[jax.Device, ...]:
         """The device on which the coordinator computes what is not scheduled."""
         return tuple(jax.local_devices()[:1])
 
@@ -194,13 +193,6 @@ class ParameterServerStrategy(Strategy, contextlib.AbstractContextManager["Param
         """Gives servers the values that were assigned on the coordinator."""
         # If a server is lost, the values of a checkpoint have to be sent instead: so this looks again.
         self.servers.with_recovery(lambda: _send_changes(self.servers, variables))
-
-    _sum_of = "on all servers"
-
-    def _explained(self, variable: VariableLike) -> Explained:
-        return Explained(
-            name_of(variable), str(shape_of(variable)), _where(home_of(variable)), variable_bytes(variable)
-        )
 
     # Running.
 
@@ -266,6 +258,9 @@ class ParameterServerStrategy(Strategy, contextlib.AbstractContextManager["Param
         if self.coordinator is not None:
             self.coordinator.close()
         self._ending.close()
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -334,11 +329,21 @@ def _close(reference: weakref.ref[ParameterServerStrategy]) -> None:
         strategy.close()
 
 
-class _ServerPlacement(NoPlacement):
+class _ServerPlacement(Placement):
     """The placement of a strategy whose variables are on servers."""
+
+    described_sum = "on all servers"
 
     def __init__(self, strategy: ParameterServerStrategy):
         self._strategy = weakref.ref(strategy)
+
+    def described(self, variable: VariableLike) -> str:
+        """Returns which servers have a variable."""
+        return _where(home_of(variable))
+
+    def bytes_held(self, variable: VariableLike) -> int:
+        """Returns the bytes that all servers together hold of a variable."""
+        return variable_bytes(variable)
 
     def initialize(self, variable: VariableLike, value: jax.typing.ArrayLike) -> None:
         """Gives a variable a value; a new variable is adopted first."""

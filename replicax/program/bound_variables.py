@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from replicax.contracts.host import Host
+from replicax.contracts.strategy import StrategyBase
 from replicax.contracts.variable_access import VariableLike, array_of, layout_of, name_of
 from replicax.errors import LayoutError
 from replicax.program.buffers import own
@@ -42,7 +42,7 @@ class BoundVariables:
         self,
         read: Sequence[VariableLike],
         written: Sequence[VariableLike],
-        host: Host,
+        host: StrategyBase,
         replicas: int,
         view: GlobalView | None,
         in_update: Collection[int] = (),

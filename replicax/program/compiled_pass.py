@@ -18,9 +18,9 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from replicax.compat.jax_tracing import is_kept_by_jax, is_tracing
-from replicax.contracts.host import CompiledStep, Host, host_of
-from replicax.contracts.placement import WorldsLike
+from replicax.contracts.strategy import CompiledStep, StrategyBase, or_null
 from replicax.contracts.variable_access import array_of, is_trained, shape_of
+from replicax.contracts.worlds import Worlds
 from replicax.errors import ProgramError
 from replicax.program.bound_variables import BoundVariables
 from replicax.program.captured_arrays import captured_error
@@ -86,7 +86,7 @@ class CompiledPass:
         frame = traced.frame
         self.traced = traced
         self.returned: Returned = frame.returned
-        self.strategy, self._host = frame.strategy, host_of(frame.strategy)
+        self.strategy, self._host = frame.strategy, or_null(frame.strategy)
         all_replicas = self._host.num_replicas_in_sync
         self._replicas = (frame.replicas or all_replicas) if frame.strategy is not None else all_replicas
         self._is_partial = self._replicas != all_replicas
@@ -106,7 +106,7 @@ class CompiledPass:
         if self._worlds is not None:
             placement.follow([*self.variables.written, *self.variables.constant])
 
-    def _counters(self) -> list[tuple[Host, bool]]:
+    def _counters(self) -> list[tuple[StrategyBase, bool]]:
         """Returns the strategies that count this program as a step, and for each whether it trains their variables.
 
         They are those of the variables that it assigns, whether or not a scope is open where it is called.
@@ -117,7 +117,7 @@ class CompiledPass:
                 self._host.adopt(variable)  # Keras makes those of metrics in its loops, where no scope is open.
             return [(self._host, any(map(is_trained, written)))] if written else []
         owners = [(owner, variable) for variable in written if (owner := owner_of(variable)) is not None]
-        trains: dict[int, tuple[Host, bool]] = {}
+        trains: dict[int, tuple[StrategyBase, bool]] = {}
         for owner, variable in owners:
             if owner.counts_steps:
                 trains[id(owner)] = owner, trains.get(id(owner), (owner, False))[1] or is_trained(variable)
@@ -229,7 +229,7 @@ class CompiledPass:
             self._mark(leaves, arrays)
         return self.returned.structure.rebuild(leaves)
 
-    def _call_in_world(self, worlds: WorldsLike, arrays: Arrays) -> PyTree:
+    def _call_in_world(self, worlds: Worlds, arrays: Arrays) -> PyTree:
         """Runs the program where workers may be lost: it counts when it has ended, and until then changes nothing."""
 
         from replicax.program.elastic_outcome import heard_outcome, told_outcome

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.compat.jax import is_random_key
-from replicax.contracts.placement import PlacementLike
+from replicax.contracts.placement import Placement
 from replicax.contracts.variable_access import VariableLike, array_of
 from replicax.program.resized_variables import components_in, refitted
 from replicax.runtime.transfer import host_copy, put, with_kind_of
@@ -24,7 +24,7 @@ def told_outcome(new_values: Sequence[jax.Array], leaves: Sequence[jax.Array]) -
 
 
 def heard_outcome(
-    told: Sequence[np.ndarray], written: Sequence[VariableLike], placement: PlacementLike
+    told: Sequence[np.ndarray], written: Sequence[VariableLike], placement: Placement
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """Returns the new values of variables, where they live now, and the results: what `told_outcome` was given."""
     impls = json.loads(told[0].tobytes())
@@ -36,7 +36,7 @@ def heard_outcome(
     return [_placed(variable, value, placement) for variable, value in zip(written, values, strict=True)], leaves
 
 
-def _placed(variable: VariableLike, value: np.ndarray, placement: PlacementLike) -> jax.Array:
+def _placed(variable: VariableLike, value: np.ndarray, placement: Placement) -> jax.Array:
     sharding = placement.variable_sharding(variable)
     assert sharding is not None  # Only placements over a mesh have worlds.
     value = refitted(variable, value, components_in(variable, value), placement.replicas)

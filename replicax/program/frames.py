@@ -21,7 +21,7 @@ from replicax.compat.jax_tracing import (
     within_trace,
 )
 from replicax.context import RowsOwner, StateFrame
-from replicax.contracts.host import Host
+from replicax.contracts.strategy import StrategyBase
 from replicax.contracts.variable_access import VariableLike, array_of, name_of
 from replicax.errors import ProgramError
 from replicax.program.accesses import Accesses
@@ -231,7 +231,7 @@ class ProgramFrame(TracedFrame):
     def __init__(self, outside: Trace):
         super().__init__(outside, Accesses(), lambda variable: placeholder(variable, stacked_in_program(variable)))
         self.returned: Any = None
-        self.strategy: Host | None = None
+        self.strategy: StrategyBase | None = None
         self.replicas: int | None = None
         self.counts = Counts()
         self.layouts = KnownLayouts()

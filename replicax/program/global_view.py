@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from jax.sharding import Sharding
 
-from replicax.contracts.host import Host
+from replicax.contracts.strategy import StrategyBase
 from replicax.contracts.variable_access import VariableLike
 
 
@@ -21,6 +21,6 @@ class GlobalView:
         sums_gradients: Whether gradients are marked in the function, whose batch is split over the replicas by rows.
     """
 
-    strategy: Host
+    strategy: StrategyBase
     sharding_of: Callable[[VariableLike], Sharding | None]
     sums_gradients: bool = False

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import replicax.context as context
 from replicax.compat.jax import varying_axes
 from replicax.compat.jax_primitives import taken_as_equal_over_axis
-from replicax.contracts.host import PER_REPLICA, host_of
 from replicax.contracts.reduce_op import mean_over
+from replicax.contracts.strategy import PER_REPLICA, or_null
 from replicax.contracts.variable_access import VariableLike, dtype_of, name_of
 from replicax.program.hints.metric_totals import marked_as_share, marked_as_total
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -112,7 +112,7 @@ def _aggregate_accumulator(how: VariableAggregation, value: jax.Array) -> jax.Ar
 
 def replicas_draw_apart(current: context.Context) -> bool:
     """Returns whether each replica draws random numbers of its own; else they draw those of one device together."""
-    return host_of(current.strategy).random_numbers == PER_REPLICA
+    return or_null(current.strategy).random_numbers == PER_REPLICA
 
 
 def state_of_random_numbers(value: jax.Array, current: context.Context) -> jax.Array:

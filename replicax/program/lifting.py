@@ -25,7 +25,7 @@ import jax
 import replicax.context as context
 import replicax.runtime.activity as activity
 from replicax.compat.jax_tracing import Trace, is_tracing
-from replicax.contracts.host import CompiledStep, Host, host_of
+from replicax.contracts.strategy import CompiledStep, StrategyBase, or_null
 from replicax.contracts.variable_access import VariableLike
 from replicax.errors import ProgramError
 from replicax.program.capture_changes import Change, Watched, arrays_outside
@@ -93,7 +93,7 @@ class Program:
         self._first = first
         self.replaced = same and same[0]
         self.asked = last.returned.asked
-        shards = host_of(last.strategy).placement.shards_variables
+        shards = or_null(last.strategy).placement.shards_variables
         self.layouts = list(map(layout_in, arrays)) if shards and view is None else None
         assert last.traced.function is not None
         self._watched = Watched(self._get_users(), objects, constants_of(last.traced.function.program))
@@ -152,7 +152,7 @@ class Program:
             changes = kept_changes(frame)
             leaves, structure = flatten_outputs(result)
         counted, passed = frame.counts.of_results(leaves)
-        layouts = frame.layouts.of_results(leaves) if host_of(frame.strategy).placement.shards_variables else {}
+        layouts = frame.layouts.of_results(leaves) if or_null(frame.strategy).placement.shards_variables else {}
         frame.returned = Returned(structure, counted, passed, frame.counts.asked, changes, layouts)
         return leaves
 
@@ -177,7 +177,7 @@ class Program:
         return self._watched.changed(self._get_users, structure.static)
 
     @property
-    def strategy(self) -> Host | None:
+    def strategy(self) -> StrategyBase | None:
         """The strategy that the program runs under; None without one."""
         return self._last.strategy
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from replicax.compat.jax import is_random_key, vary
 from replicax.compat.jax_primitives import stand_in
-from replicax.contracts.host import host_of
+from replicax.contracts.strategy import or_null
 from replicax.contracts.variable_access import (
     VariableLike,
     array_of,
@@ -39,7 +39,7 @@ def own_rows(value: jax.Array, replicas: int) -> jax.Array:
 def stacked_in_program(variable: VariableLike) -> int | None:
     """Returns the number of stacked components of a variable that has one per replica, otherwise None."""
     return (
-        host_of(cast("Variable", variable).strategy).num_replicas_in_sync if is_per_replica_variable(variable) else None
+        or_null(cast("Variable", variable).strategy).num_replicas_in_sync if is_per_replica_variable(variable) else None
     )
 
 

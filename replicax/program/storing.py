@@ -16,7 +16,7 @@ from typing import TypeVar
 import jax
 
 from replicax.compat.jax_errors import is_about_devices
-from replicax.contracts.host import CompiledStep
+from replicax.contracts.strategy import CompiledStep
 from replicax.contracts.variable_access import VariableLike, array_of, name_of
 from replicax.errors import LayoutError, ProgramError
 from replicax.typing import PyTree, PyTreeFunction

@@ -5,19 +5,17 @@ from __future__ import annotations
 import abc
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 import jax
 
 import replicax.context as context
 from replicax.checks import explain_misfit
 from replicax.cluster import ClusterResolver
-from replicax.contracts.advice import AdvisedContract
 from replicax.contracts.called_as import called_as
-from replicax.contracts.host import HostDefaults
-from replicax.contracts.placement import PlacementLike
 from replicax.contracts.reduce_op import ReduceOp
-from replicax.contracts.shown import html_facts
+from replicax.contracts.shown import Shown, html_facts
+from replicax.contracts.strategy import StrategyBase
 from replicax.contracts.variable_access import VariableLike
 from replicax.data import (
     DistributedDataset,
@@ -34,7 +32,7 @@ from replicax.program.replicas.outer_program import noted
 from replicax.program.results import COMBINED
 from replicax.runtime import turns
 from replicax.runtime.devices import device_name
-from replicax.strategies.explaining import Explaining
+from replicax.strategies.explaining import explain
 from replicax.strategies.reductions import Combine, Gathering, Reduction, one_per_replica, reduced_plain, value_of
 from replicax.strategies.scope import Scope
 from replicax.typing import Leaf, PyTree, PyTreeFunction
@@ -46,12 +44,12 @@ from replicax.values.tracebacks import entry_point
 if TYPE_CHECKING:
     import keras
 
-    from replicax.keras.host import KerasLoopsLike
+    from replicax.program.function import Function
 
 _T = TypeVar("_T")
 
 
-class Strategy(Explaining, HostDefaults, AdvisedContract):
+class Strategy(StrategyBase):
     """Decides on which devices training runs and how the parts are put together.
 
     Make one, create variables (models, optimizers, metrics) inside `scope()`, split each global batch with
@@ -70,9 +68,7 @@ class Strategy(Explaining, HostDefaults, AdvisedContract):
         (True, 8)
     """
 
-    devices: tuple[jax.Device, ...]
     mesh: jax.sharding.Mesh | None
-    placement: PlacementLike
     cluster_resolver: ClusterResolver | None = None
 
     @property
@@ -267,15 +263,6 @@ class Strategy(Explaining, HostDefaults, AdvisedContract):
     ) -> PyTree:
         """Calls `fn` on each copy of `variable`."""
 
-    def check_layouts(self, variables: Sequence[VariableLike]) -> None:
-        """Checks that a model's variables have the layouts that the strategy was asked for; `fit` calls it."""
-        del variables
-
-    def keras_loops(self, model: keras.Model) -> KerasLoopsLike | None:
-        """Returns what runs `fit` and the like for a Keras model, by these names; None leaves them to Keras's loops."""
-        del model
-        return None
-
     # Combining.
 
     @overload
@@ -454,6 +441,37 @@ class Strategy(Explaining, HostDefaults, AdvisedContract):
     @abc.abstractmethod
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], PyTree]) -> PyTree:
         """Builds a per-replica value from `value_fn(ValueContext)`, called once for each replica."""
+
+    def explain(
+        self,
+        variables: Sequence[VariableLike] | keras.Model | Function[..., Any] | PyTree,
+        *args: PyTree,
+        step: PyTree = None,
+        **kwargs: PyTree,
+    ) -> Shown:
+        """Returns a table, one line for each variable: its path, shape, layout, bytes on each device, and the rule.
+
+        An array in a pytree, such as a state that `replicate` has placed, has a line as well.
+
+        With several variables the last line has their sum. A notebook shows the table as one. Where a step is compiled
+        for it, a second table counts the collectives of the compiled program: how many there are of each kind, over
+        which axes of the mesh, and their bytes. One in a loop counts once.
+
+        Args:
+            variables: Variables; or a Keras model (whose optimizer's are listed too); or an `rx.function`, of which
+                the variables that it uses are listed, and the collectives counted; or a pytree of arrays and variables.
+            args: The arguments of the `rx.function`, which is traced and compiled for them, and not run.
+            step: With a compiled Keras model, a batch of its training, such as `(x, y)`: the collectives of the step
+                of `fit` are counted. True for a batch like those that the model has been trained on, with one row for
+                each replica.
+            kwargs: Keyword arguments of the `rx.function`.
+
+        Raises:
+            ArgumentError: `step` is given without a compiled Keras model, or is True before the model was trained; or
+                arguments without an `rx.function`.
+            LayoutError: A pattern of a user's layouts matches no variable of a model.
+        """
+        return explain(self, variables, args, kwargs, step)
 
     # The spellings of tf.distribute.
 

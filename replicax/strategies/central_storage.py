@@ -15,8 +15,8 @@ from replicax.program.cut.two_devices import Halves, Places
 from replicax.program.results import marked_like
 from replicax.runtime.devices import device_name, parse_devices
 from replicax.runtime.transfer import put
+from replicax.strategies.mesh_placement import MeshPlacement
 from replicax.strategies.mesh_strategy import MeshStrategy
-from replicax.strategies.placement import Placement
 from replicax.strategies.workers import own_devices
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import is_per_replica
@@ -84,11 +84,6 @@ class CentralStorageStrategy(MeshStrategy):
         assigned = [position.get(id(variable)) for variable in written]
         return Halves(step, assigned, places, in_place=replicas == self.num_replicas_in_sync)
 
-    def _layout_of(self, variable: VariableLike) -> str:
-        if is_per_replica_variable(variable):
-            return super()._layout_of(variable)
-        return f"on {device_name(self.parameter_device)}"
-
     def _facts(self) -> dict[str, object]:
         return {**super()._facts(), "variables on": device_name(self.parameter_device)}
 
@@ -97,7 +92,7 @@ class CentralStorageStrategy(MeshStrategy):
         return f"{type(self).__name__}([{names}], parameter_device={device_name(self.parameter_device)!r})"
 
 
-class CentralPlacement(Placement):
+class CentralPlacement(MeshPlacement):
     """Variables live on one device, and what each replica has of its own on the replicas' devices."""
 
     def __init__(self, devices: Sequence[jax.Device], parameter_device: jax.Device):
@@ -112,6 +107,12 @@ class CentralPlacement(Placement):
     def variable_sharding(self, variable: VariableLike) -> Sharding:
         """Returns where a variable's value lives between steps."""
         return super().variable_sharding(variable) if is_per_replica_variable(variable) else self.home
+
+    def described(self, variable: VariableLike) -> str:
+        """Returns where a variable is, in words."""
+        if is_per_replica_variable(variable):
+            return super().described(variable)
+        return f"on {device_name(*self.home.device_set)}"
 
     def program_sharding(self, variable: VariableLike, replicas: int) -> Sharding:
         """Returns where a variable's value is at the beginning and end of a program on `replicas` replicas."""

@@ -201,7 +201,7 @@ class ClientMethods(WithoutReplicas):
     # Known here.
 
     @property
-    def devices(self) -> tuple[jax.Device, ...]:  # type: ignore[override]
+    def devices(self) -> tuple[jax.Device, ...]:
         """The device of this process on which variables are between calls."""
         return tuple(default_devices()[:1])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
-from jax.sharding import PartitionSpec
 
 from replicax.checks import explained, is_int
 from replicax.cluster import ClusterResolver
@@ -15,14 +14,14 @@ from replicax.errors import ArgumentError
 from replicax.group.health import DEFAULT_STALL_TIMEOUT_S
 from replicax.layouts import MIN_SIZE, Decision, over_data
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.strategies.mesh_strategy import checked_random_numbers
+from replicax.strategies.mesh_placement import MeshPlacement
+from replicax.strategies.mesh_strategy import MeshStrategy, checked_random_numbers
 from replicax.strategies.offloading import offloaded
-from replicax.strategies.placement import Placement
-from replicax.strategies.workers import START_TIMEOUT_S, SpansWorkers
+from replicax.strategies.workers import START_TIMEOUT_S
 
 
 @explained
-class FullyShardedStrategy(SpansWorkers):
+class FullyShardedStrategy(MeshStrategy):
     """Trains like `MirroredStrategy`, but between steps each device holds only a part of every large variable.
 
     Parameters and optimizer state are cut along one dimension, so with N devices each needs about 1/N of the memory.
@@ -67,6 +66,8 @@ class FullyShardedStrategy(SpansWorkers):
         P('replica',)
     """
 
+    waits_for_workers = True
+
     def __init__(
         self,
         devices: int | Sequence[str | jax.Device] | None = None,
@@ -83,21 +84,13 @@ class FullyShardedStrategy(SpansWorkers):
         if not is_int(min_size) or min_size < 0:
             raise ArgumentError(f"`min_size` is a number of elements, an int of at least 0, got {min_size!r}.")
         self.min_size = min_size
-        found = self._chosen_devices(devices, communication_options, cluster_resolver, start_timeout, stall_timeout)
+        found = self._choose_devices(devices, communication_options, cluster_resolver, start_timeout, stall_timeout)
         if cross_device_ops is None and communication_options is None:
             cross_device_ops = NcclAllReduce(num_packs=0)  # Of a gradient in a pack no device could keep its shard.
         beside = offloaded(offload_optimizer, found, min_size)
-        placement = Placement(found, layout=self._layout, workers=self.workers, lives_on_host=beside)
+        placement = MeshPlacement(found, decide=self._decide, workers=self.workers, lives_on_host=beside)
         super().__init__(placement, cross_device_ops, communication_options)
         self.random_numbers = checked_random_numbers(random_numbers)
 
-    def _decision(self, variable: VariableLike) -> Decision:
+    def _decide(self, variable: VariableLike) -> Decision:
         return over_data(shape_of(variable), REPLICA_AXIS, self.num_replicas_in_sync, self.min_size)
-
-    def _layout(self, variable: VariableLike) -> PartitionSpec:
-        return self._decision(variable).spec()
-
-    _shards = True
-
-    def _why(self, variable: VariableLike) -> str:
-        return self._decision(variable).why

@@ -14,7 +14,7 @@ from replicax.checks import explained
 from replicax.collectives import Compression, computing_dtype
 from replicax.collectives.compression import MemoryKind
 from replicax.compat.jax_tracing import outside_traces
-from replicax.contracts.host import Host, host_of
+from replicax.contracts.strategy import StrategyBase, or_null
 from replicax.contracts.variable_access import VariableLike, dtype_of, is_variable, name_of, set_array, shape_of
 from replicax.errors import ArgumentError
 from replicax.strategies.replica_devices import placed_copy
@@ -32,7 +32,7 @@ class _KnownVariable(Variable):
 
     def _initialize(self, value: jax.Array) -> None:
         with outside_traces():
-            host, first = host_of(self.strategy), np.asarray(value)
+            host, first = or_null(self.strategy), np.asarray(value)
             if self.per_replica:
                 first = np.broadcast_to(first, (host.num_replicas_in_sync, *first.shape))
             sharding = host.placement.variable_sharding(self)
@@ -68,7 +68,7 @@ class GradientMemory(Mapping[str, Record]):
         'GradientMemory'
     """
 
-    def __init__(self, strategy: Host, compression: Compression | None):
+    def __init__(self, strategy: StrategyBase, compression: Compression | None):
         self._strategy = weakref.ref(strategy)
         self._compression = compression
         self._is_built = False

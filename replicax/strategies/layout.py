@@ -19,9 +19,10 @@ from replicax.layouts import MIN_SIZE, AutomaticRules, LayoutLike, Layouts, Patt
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.strategies.base import listed
 from replicax.strategies.mesh_grid import MODEL, Grid, grid_of_mesh, grid_of_shape
+from replicax.strategies.mesh_placement import MeshPlacement
+from replicax.strategies.mesh_strategy import MeshStrategy
 from replicax.strategies.offloading import offloaded
-from replicax.strategies.placement import Placement
-from replicax.strategies.workers import START_TIMEOUT_S, SpansWorkers, Workers
+from replicax.strategies.workers import START_TIMEOUT_S, Workers
 
 if TYPE_CHECKING:
     import keras
@@ -31,7 +32,7 @@ _MeshLike: TypeAlias = "Mesh | keras.distribution.DeviceMesh"
 _Layout: TypeAlias = "str | Mapping[str, LayoutLike] | Callable[[keras.distribution.DeviceMesh], object]"
 
 
-class LayoutStrategy(SpansWorkers):
+class LayoutStrategy(MeshStrategy):
     """Cuts variables over a mesh as rules or patterns say, and batches over its first axis.
 
     Each position along the mesh's first axis is a replica; the devices along the other axes share its work, XLA's
@@ -81,6 +82,8 @@ class LayoutStrategy(SpansWorkers):
         4
     """
 
+    waits_for_workers = True
+
     def __init__(
         self,
         mesh: _MeshLike | None = None,
@@ -106,7 +109,7 @@ class LayoutStrategy(SpansWorkers):
         if mesh is None and mesh_shape is None and devices is None:
             mesh = getattr(layout, "device_mesh", None)  # a keras.distribution.LayoutMap
         if mesh is None:
-            found = self._chosen_devices(devices, communication_options, cluster_resolver, start_timeout, stall_timeout)
+            found = self._choose_devices(devices, communication_options, cluster_resolver, start_timeout, stall_timeout)
             takes_all = devices is not None or self.num_workers > 1
             self._grid = grid_of_shape(mesh_shape, found, layout == "tensor", takes_all)
         elif mesh_shape is not None or devices is not None:
@@ -122,12 +125,8 @@ class LayoutStrategy(SpansWorkers):
         if cross_device_ops is None and communication_options is None:
             cross_device_ops = NcclAllReduce(num_packs=0)  # A pack of gradients would be whole on each device.
         beside = offloaded(offload_optimizer, list(self._grid.devices.flat), min_size)
-        names = REPLICA_AXIS, *self.axis_names[1:]
-        placement = Placement(self._grid.devices, names, self._layout, self.workers, beside)
+        placement = _GridPlacement(self._grid, self._layouts, self.workers, beside)
         super().__init__(placement, cross_device_ops, communication_options)
-
-    def _layout(self, variable: VariableLike) -> PartitionSpec:
-        return self._layouts.of(variable).spec({self.axis_names[0]: REPLICA_AXIS})
 
     def adopt(self, variable: VariableLike) -> None:
         """Decides about a new variable's layout while the layers that make it are at work."""
@@ -165,29 +164,39 @@ class LayoutStrategy(SpansWorkers):
             self._has_warned = True
             warnings.warn(unused, stacklevel=2)
 
-    def _layout_of(self, variable: VariableLike) -> str:
-        decision = self._layouts.of(variable)
-        return str(decision.axes) if decision.is_cut else super()._layout_of(variable)
-
-    _shards = True
-
-    def _mesh_sizes(self) -> dict[str, int]:
-        return self._grid.sizes
-
-    def _variables_of(self, model: keras.Model) -> list[VariableLike]:
-        if model.variables:
-            self.check_layouts(model.variables)
-        return super()._variables_of(model)
-
-    def _why(self, variable: VariableLike) -> str:
-        return self._layouts.of(variable).why
-
     def _facts(self) -> dict[str, object]:
         mesh = ", ".join(f"{name}={size}" for name, size in self._grid.sizes.items())
         return {**super()._facts(), "devices": listed(list(self._grid.devices.flat)), "mesh": mesh}
 
     def __repr__(self) -> str:
         return f"LayoutStrategy({self._grid.sizes})"
+
+
+class _GridPlacement(MeshPlacement):
+    """The placement over a user's mesh: its first axis, whatever its name, is that of the replicas."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        layouts: Layouts,
+        workers: Sequence[str],
+        lives_on_host: Callable[[VariableLike], bool] | None,
+    ):
+        super().__init__(grid.devices, (REPLICA_AXIS, *grid.names[1:]), layouts.of, workers, lives_on_host)
+        self._grid, self._layouts = grid, layouts
+
+    def _layout(self, variable: VariableLike) -> PartitionSpec:
+        return self._layouts.of(variable).spec({self._grid.names[0]: REPLICA_AXIS})
+
+    def described(self, variable: VariableLike) -> str:
+        """Returns how a variable is laid out, with the user's names of the axes."""
+        decision = self._layouts.of(variable)
+        return str(decision.axes) if decision.is_cut else super().described(variable)
+
+    @property
+    def axis_sizes(self) -> dict[str, int]:
+        """The axes of the mesh and their sizes."""
+        return self._grid.sizes
 
 
 def _rules(layout: _Layout, grid: Grid, min_size: int) -> Rules:

@@ -9,13 +9,15 @@ from typing import cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, Sharding
 
 import replicax.context as context
+from replicax.cluster import ClusterResolver
 from replicax.collectives import CommunicationOptions, CrossDeviceOps, choose_cross_device_ops, sums_small_values
 from replicax.collectives.compression import is_of_gradients
 from replicax.compat.jax_tracing import constants_are_traced, prepare_tracing_anew
 from replicax.compat.keras import as_tensor_of
-from replicax.contracts.host import PER_REPLICA, PER_ROW
+from replicax.contracts.strategy import PER_REPLICA, PER_ROW
 from replicax.contracts.variable_access import TreeLeaf, VariableLike, dtype_of, shape_of
 from replicax.contracts.worlds import Worlds
 from replicax.data import (
@@ -24,10 +26,12 @@ from replicax.data import (
     InputContext,
     InputOptions,
     InputWorkers,
+    ValueContext,
 )
 from replicax.data.fed_replicas import Receivers
 from replicax.errors import ArgumentError, ContextError, ReplicaShapeError
 from replicax.group.renewal import renewed
+from replicax.program.call_checks import check_function
 from replicax.program.function import ProgramCache, WeakProgramCaches
 from replicax.program.kept_layouts import layout_in
 from replicax.program.pytrees import is_number_like
@@ -38,19 +42,22 @@ from replicax.runtime.calls import together
 from replicax.runtime.devices import device_name
 from replicax.runtime.mesh import REPLICA_AXIS, mirrored_sharding
 from replicax.runtime.transfer import host_copy, put
+from replicax.strategies.base import Strategy
 from replicax.strategies.explaining import leaf_name
 from replicax.strategies.gradient_memory import GradientMemory
-from replicax.strategies.placement import Placement
+from replicax.strategies.mesh_placement import MeshPlacement
 from replicax.strategies.reductions import Combine, Components, compiled, one_per_replica, value_of, values_of
 from replicax.strategies.replica_context import ReplicaContext
 from replicax.strategies.replica_devices import placed_copies
-from replicax.strategies.values_from_function import ValuesFromFunction
+from replicax.strategies.sharded_update import update_layout
+from replicax.strategies.values_from_function import values_from_function
+from replicax.strategies.workers import ALONE, Workers, chosen_with_workers, is_default, patience
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import Mirrored, PerReplica, is_per_replica
 from replicax.values.containers import opened, settings_among
 
 
-class MeshStrategy(ValuesFromFunction):
+class MeshStrategy(Strategy):
     """Replicas on local devices, all running the same program in step.
 
     Args:
@@ -64,12 +71,15 @@ class MeshStrategy(ValuesFromFunction):
 
     #: Whether the strategy may have other processes to wait for.
     waits_for_workers = False
+    #: Whether each replica updates a shard of each variable with its shard of the optimizer's state.
+    shard_update = False
 
-    placement: Placement
+    placement: MeshPlacement
+    _joined = ALONE  # the workers
 
     def __init__(
         self,
-        placement: Placement,
+        placement: MeshPlacement,
         cross_device_ops: CrossDeviceOps | None = None,
         communication_options: CommunicationOptions | None = None,
     ):
@@ -85,10 +95,9 @@ class MeshStrategy(ValuesFromFunction):
         self._programs = WeakProgramCaches[ProgramCache]()
         prepare_tracing_anew()
 
-    def _set_placement(self, placement: Placement) -> None:
+    def _set_placement(self, placement: MeshPlacement) -> None:
         """Runs programs on the devices of `placement` from now on."""
         self.placement = placement
-        self.devices = placement.devices
         self.mesh = placement.mesh_for(placement.replicas)
         self.cross_device_ops = self._ops.for_devices(self.devices)
         self.sum_together = sums_small_values(self.cross_device_ops, REPLICA_AXIS)
@@ -106,10 +115,56 @@ class MeshStrategy(ValuesFromFunction):
             )
         return options
 
+    def _choose_devices(
+        self,
+        devices: int | Sequence[str | jax.Device] | None,
+        options: CommunicationOptions | None,
+        cluster_resolver: ClusterResolver | None,
+        start_timeout: float,
+        stall_timeout: float | None,
+    ) -> list[jax.Device]:
+        """Returns the devices that a user has chosen; by default those of all workers, for whom it waits."""
+        self.waits_for_workers = is_default(devices)
+        stall_timeout = patience(stall_timeout, self._checked_options(options).timeout_seconds)
+        found, workers = chosen_with_workers(devices, cluster_resolver, start_timeout, stall_timeout)
+        self._set_workers(workers)
+        return found
+
+    def _set_workers(self, workers: Workers) -> None:
+        self._joined = workers
+        self.cluster_resolver, self.cluster, self.workers = workers
+
+    @property
+    def num_workers(self) -> int:
+        """Number of processes that train together."""
+        return len(self._joined.names)
+
+    @property
+    def worker_index(self) -> int:
+        """Number of this process among them, from 0."""
+        return self._joined.config.process_id if self.num_workers > 1 else 0
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one that writes logs and the like."""
+        return self._joined.config.is_chief
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...]:
+        """The devices, one for each replica."""
+        return self.placement.devices
+
     @property
     def num_replicas_in_sync(self) -> int:
         """Number of replicas: of devices, unless several of them make one replica."""
         return self.placement.replicas
+
+    def optimizer_sharding(self, variable: VariableLike) -> Sharding | None:
+        """Returns where a variable of an optimizer lives while a step updates it."""
+        if not self.shard_update:
+            return super().optimizer_sharding(variable)
+        replicas = self.num_replicas_in_sync
+        return NamedSharding(self.placement.mesh_for(replicas), update_layout(variable, replicas))
 
     def creates(self, variable: VariableLike, initializer: Callable[..., jax.Array]) -> bool:
         """Gives a new Keras variable that is cut its first value, on all devices, and returns whether it did."""
@@ -293,7 +348,7 @@ class MeshStrategy(ValuesFromFunction):
     def _agreed(
         self, values: Sequence[jax.typing.ArrayLike], names: Sequence[str], what: str
     ) -> Sequence[jax.typing.ArrayLike]:
-        """Returns the chief's values; see `Placement.agreed`."""
+        """Returns the chief's values; see `MeshPlacement.agreed`."""
         worlds = self.placement.worlds
         if worlds is None:
             return self.placement.agreed(values, names, what)
@@ -333,10 +388,21 @@ class MeshStrategy(ValuesFromFunction):
         return PerReplica(each.stacked[np.array(self.placement.processes.local)])
 
     def _facts(self) -> dict[str, object]:
-        combined = {"cross-device op": type(self.cross_device_ops).__name__} if len(self.devices) > 1 else {}
-        return {**super()._facts(), **combined}
+        facts = super()._facts()
+        if len(self.devices) > 1:
+            facts["cross-device op"] = type(self.cross_device_ops).__name__
+        if len(self._joined.names) > 1:
+            facts["workers"] = f"{self.num_workers}, this is {self.worker_index}"
+        return facts
+
+    def _shown_as_worker(self) -> str:
+        local = len(self.placement.sharding(stacked=False).addressable_devices)
+        name = self._joined.names[self.worker_index]
+        return f"{type(self).__name__}({name} of {self.num_workers}, {local} local devices)"
 
     def __repr__(self) -> str:
+        if self.num_workers > 1:
+            return self._shown_as_worker()
         names = ", ".join(device_name(device) for device in self.devices)
         return f"{type(self).__name__}([{names}])"
 
@@ -356,6 +422,21 @@ class MeshStrategy(ValuesFromFunction):
             advice=self.advice,
             anew=self._receivers,
         )
+
+    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], PyTree]) -> PyTree:
+        """Builds a per-replica value, one call of `value_fn` for each replica of this process.
+
+        On several workers all call this together, and know of all components' shapes and dtypes afterwards. Inside an
+        `rx.function` each worker calls `value_fn` for every replica, and all trace the same.
+
+        Raises:
+            ArgumentError: `value_fn` returns pytrees of different structures.
+            ReplicaShapeError: Inside an `rx.function`: it returns arrays of different shapes or dtypes.
+            ValuesMismatchError: Workers return pytrees of another structure.
+        """
+        check_function("`value_fn`", value_fn)
+        self._check_cross_replica("strategy.distribute_values_from_function")
+        return values_from_function(self, self.placement, value_fn)
 
     def _dataset_of_report(
         self, dataset: PyTree, options: InputOptions | None, batch_size: int | None

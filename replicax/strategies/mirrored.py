@@ -8,14 +8,14 @@ import jax
 
 from replicax.checks import explained
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
-from replicax.strategies.mesh_strategy import checked_random_numbers
-from replicax.strategies.placement import Placement
-from replicax.strategies.sharded_update import ShardsUpdate
+from replicax.strategies.mesh_placement import MeshPlacement
+from replicax.strategies.mesh_strategy import MeshStrategy, checked_random_numbers
+from replicax.strategies.sharded_update import checked_shard_update
 from replicax.strategies.workers import own_devices
 
 
 @explained
-class MirroredStrategy(ShardsUpdate):
+class MirroredStrategy(MeshStrategy):
     """Trains on several devices of this process: each has a copy of all variables and a part of each global batch.
 
     Gradients are summed over the devices, so that all copies are updated alike and stay equal.
@@ -57,6 +57,6 @@ class MirroredStrategy(ShardsUpdate):
         random_numbers: str | None = None,
     ):
         found = own_devices(self, devices, "devices")
-        super().__init__(Placement(found), cross_device_ops, communication_options)
-        self.shard_update = self._checked_shard_update(shard_update, default=True)
+        super().__init__(MeshPlacement(found), cross_device_ops, communication_options)
+        self.shard_update = checked_shard_update(shard_update, True, self.communication_options)
         self.random_numbers = checked_random_numbers(random_numbers)

@@ -5,29 +5,40 @@ from __future__ import annotations
 import functools
 import pickle
 from collections.abc import Callable
-from typing import ParamSpec, Self, TypeVar, cast
+from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar, cast
 
-from replicax.cluster import ClusterResolver
+import jax
+
+from replicax.cluster import ClusterResolver, cluster_of
 from replicax.cluster.exchange import exchanged
 from replicax.cluster.signing import pickled, unpickled
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.contracts.called_as import called_as
-from replicax.contracts.host import PER_REPLICA, PER_ROW, NoPlacement
+from replicax.contracts.placement import Placement
+from replicax.contracts.strategy import PER_REPLICA, PER_ROW
+from replicax.contracts.variable_access import VariableLike
 from replicax.errors import ArgumentError
-from replicax.group.health import DEFAULT_STALL_TIMEOUT_S
+from replicax.group.health import DEFAULT_STALL_TIMEOUT_S, stall_timeout_from
+from replicax.runtime.memory import keep_freed_memory
+from replicax.runtime.mesh import forget_meshes
 from replicax.strategies.client import ClientMethods, RemoteCluster, runs_for_a_client
-from replicax.strategies.elastic import Elastic, RunsInWorlds, elastic_from
-from replicax.strategies.mesh_strategy import checked_random_numbers
-from replicax.strategies.placement import Placement
-from replicax.strategies.sharded_update import ShardsUpdate
+from replicax.strategies.elastic import Elastic, elastic_from
+from replicax.strategies.mesh_placement import MeshPlacement
+from replicax.strategies.mesh_strategy import MeshStrategy, checked_random_numbers
+from replicax.strategies.sharded_update import checked_shard_update
 from replicax.strategies.workers import START_TIMEOUT_S, Workers, patience
+from replicax.typing import PyTree
+
+if TYPE_CHECKING:  # Loaded where they are needed only.
+    from replicax.checkpoint import Checkpoint
+    from replicax.strategies.elastic_variables import Followers
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _RESULT = "a result of remote_all"
 
 
-class MultiWorkerMirroredStrategy(RunsInWorlds, ShardsUpdate):
+class MultiWorkerMirroredStrategy(MeshStrategy):
     """Trains on the devices of all workers of a cluster in step: `MirroredStrategy` over many processes.
 
     Every worker runs the same program, and makes the strategy at its top, before anything creates an array: there it
@@ -78,6 +89,9 @@ class MultiWorkerMirroredStrategy(RunsInWorlds, ShardsUpdate):
         (1, True)
     """
 
+    waits_for_workers = True
+    _followers: Followers | None = None
+
     def __new__(cls, *args: object, **kwargs: object) -> Self:
         """Returns a client where `remote_cluster` says so."""
         del args
@@ -113,14 +127,106 @@ class MultiWorkerMirroredStrategy(RunsInWorlds, ShardsUpdate):
                     "shard_update=True leaves each part of an optimizer's state with one worker, and it would be lost "
                     "with that one. Leave it out of elastic training."
                 )
-            placement = self._began(elastic, cluster_resolver, start_timeout, stall_timeout)
+            placement = self._first_world(elastic, cluster_resolver, start_timeout, stall_timeout)
         else:
             joined = Workers.joined(cluster_resolver, start_timeout, stall_timeout)
             self._set_workers(joined)
-            placement = Placement(joined.devices(), workers=joined.names)
+            placement = MeshPlacement(joined.devices(), workers=joined.names)
         super().__init__(placement, cross_device_ops, communication_options)
-        self.shard_update = self._checked_shard_update(shard_update, default=False)
+        self.shard_update = checked_shard_update(shard_update, False, self.communication_options)
         self.random_numbers = checked_random_numbers(random_numbers, PER_REPLICA if elastic is None else PER_ROW)
+
+    # Elastic training: the strategy takes on the devices of each new world.
+
+    def _first_world(
+        self, elastic: Elastic, resolver: ClusterResolver | None, start_timeout: float, stall_timeout: float | None
+    ) -> MeshPlacement:
+        """Waits for the other workers, unless they train already, and returns the first placement."""
+        from replicax.group.membership.opening import open_worlds
+        from replicax.strategies.elastic_variables import Followers
+        from replicax.strategies.newcomer_state import StrategyState
+
+        resolver, config = cluster_of(resolver)
+        keep_freed_memory()
+        most = elastic.max_workers or config.num_processes
+        patience_s = stall_timeout_from(stall_timeout)
+        worlds = open_worlds(config, elastic.min_workers, most, start_timeout, patience_s)
+        self._set_workers(Workers(resolver, config, worlds.world.names))
+        self._followers = Followers(worlds)
+        worlds.always.append(StrategyState(self._followers, lambda: self.placement))
+        worlds.changes.append(self._change_world)
+        return self._placement_in(self._followers)
+
+    def _placement_in(self, followers: Followers) -> MeshPlacement:
+        self._set_workers(self._joined._replace(names=followers.worlds.world.names))
+        devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+        return MeshPlacement(devices, workers=self.workers, followers=followers)
+
+    def _change_world(self) -> None:
+        assert self._followers is not None
+        before = self.placement
+        forget_meshes()
+        self._set_placement(self._placement_in(self._followers))
+        self._followers.move(before.variable_sharding, self.placement.variable_sharding)
+
+    def adopt(self, variable: VariableLike) -> None:
+        """Lets a Keras variable that is made in the scope follow from world to world."""
+        super().adopt(variable)
+        if self._followers is not None:
+            self._followers.add([variable])
+
+    @property
+    def worker_index(self) -> int:
+        """Number of this process among the workers that train now."""
+        return super().worker_index if self._followers is None else self._followers.worlds.world.index
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one that writes logs and the like; the next one is, if the chief is lost."""
+        return super().is_chief if self._followers is None else self.worker_index == 0
+
+    def join(self, checkpoint: Checkpoint | None = None, **objects: PyTree) -> bool:
+        """Names the state of the training that a worker gets which joins while the others train; and lets it join.
+
+        All workers call this before the training loop, when they have made (and restored) what the state consists of.
+        In a worker that has come while the others train, it waits until they come to a boundary, and gives the objects
+        the state that they have there: from their memory, not from disk. Without elasticity nothing happens.
+
+        Boundaries are where the loop asks for the next batch of the first distributed dataset, or iterator, among the
+        objects: the newcomer gets this batch, too. Without one they are where it asks any dataset for a batch. A later
+        call of this method in the loop is a boundary, too.
+
+        All variables of this strategy are given in any case, also those that the newcomer makes in its first step, and
+        the states of the global random generators of Python, NumPy and Keras.
+
+        Args:
+            checkpoint: What else the state consists of, as an `rx.Checkpoint`. Numbers in it are given as they stand
+                there: count in an `rx.Variable`, or set them anew in each step (`checkpoint.step = step`). None for
+                what an earlier call has named.
+            **objects: The same without an `rx.Checkpoint`.
+
+        Returns:
+            Whether this worker has got the state of others: nothing is to be restored or initialized then.
+
+        Raises:
+            ArgumentError: Nothing is named, neither here nor before; or `checkpoint` is no `rx.Checkpoint`.
+            ElasticError: The state of the others does not fit this worker's objects.
+            MeetingError: Nobody is left who has the state.
+
+        Example:
+            >>> from replicax import MultiWorkerMirroredStrategy, Variable
+            >>> strategy = MultiWorkerMirroredStrategy()
+            >>> with strategy.scope():
+            ...     steps = Variable(0)
+            >>> strategy.join(steps=steps)  # not elastic here
+            False
+        """
+        from replicax.checkpoint.joining import join, state_named
+
+        named = state_named(checkpoint, objects)
+        return False if self._followers is None else join(named)
+
+    # A client and its workers.
 
     def remote(self, fn: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Runs `fn(*args, **kwargs)` on every worker, in a fresh process there, and returns the chief's result.
@@ -160,7 +266,7 @@ class MultiWorkerMirroredStrategy(RunsInWorlds, ShardsUpdate):
 class _Client(ClientMethods, MultiWorkerMirroredStrategy):
     """A `MultiWorkerMirroredStrategy` whose workers are elsewhere."""
 
-    placement = NoPlacement()  # type: ignore[assignment] # Variables are in this process between calls.
+    placement = Placement()  # type: ignore[assignment] # Variables are in this process between calls.
     worker_index = 0
     is_chief = True
 

@@ -11,13 +11,13 @@ import numpy as np
 from replicax.contracts.variable_access import VariableLike
 from replicax.keras.random_state import RandomState
 from replicax.strategies.elastic_variables import Followers, Given
-from replicax.strategies.placement import Placement
+from replicax.strategies.mesh_placement import MeshPlacement
 
 
 class StrategyState:
     """The state that a worker gets of a strategy in any case; `contracts.worlds.State` says what the methods do."""
 
-    def __init__(self, followers: Followers, placement: Callable[[], Placement]):
+    def __init__(self, followers: Followers, placement: Callable[[], MeshPlacement]):
         self._followers, self._placement = followers, placement
 
     def give(self) -> tuple[Sequence[np.ndarray], bytes]:

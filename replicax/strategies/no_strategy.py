@@ -14,7 +14,6 @@ import replicax.context as context
 from replicax.checks import call
 from replicax.collectives import CommunicationOptions
 from replicax.contracts.called_as import called_as
-from replicax.contracts.host import NoPlacement
 from replicax.contracts.reduce_op import ReduceOp, as_mean, check_numbers
 from replicax.contracts.variable_access import VariableLike
 from replicax.data import InputContext, InputOptions, ValueContext
@@ -22,7 +21,6 @@ from replicax.data.sources import can_open
 from replicax.errors import ArgumentError, ContextError
 from replicax.program.call_checks import called, check_function
 from replicax.program.pytrees import is_number_like
-from replicax.runtime.devices import default_devices
 from replicax.strategies.base import Strategy
 from replicax.strategies.reductions import values_of
 from replicax.strategies.replica_context import ReplicaContext
@@ -36,12 +34,6 @@ class DefaultStrategy(Strategy):
     """Runs code as it is, with one replica and no placement; `rx.get_strategy()` returns it outside every scope."""
 
     mesh = None
-    placement = NoPlacement()
-
-    @property
-    def devices(self) -> tuple[jax.Device, ...]:  # type: ignore[override]
-        """The device on which JAX computes by default."""
-        return tuple(default_devices()[:1])
 
     @property
     def num_replicas_in_sync(self) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 
 from replicax.runtime.devices import parse_devices
+from replicax.strategies.mesh_placement import MeshPlacement
 from replicax.strategies.mesh_strategy import MeshStrategy
-from replicax.strategies.placement import Placement
 
 
 class OneDeviceStrategy(MeshStrategy):
@@ -27,4 +27,4 @@ class OneDeviceStrategy(MeshStrategy):
     """
 
     def __init__(self, device: str | jax.Device):
-        super().__init__(Placement(parse_devices([device])))
+        super().__init__(MeshPlacement(parse_devices([device])))

@@ -15,6 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, Sharding
 
 import replicax.runtime.activity as activity
 from replicax.compat.jax import strongly_typed
+from replicax.contracts.placement import Placement
 from replicax.program.results import marked_like
 from replicax.runtime.mesh import REPLICA_AXIS, mirrored_sharding, stacked_sharding
 from replicax.runtime.transfer import copy_of, from_chief, is_in_host_memory, put, put_all, spans_processes
@@ -22,7 +23,7 @@ from replicax.typing import Leaf, PyTree
 from replicax.values import is_per_replica
 
 
-class ReplicaDevices:
+class ReplicaDevices(Placement):
     """The devices of the replicas, the meshes over them, and how values move from one to the other."""
 
     def __init__(

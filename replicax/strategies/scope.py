@@ -8,10 +8,10 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 import replicax.context as context
-from replicax.contracts.host import Host
+from replicax.contracts.strategy import StrategyBase
 from replicax.errors import ContextError
 
-_S = TypeVar("_S", bound=Host)
+_S = TypeVar("_S", bound=StrategyBase)
 
 
 class Scope(contextlib.ContextDecorator, Generic[_S]):

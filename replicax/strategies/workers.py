@@ -1,22 +1,23 @@
-"""Strategies whose devices may belong to several processes: who they are, and how they are started and watched."""
+"""The processes that a strategy's devices belong to: who they are, and how they are started and watched."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 
 import replicax.group.health as health
 from replicax.cluster import ClusterConfig, ClusterResolver, Task, cluster_of, detect_cluster
-from replicax.collectives import CommunicationOptions
 from replicax.compat.jax_processes import connected_as
 from replicax.contracts.worlds import running
 from replicax.errors import ArgumentError, ClusterError
 from replicax.group.health import DEFAULT_STALL_TIMEOUT_S, stall_timeout_from, start
 from replicax.runtime.devices import chosen_devices
 from replicax.runtime.memory import keep_freed_memory
-from replicax.strategies.mesh_strategy import MeshStrategy
+
+if TYPE_CHECKING:
+    from replicax.strategies.mesh_strategy import MeshStrategy
 
 START_TIMEOUT_S = 300.0
 
@@ -55,7 +56,7 @@ class Workers(NamedTuple):
                     "`cluster_resolver` was given with devices that all belong to this process, which then waits for "
                     "no other. Leave out one of the two; without devices those of all workers are used."
                 )
-            return cls(None, ClusterConfig(), ("worker:0",))
+            return ALONE
         _check_all_take_part(processes)
         resolver, config = cluster_of(resolver)
         if (config.process_id, config.num_processes) == (jax.process_index(), jax.process_count()):
@@ -70,75 +71,34 @@ class Workers(NamedTuple):
         return sorted(devices, key=lambda device: device.process_index)
 
 
-class SpansWorkers(MeshStrategy):
-    """A strategy whose devices may belong to several processes, which run the same program in step.
+ALONE = Workers(None, ClusterConfig(), ("worker:0",))
 
-    Attributes:
-        cluster_resolver: The resolver that was given, or the one that was found; without any cluster it names no task.
-        cluster: The `ClusterConfig`: who this process is.
-        workers: The names of all workers, such as `("worker:0", "worker:1")`.
-    """
 
-    waits_for_workers = True
+def is_default(devices: int | Sequence[str | jax.Device] | None) -> bool:
+    """Returns whether a user leaves it to the strategy which devices it takes."""
+    return devices is None or (not isinstance(devices, int) and not len(devices))
 
-    def _set_workers(self, workers: Workers) -> None:
-        self.cluster_resolver, self.cluster, self.workers = workers
 
-    def _chosen_devices(
-        self,
-        devices: int | Sequence[str | jax.Device] | None,
-        options: CommunicationOptions | None,
-        cluster_resolver: ClusterResolver | None,
-        start_timeout: float,
-        stall_timeout: float | None,
-    ) -> list[jax.Device]:
-        """Returns the devices that a user has chosen; by default those of all workers, whom it waits for."""
-        is_default = devices is None or (not isinstance(devices, int) and not len(devices))
-        self.waits_for_workers = is_default
-        stall_timeout = patience(stall_timeout, self._checked_options(options).timeout_seconds)
-        if is_default:
-            workers = Workers.joined(cluster_resolver, start_timeout, stall_timeout)
-            found = workers.devices() if len(workers.names) > 1 else chosen_devices(None)
-        else:
-            found = chosen_devices(devices)
-            workers = Workers.of(found, cluster_resolver, start_timeout, stall_timeout)
-        self._set_workers(workers)
-        return found
-
-    @property
-    def num_workers(self) -> int:
-        """Number of processes that train together."""
-        return len(self.workers)
-
-    @property
-    def worker_index(self) -> int:
-        """Number of this process among them."""
-        return self.cluster.process_id if self.num_workers > 1 else 0
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this process is the one that writes logs and the like."""
-        return self.cluster.is_chief
-
-    def _shown_as_worker(self) -> str:
-        local = len(self.placement.sharding(stacked=False).addressable_devices)
-        return f"{type(self).__name__}({self.workers[self.worker_index]} of {self.num_workers}, {local} local devices)"
-
-    def _facts(self) -> dict[str, object]:
-        spans = {} if self.num_workers == 1 else {"workers": f"{self.num_workers}, this is {self.worker_index}"}
-        return {**super()._facts(), **spans}
-
-    def __repr__(self) -> str:
-        return super().__repr__() if self.num_workers == 1 else self._shown_as_worker()
+def chosen_with_workers(
+    devices: int | Sequence[str | jax.Device] | None,
+    resolver: ClusterResolver | None,
+    start_timeout: float,
+    stall_timeout: float | None,
+) -> tuple[list[jax.Device], Workers]:
+    """Returns the devices that a user has chosen, and their processes; by default it waits for all workers'."""
+    if is_default(devices):
+        workers = Workers.joined(resolver, start_timeout, stall_timeout)
+        return workers.devices() if len(workers.names) > 1 else chosen_devices(None), workers
+    found = chosen_devices(devices)
+    return found, Workers.of(found, resolver, start_timeout, stall_timeout)
 
 
 def own_devices(
     strategy: MeshStrategy, devices: int | Sequence[str | jax.Device] | None, argument: str
 ) -> list[jax.Device]:
     """Returns the devices of a strategy of one process. One of several processes has to ask for its own."""
-    is_default = devices is None or (not isinstance(devices, int) and not len(devices))
     # Beside a strategy of all workers, which watches them, this one is for something of this process.
-    if is_default and not strategy.waits_for_workers and health.running() is None and running() is None:
+    if is_default(devices) and not strategy.waits_for_workers and health.running() is None and running() is None:
         found = _one_of_several()
         if found:
             name = type(strategy).__name__

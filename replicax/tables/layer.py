@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax.context as context
-from replicax.contracts.host import host_of
+from replicax.contracts.strategy import or_null
 from replicax.errors import ArgumentError
 from replicax.tables.contents import Deal
 from replicax.tables.features import Features, as_ids, is_preprocessed, parts_of
@@ -77,7 +77,7 @@ class TablesLayer:
         self.table_stacking, self.update_stats = table_stacking, update_stats
         self._features = Features(feature_configs)
         strategy = context.current().strategy
-        host = host_of(strategy)
+        host = or_null(strategy)
         replicas = 1 if strategy is None or host.is_asynchronous else host.num_replicas_in_sync
         self._hook = self.add_weight(shape=(), initializer="zeros", name="hook")
         vars(self._hook)["optimizer_check"] = check_model_optimizer

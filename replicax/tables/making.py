@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.contracts.host import Host
-from replicax.contracts.placement import PlacementLike
+from replicax.contracts.placement import Placement
+from replicax.contracts.strategy import StrategyBase
 from replicax.contracts.variable_access import array_of, stored_form_of
 from replicax.errors import ArgumentError
 from replicax.tables.contents import Deal, DealtInitializer
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import keras
 
 
-def make_table(layer: keras.Layer, spec: TableSpec, deal: Deal, host: Host, hook: keras.Variable) -> Table:
+def make_table(layer: keras.Layer, spec: TableSpec, deal: Deal, host: StrategyBase, hook: keras.Variable) -> Table:
     """Makes the variables of a table, weights of a layer; each device computes the first value of its own rows."""
     home = host.placement.sharding(stacked=True) if deal.replicas > 1 else None
     initializer = _agreed(spec, host)
@@ -52,7 +52,7 @@ def make_table(layer: keras.Layer, spec: TableSpec, deal: Deal, host: Host, hook
     return Table(spec, deal, rows, slots, step, host.placement, hook, index)
 
 
-def _index(layer: keras.Layer, spec: TableSpec, rows: keras.Variable, host: Host) -> keras.Variable:
+def _index(layer: keras.Layer, spec: TableSpec, rows: keras.Variable, host: StrategyBase) -> keras.Variable:
     """Makes the index of a growing table: for each row its id, and when it was used. Servers keep it."""
     import keras
 
@@ -71,7 +71,7 @@ def _index(layer: keras.Layer, spec: TableSpec, rows: keras.Variable, host: Host
     )
 
 
-def _agreed(spec: TableSpec, host: Host) -> keras.initializers.Initializer:
+def _agreed(spec: TableSpec, host: StrategyBase) -> keras.initializers.Initializer:
     """Returns the table's initializer, with process 0's seed where there are several processes."""
     seed = getattr(spec.initializer, "seed", None)
     if not host.placement.spans_processes or not isinstance(seed, int):
@@ -85,7 +85,7 @@ def _agreed(spec: TableSpec, host: Host) -> keras.initializers.Initializer:
 class RowsInOrder:
     """The form of a table in files: its rows in the order of the ids, whatever the number of devices."""
 
-    def __init__(self, deal: Deal, columns: int, placement: PlacementLike):
+    def __init__(self, deal: Deal, columns: int, placement: Placement):
         self.shape = (deal.rows, columns)
         self._deal, self._placement = deal, placement
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 import replicax.compat.keras as keras_door
 import replicax.context as context
-from replicax.contracts.host import host_of
+from replicax.contracts.strategy import or_null
 from replicax.errors import ArgumentError
 from replicax.program.keras.state import owner_of
 
@@ -78,7 +78,7 @@ def row_optimizer(optimizer: str | keras.optimizers.Optimizer | None) -> RowOpti
 def _in_scope(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """Returns an optimizer whose learning rate servers have: one like it if it was made outside of the scope."""
     strategy = context.current().strategy
-    if not host_of(strategy).is_asynchronous or all(owner_of(each) is strategy for each in optimizer.variables):
+    if not or_null(strategy).is_asynchronous or all(owner_of(each) is strategy for each in optimizer.variables):
         return optimizer
     return type(optimizer).from_config(optimizer.get_config())
 

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 import replicax.context as context
-from replicax.contracts.host import Host, host_of
-from replicax.contracts.placement import PlacementLike
+from replicax.contracts.placement import Placement
+from replicax.contracts.strategy import StrategyBase, or_null
 from replicax.contracts.variable_access import array_of, name_of, set_array
 from replicax.errors import ProgramError
 from replicax.program.ir.jaxprs import marked_as_gradient
@@ -54,7 +54,7 @@ class Table:
         variable: keras.Variable,
         slots: Mapping[str, keras.Variable],
         step: keras.Variable,
-        placement: PlacementLike,
+        placement: Placement,
         hook: keras.Variable,
         index: keras.Variable | None = None,
     ):
@@ -148,12 +148,12 @@ class Table:
         return {"": rows, **slots}
 
     @property
-    def _strategy(self) -> Host | None:
+    def _strategy(self) -> StrategyBase | None:
         return state.owner_of(self.variables[""])
 
     @property
     def _is_on_servers(self) -> bool:
-        return host_of(self._strategy).is_asynchronous
+        return or_null(self._strategy).is_asynchronous
 
     @property
     def _is_global(self) -> bool:

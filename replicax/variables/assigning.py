@@ -12,8 +12,8 @@ import replicax.context as context
 from replicax.compat.jax import is_weak, strongly_typed, vary
 from replicax.compat.jax_tracing import is_tracing
 from replicax.contracts.called_as import called_as
-from replicax.contracts.host import host_of
 from replicax.contracts.reduce_op import terms_of
+from replicax.contracts.strategy import or_null
 from replicax.errors import ProgramError, VariableError
 from replicax.runtime import turns
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -103,7 +103,7 @@ class AssignableVariable(ReadableVariable, Scattered):
         return self._store(aggregate(new, aggregation, current.manual_replicas or 1, self.name))
 
     def _assign_components(self, new: jax.Array) -> jax.Array:
-        replicas = host_of(self.strategy).num_replicas_in_sync
+        replicas = or_null(self.strategy).num_replicas_in_sync
         if self.aggregation is VariableAggregation.NONE:
             raise VariableError(
                 f"Variable {self.name!r} has one value per replica and no aggregation: assign it inside strategy.run."
@@ -159,7 +159,7 @@ class AssignableVariable(ReadableVariable, Scattered):
             return frame.write(self, raw)
         check_not_traced(self.name, raw)
         # One buffer belongs to one variable: programs donate it.
-        host_of(self.strategy).placement.initialize(self, raw)
+        or_null(self.strategy).placement.initialize(self, raw)
         return raw
 
 

@@ -8,8 +8,8 @@ import numpy as np
 
 import replicax.context as context
 from replicax.compat.jax import is_random_key
-from replicax.contracts.host import Host
 from replicax.contracts.shown import html_facts
+from replicax.contracts.strategy import StrategyBase
 from replicax.contracts.variable_access import VariableLike
 from replicax.errors import StrategyMismatchError, VariableError
 from replicax.runtime import turns
@@ -32,7 +32,7 @@ class ReadableVariable(ArrayLike):
     """
 
     name: str
-    strategy: Host | None
+    strategy: StrategyBase | None
     aggregation: VariableAggregation
     per_replica: bool
     _value: jax.Array
@@ -139,7 +139,7 @@ def lives_elsewhere(variable: VariableLike) -> bool:
     return getattr(variable, "_replicax_is_remote", False)
 
 
-def check_owner(owner: Host | None, current: Host | None, name: str) -> None:
+def check_owner(owner: StrategyBase | None, current: StrategyBase | None, name: str) -> None:
     """Checks that a variable of strategy `owner` may be used while `current` is the current strategy."""
     if owner is not None and current is not None and owner is not current:
         raise StrategyMismatchError(

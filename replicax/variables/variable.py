@@ -16,8 +16,8 @@ import replicax.context as context
 from replicax.compat.jax_tracing import outside_traces
 from replicax.contracts.advice import Advised
 from replicax.contracts.called_as import called_as
-from replicax.contracts.host import Host, host_of
 from replicax.contracts.placement import FirstValueLike
+from replicax.contracts.strategy import StrategyBase, or_null
 from replicax.contracts.variable_access import was_made
 from replicax.errors import InitialValueError, VariableError
 from replicax.typing import Leaf
@@ -110,18 +110,18 @@ class Variable(Advised, AssignableVariable):  # type: ignore[metaclass] # NumPy'
         self.aggregation = VariableAggregation.of(aggregation)
         on_read = self.synchronization is VariableSynchronization.ON_READ
         self.trainable = not on_read if trainable is None else bool(trainable)
-        self.strategy: Host | None = context.current().strategy
+        self.strategy: StrategyBase | None = context.current().strategy
         self.per_worker = bool(per_worker_variable)
         self._check_place(trainable)
         #: Whether `_value` stacks one component per replica, shape `(num_replicas, ...)`.
-        self.per_replica = on_read and host_of(self.strategy).num_replicas_in_sync > 1
+        self.per_replica = on_read and or_null(self.strategy).num_replicas_in_sync > 1
         value = self._initial(initial_value, dtype)
         self._check_declaration(value.dtype)
         self._shape, self._dtype = value.shape, value.dtype
         if isinstance(value, jax.Array):
             self._initialize(value)
         else:
-            host_of(self.strategy).placement.create(self, value)
+            or_null(self.strategy).placement.create(self, value)
         frame = context.current().frame
         if frame is not None:
             frame.note_made(self)
@@ -143,7 +143,7 @@ class Variable(Advised, AssignableVariable):  # type: ignore[metaclass] # NumPy'
             )
         if not self.per_worker:
             return
-        if not host_of(self.strategy).is_asynchronous:
+        if not or_null(self.strategy).is_asynchronous:
             raise VariableError(
                 f"Variable {self.name!r} is to have a copy for each worker (per_worker_variable=True): make it in the "
                 f"scope of a ParameterServerStrategy; the strategy is {self.strategy!r}. A value for each replica is "
@@ -180,12 +180,12 @@ class Variable(Advised, AssignableVariable):  # type: ignore[metaclass] # NumPy'
 
     def _not_computed(self, function: Callable[[], jax.Array]) -> FirstValueLike | None:
         """Returns what stands for a first value that the strategy computes where it shall live, if it does so."""
-        return None if self.per_replica else host_of(self.strategy).placement.first_value(function)
+        return None if self.per_replica else or_null(self.strategy).placement.first_value(function)
 
     def _initialize(self, value: jax.Array) -> None:
         # Also where a function is being traced: the variable outlives the trace.
         with outside_traces():
-            host = host_of(self.strategy)
+            host = or_null(self.strategy)
             if self.per_replica:
                 value = jnp.broadcast_to(value, (host.num_replicas_in_sync, *value.shape))
             host.placement.initialize(self, value)

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.strategies.placement import largest_divisible_cut
+from replicax.strategies.sharded_update import largest_divisible_cut
 
 
 @pytest.mark.parametrize(

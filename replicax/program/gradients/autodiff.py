@@ -18,8 +18,8 @@ import replicax.context as context
 from replicax.compat.jax import vary, varying_axes
 from replicax.compat.jax_tracing import traced_apart
 from replicax.context import ReplicaStateFrame, StateFrame
-from replicax.contracts.host import host_of
 from replicax.contracts.reduce_op import ReduceOp
+from replicax.contracts.strategy import or_null
 from replicax.contracts.variable_access import (
     AssignableLike,
     VariableLike,
@@ -209,7 +209,7 @@ class Differentiation:
         outer = context.current().frame
         values = [array_of(variable) if outer is None else outer.read(variable) for variable in self.variables]
         # The rows of a strategy's only replica do not vary, and a rule of `jax.custom_vjp` wants both alike.
-        if self._replica is not None and host_of(context.current().strategy).num_replicas_in_sync > 1:
+        if self._replica is not None and or_null(context.current().strategy).num_replicas_in_sync > 1:
             values = [vary(value, REPLICA_AXIS) for value in values]
         return values
 

@@ -13,7 +13,7 @@ import replicax.context as context
 from replicax.compat.jax import axes_of_type, vary
 from replicax.compat.jax_tracing import current_trace, tracing_anew
 from replicax.context import ReplicaStateFrame
-from replicax.contracts.host import host_of
+from replicax.contracts.strategy import or_null
 from replicax.contracts.variable_access import VariableLike, is_per_replica_variable, layout_of, name_of
 from replicax.errors import ReplicaDivergenceError
 from replicax.program.gradients.autodiff import Differentiation
@@ -191,7 +191,7 @@ def _wide_dtype(dtype: jnp.dtype) -> jnp.dtype:
 def _values_vary() -> bool:
     """Returns whether this is a replica of several, where all values in a loss are typed as its own."""
     current = context.current()
-    return current.manual_replicas is not None and host_of(current.strategy).num_replicas_in_sync > 1
+    return current.manual_replicas is not None and or_null(current.strategy).num_replicas_in_sync > 1
 
 
 def _placeholder(variable: VariableLike) -> jax.Array:

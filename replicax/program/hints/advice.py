@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 from typing import Protocol
 
-from replicax.contracts.host import Host, host_of
+from replicax.contracts.strategy import StrategyBase, or_null
 from replicax.contracts.variable_access import VariableLike, name_of
 from replicax.errors import VariableError
 from replicax.program.hints.gradient_scale import LocalMean
@@ -23,13 +23,13 @@ class _Advised(Protocol):
 
 def advise(strategy: _Advised | None, about: str, text: str) -> None:
     """Logs a warning, once for each strategy and `about`: a step is traced for each shape of its batches."""
-    said = (strategy or host_of(None)).advice
+    said = (strategy or or_null(None)).advice
     if about not in said:
         _log.warning("%s", text)
         said.add(about)
 
 
-def advise_of_zeros(strategy: Host | None, name: str, variables: Iterable[VariableLike]) -> None:
+def advise_of_zeros(strategy: StrategyBase | None, name: str, variables: Iterable[VariableLike]) -> None:
     """Says that a function differentiates with respect to values of variables that its loss does not take."""
     names = ", ".join(repr(name_of(variable)) for variable in variables)
     advise(
@@ -42,7 +42,7 @@ def advise_of_zeros(strategy: Host | None, name: str, variables: Iterable[Variab
     )
 
 
-def advise_of_masks(strategy: Host | None) -> None:
+def advise_of_masks(strategy: StrategyBase | None) -> None:
     """Says that the random numbers of micro-batches are not those of one device."""
     advise(
         strategy,
@@ -54,7 +54,7 @@ def advise_of_masks(strategy: Host | None) -> None:
     )
 
 
-def advise_of_uncompressed(strategy: Host | None, compression: object) -> None:
+def advise_of_uncompressed(strategy: StrategyBase | None, compression: object) -> None:
     """Says that `Model.fit` sends gradients as they are."""
     advise(
         strategy,
@@ -66,7 +66,7 @@ def advise_of_uncompressed(strategy: Host | None, compression: object) -> None:
 
 
 def advise_of_local_mean(
-    strategy: Host | None, name: str, found: LocalMean, replicas: int, is_distributed: bool
+    strategy: StrategyBase | None, name: str, found: LocalMean, replicas: int, is_distributed: bool
 ) -> None:
     """Says that the gradients of a step are too large by the number of replicas."""
     if not is_distributed:
@@ -92,7 +92,7 @@ def advise_of_local_mean(
     )
 
 
-def advise_of_total(strategy: Host | None, name: str, variable: VariableLike, found: NotSummable) -> None:
+def advise_of_total(strategy: StrategyBase | None, name: str, variable: VariableLike, found: NotSummable) -> None:
     """Says that a metric's total may be wrong.
 
     Raises:
@@ -136,7 +136,7 @@ def advise_of_lost_state(strategy: _Advised | None, name: str, where: str) -> No
     )
 
 
-def advise_of_whole_state(strategy: Host | None, name: str, elements: int) -> None:
+def advise_of_whole_state(strategy: StrategyBase | None, name: str, elements: int) -> None:
     """Says that a strategy that shards has nothing to shard: a state in plain JAX that every device holds whole."""
     advise(
         strategy,
@@ -147,7 +147,7 @@ def advise_of_whole_state(strategy: Host | None, name: str, elements: int) -> No
     )
 
 
-def advise_of_captured(strategy: Host | None, name: str) -> None:
+def advise_of_captured(strategy: StrategyBase | None, name: str) -> None:
     """Says that a step computes with a per-replica value that is no argument."""
     advise(
         strategy,

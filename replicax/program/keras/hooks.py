@@ -19,7 +19,7 @@ import replicax.compat.keras as keras_door
 import replicax.context as context
 from replicax.compat.jax import refuse_as_argument
 from replicax.compat.jax_tracing import is_tracing
-from replicax.contracts.host import host_of
+from replicax.contracts.strategy import or_null
 from replicax.contracts.variable_access import array_of, has_array, name_of, was_made
 from replicax.errors import ReplicaDivergenceError, VariableError
 from replicax.program.keras.makers import note_makers
@@ -185,7 +185,7 @@ def _with_values_of_host(original: PyTreeFunction, adopt: PyTreeFunction) -> PyT
     """A strategy may see to the first value of a variable itself, such as that of a table that no process has whole."""
 
     def first_value(self: keras.Variable, initializer: Callable[..., jax.Array]) -> None:
-        if host_of(context.current().strategy).creates(self, initializer):
+        if or_null(context.current().strategy).creates(self, initializer):
             adopt(self)  # Keras would do so too: its distribution is asked for a layout.
         else:
             original(self, initializer)

@@ -20,7 +20,7 @@ import numpy as np
 import replicax.compat.keras as keras_door
 import replicax.context as context
 from replicax.compat.jax import vary
-from replicax.contracts.host import Host
+from replicax.contracts.strategy import StrategyBase
 from replicax.contracts.variable_access import VariableLike, array_of, dtype_of
 from replicax.errors import ContextError, ProgramError
 from replicax.program.frames import VariablesCreatedError
@@ -188,14 +188,14 @@ def give_value(variable: keras.Variable, value: np.ndarray) -> None:
 # Ownership: which strategy's scope a Keras variable was created in.
 
 
-def owner_of(variable: VariableLike) -> Host | None:
+def owner_of(variable: VariableLike) -> StrategyBase | None:
     """Returns the strategy in whose scope a variable was created, or None."""
     reference = getattr(variable, "_replicax_strategy", None)
     return reference() if reference is not None else getattr(variable, "strategy", None)
 
 
 @contextlib.contextmanager
-def keras_ownership(strategy: Host) -> Iterator[None]:
+def keras_ownership(strategy: StrategyBase) -> Iterator[None]:
     """Notes `strategy` as the owner of each Keras variable created inside the `with` block.
 
     Keras tells its active `keras.distribution.Distribution` about every new variable; ours listens and leaves the
@@ -225,7 +225,7 @@ def _listener_class() -> type:
     class VariableListener(distribution_class):  # type: ignore[misc]  # Keras has no types
         """Marks new variables with their strategy; asks for no layout."""
 
-        def __init__(self, strategy: Host):
+        def __init__(self, strategy: StrategyBase):
             device = strategy.devices[0]
             mesh = keras.distribution.DeviceMesh((1,), ("replica",), [f"{device.platform}:{device.id}"])
             super().__init__(mesh)

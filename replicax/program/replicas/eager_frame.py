@@ -11,7 +11,7 @@ import numpy as np
 from replicax.compat.jax import is_random_key, vary, varying_axes
 from replicax.compat.jax_tracing import Trace, outside_traces, within_trace
 from replicax.compat.keras import initialize_new_variables
-from replicax.contracts.host import Host
+from replicax.contracts.strategy import StrategyBase
 from replicax.contracts.variable_access import VariableLike, array_of, has_split_rows, is_per_replica_variable
 from replicax.program.accesses import Accesses
 from replicax.program.frames import ReplicaFrame
@@ -24,7 +24,7 @@ from replicax.values.equality import OWN_DATA, Difference
 class EagerReplicaFrame(ReplicaFrame):
     """Reads the variables themselves, placed on the mesh on which the replicas run."""
 
-    def __init__(self, outside: Trace, strategy: Host, replicas: int):
+    def __init__(self, outside: Trace, strategy: StrategyBase, replicas: int):
         super().__init__(outside, Decisions(), Accesses())
         self._strategy, self._replicas = strategy, replicas
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 import replicax.context as context
-from replicax.contracts.host import Host
+from replicax.contracts.strategy import StrategyBase
 from replicax.errors import ContextError
 from replicax.program.frames import OverrideFrame, ProgramFrame
 from replicax.program.results import mark, marked_with
@@ -37,7 +37,7 @@ def returned_by(value: Leaf) -> int | None:
     return None if program is None else program.counts.of(value)
 
 
-def agree(program: ProgramFrame, strategy: Host, count: int | None) -> int:
+def agree(program: ProgramFrame, strategy: StrategyBase, count: int | None) -> int:
     """Holds a program to the strategy and the number of replicas of one `run` in it."""
     _hold_to_strategy(program, strategy)
     replicas = count or program.replicas or strategy.num_replicas_in_sync
@@ -49,7 +49,7 @@ def agree(program: ProgramFrame, strategy: Host, count: int | None) -> int:
     return replicas
 
 
-def hold_to_strategy(strategy: Host) -> None:
+def hold_to_strategy(strategy: StrategyBase) -> None:
     """Tells the program that is being traced, if any, that it combines values of a strategy's replicas.
 
     The batch it is called with may be a partial one, which lives on fewer devices; then the program runs there.
@@ -59,7 +59,7 @@ def hold_to_strategy(strategy: Host) -> None:
         _hold_to_strategy(program, strategy)
 
 
-def _hold_to_strategy(program: ProgramFrame, strategy: Host) -> None:
+def _hold_to_strategy(program: ProgramFrame, strategy: StrategyBase) -> None:
     if program.strategy is not None and program.strategy is not strategy:
         raise ContextError(f"One program can run under one strategy only, got {program.strategy!r} and {strategy!r}.")
     program.strategy = strategy

@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import replicax.context as context
 from replicax.compat.jax import is_random_key
 from replicax.compat.jax_tracing import current_trace, traced_apart
-from replicax.contracts.host import PER_ROW, Host
+from replicax.contracts.strategy import PER_ROW, StrategyBase
 from replicax.contracts.variable_access import (
     VariableLike,
     array_of,
@@ -93,7 +93,7 @@ class ReplicaCall:
         in_replica_context: Whether `fn` is a replica function; False for `update`, which is a cross-replica one.
     """
 
-    strategy: Host
+    strategy: StrategyBase
     fn: PyTreeFunction
     args: tuple[tuple[PyTree, ...], dict[str, PyTree]]
     in_replica_context: bool = True

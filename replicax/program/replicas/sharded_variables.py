@@ -31,7 +31,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from replicax.compat.jax import axes_of_type
 from replicax.compat.jax_names import BY_ELEMENT, CALLS, MOVE_NUMBERS, SUMS_OVER_AXES
-from replicax.contracts.host import Host
+from replicax.contracts.strategy import StrategyBase
 from replicax.contracts.variable_access import (
     VariableLike,
     has_split_rows,
@@ -209,7 +209,11 @@ class Sharded:
 
 
 def sharded_in(
-    host: Host, inputs: Sequence[VariableLike], outputs: Sequence[VariableLike], needed: Sequence[int], replicas: int
+    host: StrategyBase,
+    inputs: Sequence[VariableLike],
+    outputs: Sequence[VariableLike],
+    needed: Sequence[int],
+    replicas: int,
 ) -> Sharded:
     """Returns what is sharded over replicas.
 

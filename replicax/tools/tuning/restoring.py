@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
-from replicax.contracts.host import Host
+from replicax.contracts.strategy import StrategyBase
 from replicax.contracts.variable_access import VariableLike, array_of, has_array
 from replicax.errors import ArgumentError, ContextError
 from replicax.keras.progress import Generators
@@ -80,7 +80,7 @@ def check_begins_anew(dataset: PyTree) -> None:
         )
 
 
-def check_model(model: Any, strategy: Host | None) -> None:
+def check_model(model: Any, strategy: StrategyBase | None) -> None:
     """Checks that a Keras model was made in a strategy's scope, and is compiled.
 
     Raises:
@@ -95,7 +95,7 @@ def check_model(model: Any, strategy: Host | None) -> None:
         raise ArgumentError(f"{model!r:.100} is not compiled. Call its `compile` with an optimizer and a loss before.")
 
 
-def check_synchronous(host: Host | None, call: str) -> None:
+def check_synchronous(host: StrategyBase | None, call: str) -> None:
     """Checks that a strategy trains in step, and keeps no count of steps that cannot be put back.
 
     Raises:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -27,8 +26,9 @@ from replicax.contracts.variable_access import (
 )
 from replicax.contracts.worlds import Worlds
 from replicax.errors import WorkersDisagreeError
+from replicax.layouts import Decision
 from replicax.program.storing import store_values
-from replicax.runtime.mesh import REPLICA_AXIS, longest_divisible
+from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.runtime.transfer import HOST_MEMORY, from_chief, put
 from replicax.strategies.agreement import FIRST_VALUES, Agreement, described
 from replicax.strategies.replica_devices import ReplicaDevices, placed_copies, placed_copy
@@ -41,28 +41,22 @@ if TYPE_CHECKING:  # Loaded where variables are cut, or workers come and go, onl
 _MOST_NAMED = 10  # variables that an error names
 
 
-def replicated(variable: VariableLike) -> PartitionSpec:
-    """The layout of a mirrored variable: every device holds all of it."""
-    del variable
-    return PartitionSpec()
-
-
-class Placement(ReplicaDevices):
+class MeshPlacement(ReplicaDevices):
     """Where the values of variables live on the devices of a strategy, and how they get there."""
 
     def __init__(
         self,
         devices: Sequence[jax.Device] | np.ndarray,
         axis_names: Sequence[str] = (REPLICA_AXIS,),
-        layout: Callable[[VariableLike], PartitionSpec] = replicated,
+        decide: Callable[[VariableLike], Decision] | None = None,
         workers: Sequence[str] = (),
         lives_on_host: Callable[[VariableLike], bool] | None = None,
         followers: Followers | None = None,
     ):
         super().__init__(devices, axis_names, workers)
-        # How a variable is sharded between steps; whether it lives in the host's memory then, None for none; and the
-        # variables that follow from world to world, if workers may come and go.
-        self._layout, self._lives_on_host, self._followers = layout, lives_on_host, followers
+        # How a variable is sharded between steps, None: every device holds all of each; whether it lives in the host's
+        # memory then; and the variables that follow from world to world, if workers may come and go.
+        self._decide, self._lives_on_host, self._followers = decide, lives_on_host, followers
 
     @property
     def worlds(self) -> Worlds | None:
@@ -82,7 +76,22 @@ class Placement(ReplicaDevices):
     @property
     def shards_variables(self) -> bool:
         """Whether between steps a device may have a part of a variable only."""
-        return self._layout is not replicated
+        return self._decide is not None
+
+    def _layout(self, variable: VariableLike) -> PartitionSpec:
+        return PartitionSpec() if self._decide is None else self._decide(variable).spec()
+
+    def described(self, variable: VariableLike) -> str:
+        """Returns how a variable is laid out, in words."""
+        sharding = self.variable_sharding(variable)
+        if is_per_replica_variable(variable) or sharding.is_fully_replicated:
+            return super().described(variable)
+        assert isinstance(sharding, NamedSharding)
+        return str(tuple(sharding.spec))
+
+    def rule_of(self, variable: VariableLike) -> str:
+        """Returns the rule that decided about a variable's layout; empty where the strategy shards none."""
+        return "" if self._decide is None else self._decide(variable).why
 
     @property
     def home(self) -> Sharding:
@@ -257,20 +266,3 @@ def _own_or_empty(value: jax.Array) -> jax.Array | np.ndarray:
 def _is_own(value: jax.typing.ArrayLike) -> bool:
     """Returns whether a value is of this process alone."""
     return not isinstance(value, jax.Array) or value.is_fully_addressable
-
-
-def cut_if_large(variable: VariableLike, min_size: int, parts: int) -> PartitionSpec:
-    """Returns the layout that cuts a variable of at least `min_size` elements, and replicates others."""
-    shape = shape_of(variable)
-    return largest_divisible_cut(shape, parts) if math.prod(shape) >= min_size else PartitionSpec()
-
-
-def largest_divisible_cut(shape: Sequence[int], parts: int) -> PartitionSpec:
-    """Returns the layout that cuts the longest dimension that `parts` divides; none if there is no such dimension.
-
-    Example:
-        >>> largest_divisible_cut((700, 512), 8)
-        P(None, 'replica')
-    """
-    cut = longest_divisible(shape, parts)
-    return PartitionSpec() if cut is None else PartitionSpec(*[None] * cut, REPLICA_AXIS)
