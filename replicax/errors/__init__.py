@@ -333,6 +333,20 @@ class WorkersDisagreeError(ReplicaxError, ValueError):
         )
 
 
+class StrategyCheckError(ReplicaxError, AssertionError):
+    """A strategy breaks rules of `rx.Strategy`, as `rx.testing.check_strategy` has found.
+
+    Attributes:
+        strategy: The strategy, in words.
+        broken: Each rule that it breaks, and what was found.
+    """
+
+    def __init__(self, strategy: str, broken: Mapping[str, str]):
+        self.strategy, self.broken = strategy, dict(broken)
+        lines = "".join(f"\n- {rule}: {found}" for rule, found in broken.items())
+        super().__init__(f"{strategy} breaks {len(broken)} rules of strategies:{lines}")
+
+
 class ClusterTimeoutError(ReplicaxError, TimeoutError):
     """The processes of a cluster did not find each other in time at its start.
 

@@ -10,12 +10,14 @@ from replicax.testing.devices import simulated_devices
 from replicax.testing.distributed import distributed
 from replicax.testing.elastic_job import ElasticJob
 from replicax.testing.parameter_server import local_cluster
+from replicax.testing.strategy_checks import check_strategy
 from replicax.testing.workers import Cluster, free_ports, run_workers
 
 __all__ = [
     "LOGS_VARIABLE",
     "Cluster",
     "ElasticJob",
+    "check_strategy",
     "distributed",
     "free_ports",
     "local_cluster",
