@@ -108,9 +108,10 @@ def _batches(sizes: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(x[end - size : end], y[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
 
 
-def _loss(weights: Any, bias: Any, x: Any, y: Any) -> jax.Array:
+def _loss(params: Sequence[Any], x: Any, y: Any) -> jax.Array:
     """Returns the sum over the rows."""
-    return jnp.sum((x @ weights + bias - y) ** 2)
+    weights, offset = params
+    return jnp.sum((x @ weights + offset - y) ** 2)
 
 
 def _trained_alone(sizes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
@@ -118,7 +119,7 @@ def _trained_alone(sizes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
     params = jnp.zeros(_FEATURES), jnp.zeros(())
     momenta = params
     for x, y in _batches(sizes):
-        gradients = jax.grad(lambda p, x, y: _loss(*p, x, y) / len(x))(params, x, y)
+        gradients = jax.grad(lambda p, x, y: _loss(p, x, y) / len(x))(params, x, y)
         momenta = jax.tree.map(lambda m, g: 0.9 * m + g, momenta, gradients)
         params = jax.tree.map(lambda p, m: p - _RATE * m, params, momenta)
     return params
@@ -135,7 +136,7 @@ class _Regression:
 
     def step(self, x: Any, y: Any) -> jax.Array:
         rows = _replica().num_replicas_in_sync * len(x)
-        loss, gradients = value_and_grad(lambda: _loss(*(p.value for p in self.params), x, y) / rows, self.params)()
+        loss, gradients = value_and_grad(lambda: _loss([p.value for p in self.params], x, y) / rows, self.params)()
         for param, momentum, gradient in zip(self.params, self.momenta, gradients, strict=True):
             momentum.assign(0.9 * momentum.value + gradient)
             param.assign_sub(_RATE * momentum.value)
@@ -240,11 +241,11 @@ def _gradients(strategy: Strategy, rtol: float) -> None:
         unused = Variable(jnp.ones(3))
     given = _batches(_SIZES)
     for (x, y), batch in zip(given, strategy.distribute_dataset(given), strict=True):
-        expected = jax.grad(lambda p, x=x, y=y: _loss(*p, x, y))((jnp.zeros(_FEATURES), jnp.zeros(())))
+        expected = jax.grad(lambda p, x=x, y=y: _loss(p, x, y))((jnp.zeros(_FEATURES), jnp.zeros(())))
 
         def step(x: Any, y: Any) -> PyTree:
             def loss() -> jax.Array:
-                return _loss(*(p.value for p in model.params), x, y)
+                return _loss([p.value for p in model.params], x, y)
 
             rows = _replica().num_replicas_in_sync * len(x)
             summed = grad(loss, [*model.params, unused])()
@@ -262,15 +263,11 @@ def _gradients(strategy: Strategy, rtol: float) -> None:
 def _plain_gradients(strategy: Strategy, rtol: float) -> None:
     given = _batches(_SIZES)
     for (x, y), batch in zip(given, strategy.distribute_dataset(given), strict=True):
-        expected = jax.grad(_loss)(jnp.zeros(_FEATURES), 0.0, x, y)
-        weights = strategy.replicate(np.zeros(_FEATURES, np.float32))
-        found = strategy.run(lambda w, x, y: jax.grad(_loss)(w, 0.0, x, y), args=(weights, *batch))
-        _same(
-            strategy.reduce("mean", found),
-            expected,
-            f"`jax.grad` with respect to a replicated array, of {len(x)} rows",
-            rtol,
-        )
+        params = np.zeros(_FEATURES, np.float32), np.zeros((), np.float32)
+        expected = jax.grad(_loss)(params, x, y)
+        found = strategy.run(jax.grad(_loss), args=(strategy.replicate(params), *batch))
+        found = strategy.reduce("mean", found)
+        _same(np.append(*found), np.append(*expected), f"`jax.grad` of a replicated pytree, of {len(x)} rows", rtol)
 
 
 def _training(sizes: Sequence[int]) -> Callable[[Strategy, float], None]:
