@@ -134,9 +134,9 @@ def commit(staging: Path, path: Path, contents: Contents, processes: int) -> Non
         name: Entry(tuple(np.shape(array)), np.dtype(array.dtype), folders[name])
         for name, array in contents.arrays.items()
     }
-    complete(staging, arrays, contents.step, contents.notes, processes)
     # There is a complete checkpoint at every moment: until the new one has the name, readers find the old one by
     # `metadata.place_of`.
+    complete(staging, arrays, contents.step, contents.notes, processes)
     if path.exists():
         set_aside(path)
     staging.rename(path)

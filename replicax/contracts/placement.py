@@ -171,7 +171,7 @@ class Placement:
             ValuesMismatchError: The processes have other variables.
         """
 
-    # What `Strategy.explain` says of them.
+    # For `Strategy.explain`.
 
     described_sum = "on each device"  # the meaning of the sum of `bytes_held`
 

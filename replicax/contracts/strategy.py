@@ -1,4 +1,4 @@
-"""What programs, variables, datasets and Keras's loops ask of a strategy.
+"""The questions that programs, variables, datasets and Keras's loops ask of a strategy.
 
 `StrategyBase` is the null object, which answers where no strategy is current: one replica, on whatever device JAX
 chooses, and values that stay where they are. So a program asks, and never whether there is a strategy.
@@ -75,6 +75,7 @@ class StrategyBase(metaclass=AdvisedContractType):
     placement: Placement = Placement()  # where values live
     cuts_steps = False  # whether the replicas run no further than to the gradients: `compile_cut` compiles steps
     is_asynchronous = False  # whether workers run steps on their own, on variables that live on servers
+    waits_for_workers = False  # whether it may have other processes to wait for
     is_client = False  # whether it computes nothing in this process: work is sent to workers elsewhere
     counts_steps = False  # whether each program that assigns its variables is counted: `counted`
     random_numbers = PER_REPLICA  # whether random numbers belong to rows (`PER_ROW`), or each replica draws its own

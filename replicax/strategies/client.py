@@ -201,6 +201,11 @@ class ClientMethods(WithoutReplicas):
     # Known here.
 
     @property
+    def num_workers(self) -> int:
+        """Number of workers."""
+        return len(self.workers)
+
+    @property
     def devices(self) -> tuple[jax.Device, ...]:
         """The device of this process on which variables are between calls."""
         return tuple(default_devices()[:1])

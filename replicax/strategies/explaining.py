@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from replicax.compat.jax import is_random_key
 from replicax.contracts.placement import MIRRORED, Placement
 from replicax.contracts.shown import Shown, html_table, in_columns, joined
+from replicax.contracts.strategy import StrategyBase
 from replicax.contracts.variable_access import (
     TreeLeaf,
     VariableLike,
@@ -24,9 +25,6 @@ from replicax.program.pytrees import is_number_like
 from replicax.runtime.transfer import beside_device
 from replicax.typing import PyTree
 from replicax.values.containers import opened
-
-if TYPE_CHECKING:
-    from replicax.strategies.base import Strategy
 
 
 class Explained(NamedTuple):
@@ -53,7 +51,7 @@ def explanation(rows: Sequence[Explained]) -> Shown:
 
 
 def explain(
-    strategy: Strategy, variables: Any, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], step: PyTree
+    strategy: StrategyBase, variables: Any, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], step: PyTree
 ) -> Shown:
     """Returns the tables of `Strategy.explain`."""
     placement = strategy.placement
@@ -71,7 +69,7 @@ def explain(
     return _table(placement, _variables_of(strategy, variables) if is_model else variables_in(variables))
 
 
-def _explained_step(strategy: Strategy, model: Any, step: PyTree, is_model: bool) -> Shown:
+def _explained_step(strategy: StrategyBase, model: Any, step: PyTree, is_model: bool) -> Shown:
     if not is_model or getattr(model, "optimizer", None) is None:
         raise ArgumentError(f"`step` goes with a compiled Keras model, got {model!r:.100}. Call model.compile first.")
     from replicax.keras.lowered_steps import lowered_train_step
@@ -81,7 +79,7 @@ def _explained_step(strategy: Strategy, model: Any, step: PyTree, is_model: bool
     return joined(table, _traffic(strategy.placement, lowered.compile(), f"a step of fit with {rows} rows"))
 
 
-def _variables_of(strategy: Strategy, model: Any) -> list[VariableLike]:
+def _variables_of(strategy: StrategyBase, model: Any) -> list[VariableLike]:
     if model.variables:
         strategy.check_layouts(model.variables)
     optimizer = getattr(model, "optimizer", None)

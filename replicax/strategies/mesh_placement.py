@@ -26,7 +26,6 @@ from replicax.contracts.variable_access import (
 )
 from replicax.contracts.worlds import Worlds
 from replicax.errors import WorkersDisagreeError
-from replicax.layouts import Decision
 from replicax.program.storing import store_values
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.runtime.transfer import HOST_MEMORY, from_chief, put
@@ -34,6 +33,7 @@ from replicax.strategies.agreement import FIRST_VALUES, Agreement, described
 from replicax.strategies.replica_devices import ReplicaDevices, placed_copies, placed_copy
 
 if TYPE_CHECKING:  # Loaded where variables are cut, or workers come and go, only.
+    from replicax.layouts import Decision
     from replicax.program.first_values import FirstValue
     from replicax.strategies.elastic_variables import Followers
     from replicax.strategies.first_values import FirstValues

@@ -69,8 +69,6 @@ class MeshStrategy(Strategy):
         gradient_memory: What gradient compression keeps from step to step; empty without.
     """
 
-    #: Whether the strategy may have other processes to wait for.
-    waits_for_workers = False
     #: Whether each replica updates a shard of each variable with its shard of the optimizer's state.
     shard_update = False
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import jax
 
 import replicax.group.health as health
 from replicax.cluster import ClusterConfig, ClusterResolver, Task, cluster_of, detect_cluster
 from replicax.compat.jax_processes import connected_as
+from replicax.contracts.strategy import StrategyBase
 from replicax.contracts.worlds import running
 from replicax.errors import ArgumentError, ClusterError
 from replicax.group.health import DEFAULT_STALL_TIMEOUT_S, stall_timeout_from, start
 from replicax.runtime.devices import chosen_devices
 from replicax.runtime.memory import keep_freed_memory
-
-if TYPE_CHECKING:
-    from replicax.strategies.mesh_strategy import MeshStrategy
 
 START_TIMEOUT_S = 300.0
 
@@ -94,7 +92,7 @@ def chosen_with_workers(
 
 
 def own_devices(
-    strategy: MeshStrategy, devices: int | Sequence[str | jax.Device] | None, argument: str
+    strategy: StrategyBase, devices: int | Sequence[str | jax.Device] | None, argument: str
 ) -> list[jax.Device]:
     """Returns the devices of a strategy of one process. One of several processes has to ask for its own."""
     # Beside a strategy of all workers, which watches them, this one is for something of this process.
