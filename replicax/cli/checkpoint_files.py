@@ -16,56 +16,33 @@ from replicax.tensorflow.checkpoints import TensorFlowCheckpoint, is_tensorflow,
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """An array in a checkpoint.
-
-    Attributes:
-        shape: Its shape.
-        dtype: The name of its dtype; `"string"`, or `"?"` for what only TensorFlow can read.
-        nbytes: Number of bytes.
-        about: What the checkpoint says of it: the variable's own name, or the variable that an optimizer keeps it for.
-        shown: Its name in a table, if that is another.
-    """
+    """An array in a checkpoint."""
 
     shape: tuple[int, ...]
-    dtype: str
+    dtype: str  # `"string"`, or `"?"` for what only TensorFlow can read
     nbytes: int
-    about: str = ""
-    shown: str = ""
+    about: str = ""  # the variable's own name, or the variable that an optimizer keeps the array for
+    shown: str = ""  # the name in a table, if it is another
 
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """A checkpoint of either kind.
-
-    Attributes:
-        path: Where it is.
-        step: The training step, if it tells.
-        arrays: The arrays by name.
-        written: A text that tells by which program.
-        facts: What else it tells, for JSON.
-        states: Reads the names of what it holds that is no array.
-        files: A text that tells what is verified.
-        read: Returns the values of an array.
-        damaged: Reads everything; returns for each damaged file or array what is wrong, and the array's name.
-    """
+    """A checkpoint of either kind."""
 
     path: Path
-    step: int | None
+    step: int | None  # None if the checkpoint does not record it
     arrays: Mapping[str, Array]
-    written: str
-    facts: Mapping[str, object]
-    states: Callable[[], list[str]]
-    files: str
+    written: str  # by which program, for a message
+    facts: Mapping[str, object]  # further entries of the JSON
+    states: Callable[[], list[str]]  # the names of all that is not an array
+    files: str  # what `damaged` reads, for a message
     read: Callable[[str], np.ndarray]
+    # by damaged file or array: what is wrong, and the array's name
     damaged: Callable[[], Mapping[str, tuple[str, str]]]
 
 
 def opened(path: Path) -> Opened:
-    """Opens a checkpoint: one of replicax's, the newest of a folder of them, or one that TensorFlow or Keras 2 wrote.
-
-    Raises:
-        CheckpointError: There is none, or it is damaged.
-    """
+    """Opens replicax's own checkpoint, the newest in a folder of them, or one that TensorFlow or Keras 2 wrote."""
     if not (path / "metadata.json").exists():
         found = newest(path) if path.is_dir() else None
         if found is not None:

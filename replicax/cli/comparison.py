@@ -17,14 +17,7 @@ _NO_PICTURE = "Drew no curves: matplotlib is not installed. pip install 'replica
 
 
 def compare(dataset: Dataset, settings: Settings, picture: Path, results: bool) -> None:
-    """Trains under `MirroredStrategy` and under `OneDeviceStrategy`, shows both and draws a picture.
-
-    Args:
-        dataset: What to train and test on.
-        settings: How both trainings go.
-        picture: The PNG to write, if matplotlib is installed; its folder exists.
-        results: Whether to end with `RESULT name value` lines.
-    """
+    """Trains under `MirroredStrategy` and `OneDeviceStrategy`, shows both, and draws a PNG in a folder that exists."""
     console = Console(highlight=False)
     strategy = rx.MirroredStrategy()
     one_device = rx.OneDeviceStrategy(strategy.devices[0])

@@ -25,15 +25,10 @@ class DataError(ReplicaxError, ValueError):
 
 
 class Rows(NamedTuple):
-    """Examples for training or testing.
+    """Examples for training or testing."""
 
-    Attributes:
-        images: Shape `(rows, pixels)`, float32, between 0 and 1.
-        labels: Shape `(rows,)`, int32, from 0 to 9.
-    """
-
-    images: np.ndarray
-    labels: np.ndarray
+    images: np.ndarray  # (rows, pixels), float32, from 0 to 1
+    labels: np.ndarray  # (rows,), int32, from 0 to 9
 
     def first(self, count: int) -> Rows:
         """Returns the first `count` rows, or all if there are fewer."""
@@ -42,13 +37,7 @@ class Rows(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """Images of the digits 0 to 9.
-
-    Attributes:
-        name: What it is called in a heading.
-        train: The rows to train on.
-        test: The rows to test on.
-    """
+    """Images of the digits 0 to 9."""
 
     name: str
     train: Rows
@@ -65,10 +54,7 @@ class Dataset:
 
 
 def load_digits() -> Dataset:
-    """Loads UCI's 1797 digits of 8 x 8 pixels, four fifths of each digit for training.
-
-    `digits_source.txt` names their source and licence.
-    """
+    """Loads UCI's 1797 digits of 8 x 8 pixels (see `digits_source.txt`), four fifths of each digit for training."""
     with np.load(_DIGITS) as arrays:
         train, test = (_rows(arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in ("train", "test"))
     return Dataset("Digits", train, test)
@@ -79,14 +65,7 @@ def _rows(images: np.ndarray, labels: np.ndarray) -> Rows:
 
 
 def load_mnist(folder: Path) -> Dataset:
-    """Loads MNIST from its four `.gz` files, 28 x 28 pixels each.
-
-    Args:
-        folder: Where `train-images-idx3-ubyte.gz` and the three others are.
-
-    Raises:
-        DataError: The folder or a file is missing, or a file is not what its name says.
-    """
+    """Loads MNIST, 28 x 28 pixels each, from a folder of its four files, `train-images-idx3-ubyte.gz` and so on."""
     if not folder.is_dir():
         raise DataError(f"There is no folder {folder}. It should hold MNIST's four files, such as {_images('train')}.")
     return Dataset("MNIST", _mnist_rows(folder, "train"), _mnist_rows(folder, "t10k"))
@@ -113,17 +92,8 @@ def _mnist_rows(folder: Path, part: str) -> Rows:
 
 
 def read_idx(path: Path, ndim: int) -> np.ndarray:
-    """Reads a gzipped IDX file of unsigned bytes.
-
-    Such a file begins with two zero bytes, one for the type of the values and one for the number of dimensions; then
-    come the dimensions' sizes, four bytes each, the highest first, and the values.
-
-    Returns:
-        A uint8 array of the sizes that the file states.
-
-    Raises:
-        DataError: The file is missing, damaged, of another type or shape, or has too few or too many values.
-    """
+    """Reads a gzipped IDX file of unsigned bytes; returns a uint8 array of the shape that its header states."""
+    # The header: two zero bytes, the type of the values, the number of dimensions, and their sizes, big-endian uint32.
     content = _unzipped(path)
     header, magic = content[: 4 + 4 * ndim], bytes([0, 0, _UNSIGNED_BYTE, ndim])
     if header[:4] != magic:

@@ -25,19 +25,7 @@ _UNSET = {"", "~", "null"}
 
 
 def read_job_file(path: Path, options: Mapping[str, bool], text: str | None = None) -> dict[str, Any]:
-    """Returns what a job file says, by the names that options have on the command line, without dashes before them.
-
-    Every value is a text, as on the command line (so `2:8` is no time of day), flags are bools, and `arguments`, `env`
-    and `hosts` are lists.
-
-    Args:
-        path: The file.
-        options: The names that it may have, and whether each is a flag.
-        text: What it is going to have, if it is still to be written.
-
-    Raises:
-        LaunchError: The file cannot be read, or is no such mapping: the message names the line.
-    """
+    """Returns what a job file, or `text` in its place, says by option; `options` names them, and which are flags."""
     try:
         node = yaml.compose(path.read_text(encoding="utf-8") if text is None else text, Loader=yaml.SafeLoader)
     except (OSError, UnicodeDecodeError) as error:
@@ -74,7 +62,7 @@ def _value(path: Path, name: str, node: yaml.Node, is_flag: bool) -> Any:
     if node.value.lower() in _UNSET and node.style is None:
         return None
     if not is_flag:
-        return str(node.value)
+        return str(node.value)  # As on the command line: YAML reads `2:8` as 128, in base 60.
     if node.value.lower() not in _FLAGS:
         raise LaunchError(f"{_place(path, node)}: {name} is true or false, got {node.value!r}.")
     return _FLAGS[node.value.lower()]

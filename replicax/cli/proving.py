@@ -22,19 +22,7 @@ NOT_RUN = 3
 def run(
     paths: Sequence[Path], python: Path | None, steps: int, arguments: str, legacy_keras: bool, replicas: str = "1,8"
 ) -> None:
-    """Proves a conversion, prints what was found, and ends the command.
-
-    Args:
-        paths: The script for TensorFlow, and the one for replicax.
-        python: An interpreter with TensorFlow.
-        steps: How many training steps are compared.
-        arguments: The arguments of both scripts, as a shell would split them.
-        legacy_keras: Whether `tf.keras` is Keras 2.
-        replicas: On how many replicas, with commas between the numbers.
-
-    Raises:
-        Exit: Always; 0 if no tensor differs, 1 if one does, 2 for wrong arguments, 3 if a script could not be run.
-    """
+    """Proves a conversion, prints what was found, and ends the command: it never returns."""
     if len(paths) != 2:
         raise typer.BadParameter("--prove needs two scripts: the one for TensorFlow, and what it was converted to.")
     script, converted = paths

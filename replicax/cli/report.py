@@ -40,11 +40,7 @@ _RING: dict[str, Any] = {
 
 @contextlib.contextmanager
 def progress_bar(console: Console, title: str, steps: int) -> Iterator[Callable[[SupportsFloat], None]]:
-    """Shows a progress bar while the `with` block runs.
-
-    Yields:
-        A function to call after each step, with its loss.
-    """
+    """Shows a progress bar while the `with` block runs; yields a function to call after each step, with its loss."""
     columns = (
         TextColumn("[bold]{task.description}"),
         BarColumn(),
@@ -113,11 +109,7 @@ def can_draw() -> bool:
 
 
 def save_curves(path: Path, title: str, distributed: Sequence[Epoch], single: Sequence[Epoch], devices: int) -> None:
-    """Draws loss and accuracy over the epochs as a PNG: lines for all devices, rings for one device.
-
-    Raises:
-        ImportError: matplotlib is not installed; see `can_draw`.
-    """
+    """Draws loss and accuracy over the epochs as a PNG: lines for all devices, rings for one device."""
     from matplotlib.figure import Figure
 
     with style():

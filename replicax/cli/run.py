@@ -44,11 +44,7 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
 
 
 def job_defaults(command: Any, path: Path, text: str | None = None) -> dict[str, Any]:
-    """Returns the defaults of the parameters of a command (typer's) that a job file gives.
-
-    Raises:
-        LaunchError: The file, or `text` in its place, is wrong.
-    """
+    """Returns the defaults that a job file, or `text` in its place, gives to the parameters of a command of typer's."""
     parameters = {SCRIPT: "command", ARGUMENTS: "command", MODULE: "module"}
     flags = {SCRIPT: False, ARGUMENTS: False, MODULE: True}
     for parameter in command.params:
@@ -236,12 +232,7 @@ def checked_job(
     log_dir: Path | None,
     grace: float | None,
 ) -> tuple[Options, Callable[[Options], int]]:
-    """Returns the job that options of the command line describe, and what runs it; nothing has started yet.
-
-    Raises:
-        LaunchError: They describe none.
-        ClusterError: An address is none.
-    """
+    """Returns the job that options of the command line describe, and what runs it; nothing has started yet."""
     script, *arguments = command or [""]
     named = parse_hosts(hosts) if hosts is not None else ()
     range_of_members = None if elastic is None else parse_elastic(elastic)

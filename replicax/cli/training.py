@@ -16,47 +16,28 @@ HIDDEN_UNITS = (700, 500)
 
 
 class Settings(NamedTuple):
-    """How a training goes.
-
-    Attributes:
-        epochs: Passes over the training rows, each followed by one over the test rows.
-        batch_size: Rows in a global batch; the last one of a pass has what is left.
-        learning_rate: Adam's.
-        seed: Determines the initial weights, which are the same under every strategy.
-        dtype: What the network computes in, "float32" or "float64" (which needs JAX's `enable_x64`).
-    """
+    """How a training goes."""
 
     epochs: int
-    batch_size: int
+    batch_size: int  # global; the last batch of a pass may be smaller
     learning_rate: float
-    seed: int = 0
-    dtype: str = "float32"
+    seed: int = 0  # of the initial weights
+    dtype: str = "float32"  # or "float64", which needs JAX's `enable_x64`
 
 
 class Score(NamedTuple):
-    """How well the network did in one pass over some rows.
+    """How well the network did in one pass over some rows."""
 
-    Attributes:
-        loss: Mean cross-entropy over all rows.
-        accuracy: Fraction of the rows that were classified correctly.
-    """
-
-    loss: float
-    accuracy: float
+    loss: float  # mean cross-entropy over all rows
+    accuracy: float  # a fraction of the rows
 
 
 class Epoch(NamedTuple):
-    """The scores of one epoch.
+    """The scores of one epoch."""
 
-    Attributes:
-        number: Counts from 1.
-        training: The score while training, each batch before its update.
-        testing: The score on the test rows afterwards.
-    """
-
-    number: int
-    training: Score
-    testing: Score
+    number: int  # from 1
+    training: Score  # each batch before its update
+    testing: Score  # on the test rows, afterwards
 
 
 def layer_sizes(pixels: int) -> tuple[int, ...]:
@@ -90,12 +71,7 @@ class Training:
             self._accuracy = keras.metrics.SparseCategoricalAccuracy()
 
     def epochs(self, data: Dataset, on_step: Callable[[jax.Array], None]) -> Iterator[Epoch]:
-        """Trains, and yields the scores of each epoch.
-
-        Args:
-            data: The rows.
-            on_step: Called after each step, of training and of testing, with the mean loss of its batch.
-        """
+        """Trains and yields the scores of each epoch; `on_step` gets the mean loss of each batch, also in tests."""
         batch_size = self._settings.batch_size
         train = self._strategy.distribute_dataset(tuple(data.train), batch_size=batch_size)
         test = self._strategy.distribute_dataset(tuple(data.test), batch_size=batch_size)

@@ -10,15 +10,7 @@ _PATH, _TUPLE = "__path__", "__tuple__"
 
 
 def encoded(name: str, value: object) -> object:
-    """Returns a value in a form that JSON can hold; `decoded` restores paths and tuples too.
-
-    Args:
-        name: Its name in messages.
-        value: A number, string, path, None, or lists, tuples and dicts (with strings as keys) of these.
-
-    Raises:
-        ArgumentError: It is something else.
-    """
+    """Returns a value in a form that JSON can hold; `decoded` restores paths and tuples too."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Path):

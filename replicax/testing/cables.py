@@ -40,22 +40,14 @@ def why_no_cables() -> str | None:
 
 
 class Cables:
-    """A namespace and a cable for each worker, until the block ends.
-
-    Raises:
-        LaunchError: This machine cannot make them; it says why.
-
-    Attributes:
-        hub: The namespace of the launcher.
-        hub_address: Its IPv4 address.
-    """
+    """A namespace and a cable for each worker, until the block ends."""
 
     def __init__(self, workers: int):
         problem = why_no_cables()
         if problem:
             raise LaunchError(problem)
         run = f"rxt{os.getpid()}-{secrets.token_hex(2)}"
-        self.hub, self.hub_address = f"{run}-hub", "10.79.0.254"
+        self.hub, self.hub_address = f"{run}-hub", "10.79.0.254"  # the launcher's namespace, and its IPv4 address
         self._prefix, self._workers = run, workers
 
     def __enter__(self) -> Cables:

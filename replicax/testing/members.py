@@ -11,46 +11,27 @@ from replicax.group.membership.membership_log import NAME
 
 
 class Run(NamedTuple):
-    """One run of a worker; its replacement has the same index and another life.
-
-    Attributes:
-        worker: The worker's index.
-        life: Counts the runs of this worker, from 0.
-        pid: The id of its process.
-    """
+    """One run of a worker; its replacement has the same index and another life."""
 
     worker: int
-    life: int
+    life: int  # counts the runs of this worker, from 0
     pid: int
 
 
 class SeenWorld(NamedTuple):
-    """A world, as the log shows it.
-
-    Attributes:
-        number: Its number.
-        members: The indices of its workers.
-        time: When it began, in seconds since 1970.
-    """
+    """A world, as the log shows it."""
 
     number: int
-    members: tuple[int, ...]
-    time: float
+    members: tuple[int, ...]  # the indices of its workers
+    time: float  # when it began, in seconds since 1970
 
 
 class Membership(NamedTuple):
-    """The runs of all workers, and the worlds.
+    """The runs of all workers, and the worlds."""
 
-    Attributes:
-        running: For each worker that runs now, its present run.
-        ended: The exit code of each run that has ended; None where it is unknown.
-        runs: All runs, in the order in which they have begun.
-        worlds: All worlds, in order.
-    """
-
-    running: dict[int, Run]
-    ended: dict[Run, int | None]
-    runs: tuple[Run, ...]
+    running: dict[int, Run]  # by worker
+    ended: dict[Run, int | None]  # exit codes; None where unknown
+    runs: tuple[Run, ...]  # in the order in which they began
     worlds: tuple[SeenWorld, ...]
 
     @property

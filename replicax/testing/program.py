@@ -22,11 +22,7 @@ PlainFunction: TypeAlias = Callable[..., object]
 
 
 def main(request_path: str) -> None:
-    """Calls the function that a request names, and writes its result to a file beside the request.
-
-    Args:
-        request_path: A JSON file, written by `replicax.testing.workers`.
-    """
+    """Calls the function that a request (JSON of `testing.workers`) names, and writes its result beside the request."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     request = json.loads(Path(request_path).read_text(encoding="utf-8"))
     sys.path[:] = request["path"]

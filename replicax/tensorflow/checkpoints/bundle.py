@@ -39,11 +39,7 @@ class Entry(NamedTuple):
 
 
 class Bundle:
-    """The tensors of a bundle.
-
-    Raises:
-        ValueError: The index is damaged, or a file is missing or too short for what it should hold.
-    """
+    """The tensors of a bundle."""
 
     format = "bundle"
 

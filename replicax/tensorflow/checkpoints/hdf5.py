@@ -28,25 +28,16 @@ _FROM_H5PY = (OSError, RuntimeError, LookupError, TypeError, AttributeError, Not
 
 
 class HDF5:
-    """The weights in an HDF5 file.
-
-    Attributes:
-        layers: The names of each layer's tensors, in the order of the layers, if the file says it.
-        optimizer: The names of the optimizer's tensors, in their order.
-        training_config: What the model was compiled with, as JSON; empty if the file does not say it.
-
-    Raises:
-        ValueError: The file is damaged, or has something else than weights.
-    """
+    """The weights in an HDF5 file."""
 
     format = "hdf5"
 
     def __init__(self, path: Path):
         self._path = path
         self.tensors: Mapping[str, TensorInfo] = {}
-        self.layers: Mapping[str, tuple[str, ...]] = {}
-        self.optimizer: tuple[str, ...] = ()
-        self.training_config: str | bytes = b""
+        self.layers: Mapping[str, tuple[str, ...]] = {}  # each layer's tensors, in the order of the layers
+        self.optimizer: tuple[str, ...] = ()  # its tensors, in their order
+        self.training_config: str | bytes = b""  # JSON of what the model was compiled with
         _check_heaps(path)
         with self._open() as file:
             weights = "model_weights/" if "model_weights" in file else ""
@@ -94,11 +85,7 @@ class HDF5:
 
 
 def parsed_config(text: str | bytes) -> Mapping[str, object]:
-    """Returns the optimizer's `class_name` and `config` of a `training_config`; empty if there is no optimizer.
-
-    Raises:
-        ValueError: It is damaged.
-    """
+    """Returns the optimizer's `class_name` and `config` of a `training_config`; empty if there is no optimizer."""
     try:
         found = json.loads(text)
     except RecursionError as error:

@@ -26,32 +26,20 @@ _NUMBERED = re.compile(r"(.+?)(?:_(\d+))?")
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A layer in a checkpoint.
-
-    Attributes:
-        name: The layer's name.
-        label: Its name for messages.
-        tensors: The names of its tensors by what they are of the layer, such as `"kernel"`.
-    """
+    """A layer in a checkpoint."""
 
     name: str
-    label: str
-    tensors: Mapping[str, str]
+    label: str  # the name in messages
+    tensors: Mapping[str, str]  # the names by what they are of the layer, such as "kernel"
 
 
 @dataclasses.dataclass(frozen=True)
 class Here:
-    """A layer here.
-
-    Attributes:
-        name: Its name.
-        is_numbered: Whether Keras made the name.
-        targets: Its own variables by their names.
-    """
+    """A layer here."""
 
     name: str
-    is_numbered: bool
-    targets: Mapping[str, Target]
+    is_numbered: bool  # whether Keras made the name
+    targets: Mapping[str, Target]  # its own variables, by their names
 
 
 _Layer = TypeVar("_Layer", Stored, Here)

@@ -32,11 +32,7 @@ def is_tensorflow(path: Path) -> bool:
 
 
 def latest_tensorflow(folder: Path) -> Path | None:
-    """Returns the checkpoint that the file `checkpoint` in a folder names; None if there is no such file.
-
-    Raises:
-        CheckpointError: The file is damaged, or names one that is not there.
-    """
+    """Returns the checkpoint that the file `checkpoint` in a folder names; None if there is no such file."""
     if not (folder / STATE).is_file():
         return None
     try:
@@ -46,15 +42,8 @@ def latest_tensorflow(folder: Path) -> Path | None:
 
 
 def located(path: Path) -> tuple[str, Path]:
-    """Returns the format of a checkpoint (`"bundle"`, `"saver_v1"`, `"hdf5"`) and its prefix or file.
-
-    Args:
-        path: A prefix (`folder/ckpt-3`) or a file of it, a folder with a `checkpoint` file or one checkpoint in it, a
-            SavedModel, or an HDF5 file.
-
-    Raises:
-        ValueError: There is none, or it is not clear which.
-    """
+    """Returns the format of a checkpoint (`"bundle"`, `"saver_v1"`, `"hdf5"`) and its prefix or file."""
+    # It may be a prefix (`folder/ckpt-3`) or one of its files, a folder, a SavedModel, or an HDF5 file.
     if path.is_dir():
         return _in_folder(path)
     if path.name == "saved_model.pb":

@@ -17,49 +17,29 @@ _SHOWN = 50  # Names that an error lists.
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """A target and where its value comes from.
-
-    Attributes:
-        target: The target.
-        tensor: The name of the tensor.
-        scale: What its values are multiplied by; None to take them as they are.
-        value: The value itself, where it is computed from several tensors.
-        by_order: Whether only the place in an order says that they belong together, and the shape.
-        full_name: The name of the variable in TensorFlow, if the checkpoint has it.
-    """
+    """A target and where its value comes from."""
 
     target: Target
-    tensor: str
-    scale: float | None = None
-    value: np.ndarray | None = None
-    by_order: bool = False
-    full_name: str = ""
+    tensor: str  # its name
+    scale: float | None = None  # a factor for the tensor's values
+    value: np.ndarray | None = None  # computed, in place of the values of the tensor
+    by_order: bool = False  # whether only the place in an order, and the shape, say that they belong together
+    full_name: str = ""  # the variable's name in TensorFlow, if the checkpoint has it
 
 
 class Matches:
-    """All that is known so far of which target gets which tensor.
-
-    Attributes:
-        found: The matches by the names of the targets.
-        used: The tensors that belong to a target.
-        ignored: The tensors that need no target, with the reason.
-        spare: The tensors that are left out unless a target needs them, with the reason.
-        kept: The targets that keep their value, with the reason.
-        notes: What a user should know of what was restored, as sentences.
-        problems: What makes a restore impossible, as sentences.
-        doubts: What makes it impossible if it is to be strict: numbers that the optimizer here has otherwise, say.
-    """
+    """All that is known so far of which target gets which tensor."""
 
     def __init__(self, checkpoint: TensorFlowCheckpoint, targets: Targets):
         self.checkpoint, self.targets = checkpoint, targets
-        self.found: dict[str, Match] = {}
-        self.used: set[str] = set()
-        self.ignored: dict[str, str] = {}
-        self.spare: dict[str, str] = {}
-        self.kept: dict[str, str] = {}
-        self.notes: list[str] = []
-        self.problems: list[str] = []
-        self.doubts: list[str] = []
+        self.found: dict[str, Match] = {}  # by the names of the targets
+        self.used: set[str] = set()  # tensors that have a target
+        self.ignored: dict[str, str] = {}  # tensors that need no target, with the reason
+        self.spare: dict[str, str] = {}  # tensors that are left out unless a target needs them, with the reason
+        self.kept: dict[str, str] = {}  # targets that keep their value, with the reason
+        self.notes: list[str] = []  # sentences for the user, about what was restored
+        self.problems: list[str] = []  # sentences: what makes any restore impossible
+        self.doubts: list[str] = []  # sentences: what makes a strict restore impossible
 
     def add(self, match: Match) -> bool:
         """Notes a match, if the shapes and dtypes allow it and nothing contradicts it; returns whether it is new."""
@@ -137,27 +117,15 @@ class Matches:
         return self.checkpoint.tensors[tensor].shape
 
     def scalar(self, tensor: str) -> float:
-        """Returns the value of a tensor with one value.
-
-        Raises:
-            CheckpointError: It has more, or is no number.
-        """
+        """Returns the value of a tensor with one value."""
         info = self.checkpoint.tensors[tensor]
         if info.shape != () or info.dtype is None or info.dtype.kind not in "biuf":
             raise CheckpointError(f"{self.shown(tensor)!r} in {self.checkpoint.path} should be one number, is {info}.")
         return float(self.checkpoint.read(tensor))
 
     def check(self, strict: bool, is_final: bool = True) -> None:
-        """Checks that nothing is wrong and, if it is to be strict, that nothing is left.
-
-        Args:
-            strict: Whether nothing may be left.
-            is_final: Whether all objects are built, so that what is left in the checkpoint has no target.
-
-        Raises:
-            CheckpointError: Something is; it lists all of it.
-        """
-        unused = self.unused if is_final else []
+        """Checks that nothing is wrong and, if `strict`, that nothing is left on either side."""
+        unused = self.unused if is_final else []  # An object that is not built yet may need them.
         left = strict and (unused or self.unmatched)
         problems = [*self.problems, *(self.doubts if strict else ())]
         if not problems and not left:

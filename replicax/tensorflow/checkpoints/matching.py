@@ -22,17 +22,8 @@ _COUNTER = "save_counter"
 def matched(
     checkpoint: TensorFlowCheckpoint, objects: Mapping[str, PyTree], mapping: TensorMapping | None = None
 ) -> Matches:
-    """Returns which variable gets which tensor, as far as that is certain.
-
-    Args:
-        checkpoint: The checkpoint.
-        objects: The objects by name, as `rx.Checkpoint` has them. Those that are not built are left out.
-        mapping: What the user says.
-
-    Raises:
-        CheckpointError: The mapping names what is not there, or the checkpoint cannot be read.
-    """
-    matches = Matches(checkpoint, Targets(objects))
+    """Returns which variable gets which tensor, as far as that is certain."""
+    matches = Matches(checkpoint, Targets(objects))  # Objects that are not built have no targets yet.
     by_path = checkpoint.graph is not None or (checkpoint.format == "hdf5" and not checkpoint.layers)
     graph = checkpoint.graph or (graph_of(checkpoint.tensors) if by_path else None)
     slots = [] if graph is not None else saver_slots(checkpoint.tensors)

@@ -101,11 +101,8 @@ class ObjectGraph:
 
     @functools.cached_property
     def paths(self) -> dict[int, str]:
-        """A shortest path to each node that the root leads to, such as `{0: "", 1: "model", 2: "model/layer-0"}`.
-
-        Keras 3's optimizers refer to the variables that they update. A path through one is taken only where there is
-        no other.
-        """
+        """A shortest path to each node that the root leads to, such as `{0: "", 1: "model", 2: "model/layer-0"}`."""
+        # Keras 3's optimizers refer to the variables that they update: a path through one is taken only if no other is.
         paths, waiting, later = {0: ""}, collections.deque([0]), collections.deque[int]()
         while waiting or later:
             is_late = not waiting
@@ -152,11 +149,7 @@ class ObjectGraph:
 
 
 def parsed(data: bytes) -> ObjectGraph:
-    """Returns the object graph of a serialized `TrackableObjectGraph`.
-
-    Raises:
-        ValueError: It is damaged, or an object refers to one that does not exist.
-    """
+    """Returns the object graph of a serialized `TrackableObjectGraph`."""
     messages = Message(data).messages(1)
     if not messages:
         raise ValueError("the object graph has no objects")

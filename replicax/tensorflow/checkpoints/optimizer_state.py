@@ -23,25 +23,15 @@ _LOSS_SCALE = ("DynamicLossScale", "LossScaleOptimizer")
 
 
 class OptimizerState:
-    """An optimizer here, and what is known of it in the checkpoint.
-
-    Args:
-        optimizer: The optimizer; if it scales the loss, the one in it is found.
-        matches: Where matches are noted.
-
-    Attributes:
-        optimizer: The optimizer that updates.
-        scaling: The one around it that scales the loss, if there is one.
-        is_tf1: Whether TensorFlow 1's class wrote it, as far as that matters.
-    """
+    """An optimizer here, and what is known of it in the checkpoint."""
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, matches: Matches):
         import keras
 
         is_scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         self.scaling = optimizer if is_scaling else None
-        self.optimizer = optimizer.inner_optimizer if is_scaling else optimizer
-        self.matches, self.is_tf1 = matches, False
+        self.optimizer = optimizer.inner_optimizer if is_scaling else optimizer  # the one that updates
+        self.matches, self.is_tf1 = matches, False  # whether TensorFlow 1's class wrote it, as far as that matters
         self._slots = slots_of(self.optimizer) if self.optimizer.built else {}
         self._index = {id(v): i for i, v in enumerate(trainable_variables_of(self.optimizer))} if self._slots else {}
 
@@ -178,11 +168,8 @@ class OptimizerState:
             )
 
     def decay_of_weights(self, saved: Collection[str]) -> None:
-        """Compares whether weights decay, of which checkpoints say nothing but the class: AdamW's do, Adam's do not.
-
-        Args:
-            saved: The classes that the optimizer in the checkpoint may have; empty if nothing says it.
-        """
+        """Compares whether weights decay, of which checkpoints say nothing but the class: AdamW's do, Adam's do not."""
+        # `saved` has the classes that the optimizer in the checkpoint may have; it is empty if nothing says it.
         decay = getattr(self.optimizer, "weight_decay", None) or 0.0
         if self.kind not in ("Adam", "AdamW") or not saved or ("AdamW" in saved) == bool(decay):
             return

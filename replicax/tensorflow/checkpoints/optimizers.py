@@ -109,17 +109,14 @@ def _slots(graph: ObjectGraph, pair: Pair, state: OptimizerState) -> None:
 
 
 def _listed(graph: ObjectGraph, pair: Pair, name: str, child: int, state: OptimizerState) -> None:
-    """Matches a list of slots, whose order is that of the variables the optimizer was built for.
-
-    Keras 3 saves these too. Keras 2 names each slot after its variable. If neither says which is which, the lists must
-    have the same shapes and the variables the same names at all places.
-    """
+    """Matches a list of slots, whose order is that of the variables the optimizer was built for."""
     matches, variables = state.matches, _variables_by_key(state.matches)
     slots = {int(i): graph.variables.get(node) for i, node in graph.nodes[child].children.items() if i.isdecimal()}
-    trainable = graph.nodes[pair.node].children.get("_trainable_variables")
+    trainable = graph.nodes[pair.node].children.get("_trainable_variables")  # Keras 3 saves the variables too.
     updated = graph.nodes[trainable].children if trainable is not None else {}
-    by_name = _unique_full_names(graph, matches)
+    by_name = _unique_full_names(graph, matches)  # Keras 2 names each slot after its variable.
     shapes, ours = {i: matches.shape(saved.key) for i, saved in slots.items() if saved}, state.shapes(name)
+    # If neither says which is which, both sides must have the same shapes and names of variables at all places.
     is_one_order = [shapes.get(i, ()) for i in range(len(ours))] == ours and len(shapes) == len(ours)
     leaves = [saved.full_name.rpartition("/")[2] if saved else "" for _, saved in sorted(slots.items())]
     is_one_order = is_one_order and leaves == state.variable_names()
@@ -160,17 +157,11 @@ _SHORT = frozenset(
 
 
 class SaverSlot(NamedTuple):
-    """A slot in a checkpoint that has only names.
+    """A slot in a checkpoint that has only names."""
 
-    Attributes:
-        variable: The variable's tensor.
-        suffix: What stands behind its name: `"Adam_1"`, or the name of a slot of `tf.keras.optimizers.legacy`.
-        tensor: The slot's tensor.
-    """
-
-    variable: str
-    suffix: str
-    tensor: str
+    variable: str  # the variable's tensor
+    suffix: str  # what follows its name: "Adam_1", or the name of a slot of `tf.keras.optimizers.legacy`
+    tensor: str  # the slot's tensor
 
 
 def saver_slots(names: Iterable[str]) -> list[SaverSlot]:

@@ -25,36 +25,22 @@ _LISTS = ("_operations", "_layers", "layers")  # and where Keras has them.
 
 
 class Pair(NamedTuple):
-    """An object in the checkpoint and what it is here.
+    """An object in the checkpoint and what it is here."""
 
-    Attributes:
-        node: Its index in the object graph.
-        value: The object here.
-        path: Its path here, in a checkpoint of replicax.
-        by_order: Whether a place in an order led to it.
-    """
-
-    node: int
-    value: PyTree
-    path: str
-    by_order: bool
+    node: int  # its index in the object graph
+    value: PyTree  # the object here
+    path: str  # its path here, in a checkpoint of replicax
+    by_order: bool  # whether a place in an order led to it
 
 
 class Walk:
-    """The walk through the objects of a checkpoint and those here.
-
-    Attributes:
-        graph: The objects in the checkpoint.
-        optimizers: The optimizers that were met.
-        layers: The layers and models that were met.
-        waiting: Paths of objects that were met and are not built.
-    """
+    """The walk through the objects of a checkpoint and those here."""
 
     def __init__(self, graph: ObjectGraph, matches: Matches):
         self.graph, self._matches = graph, matches
         self.optimizers: list[Pair] = []
-        self.layers: list[Pair] = []
-        self.waiting: list[Pair] = []
+        self.layers: list[Pair] = []  # and models
+        self.waiting: list[Pair] = []  # what was met and is not built
         self._seen: dict[tuple[int, int], PyTree] = {}  # It holds the objects, so that no other gets their id.
 
     @functools.cached_property
@@ -73,11 +59,7 @@ class Walk:
         return frozenset(found | {i for i, node in enumerate(self.graph.nodes) if node.slots})
 
     def from_root(self, objects: Mapping[str, PyTree], seeds: Iterable[tuple[int, PyTree, str]] = ()) -> None:
-        """Walks from the root; first from the objects that belong together as the user says.
-
-        A model that the root does not refer to is the root itself if that refers to layers: `save_weights` and
-        SavedModels are like this.
-        """
+        """Walks from the root; first from the objects that belong together as the user says."""
         given = set[str]()
         for node, value, path in seeds:
             self._walk(Pair(node, value, path, False))
@@ -104,7 +86,7 @@ class Walk:
         variables, root = self.graph.variables, self.graph.nodes[0].children
         their_models = [node for node in nodes if node not in their_optimizers and node not in variables]
         if any(root[name] in nodes and child_of(model, name) is not None for model in models.values() for name in root):
-            their_models = [0]
+            their_models = [0]  # The root is the model itself: `save_weights` and SavedModels are like this.
         elif len(models) == 1:
             their_models = self._like(next(iter(models.values())), their_models)
         for ours, theirs in ((optimizers, their_optimizers), (models, their_models)):

@@ -16,20 +16,12 @@ _WHOLE_BYTES = 1 << 24  # Tensors up to this size are read once, and cut; larger
 
 
 def verify(checkpoint: TensorFlowCheckpoint, matches: Iterable[Match], is_whole: bool = True) -> None:
-    """Reads all tensors that are to be restored, and keeps none: whether they are undamaged, and fit their variables.
-
-    Args:
-        checkpoint: The checkpoint.
-        matches: What is to be restored.
-        is_whole: Whether to read all; otherwise only the integers that might not fit.
-
-    Raises:
-        CheckpointError: A tensor is damaged, or has numbers that the variable's dtype cannot hold.
-    """
+    """Reads, and drops, all tensors that are to be restored: checks that they are undamaged and fit their targets."""
     for match in matches:
         info = checkpoint.tensors.get(match.tensor)
         if info is None:
             continue  # A number that was computed, or one of a configuration.
+        # Integers that might not fit are read even if not all tensors are to be.
         narrower = match.value is None and info.dtype != match.target.dtype and match.target.dtype.kind in "iu"
         if narrower:
             _converted(checkpoint.read(match.tensor), match, checkpoint)

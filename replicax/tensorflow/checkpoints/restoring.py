@@ -37,28 +37,13 @@ _COUNTER = "save_counter/.ATTRIBUTES/VARIABLE_VALUE"
 
 def restore_tensorflow(
     path: Path,
-    objects: dict[str, PyTree],
+    objects: dict[str, PyTree],  # Values in it that are no variables are replaced.
     coordination: Coordination,
     mapping: TensorMapping | None,
     strict: bool,
     should_verify: bool,
 ) -> tuple[LoadStatus, int | None]:
-    """Restores a checkpoint of TensorFlow's; with several processes all of them call this.
-
-    Args:
-        path: The checkpoint.
-        objects: The objects by name; values in it that are no variables are replaced.
-        coordination: Through which the processes agree.
-        mapping: What the user says of which tensor belongs to which variable.
-        strict: Whether nothing may be left on either side.
-        should_verify: Whether to compare all checksums before anything is assigned.
-
-    Returns:
-        What was restored, and the number of saves if the checkpoint has one.
-
-    Raises:
-        CheckpointError: Something does not fit, or cannot be read. Nothing was assigned.
-    """
+    """Restores a checkpoint, in all processes; returns what was restored, and the number of saves if there is one."""
 
     def prepared() -> tuple[TensorFlowRestore, Matches]:
         restore = TensorFlowRestore(path, objects, mapping, strict, should_verify)
@@ -71,21 +56,7 @@ def restore_tensorflow(
 
 
 class TensorFlowRestore:
-    """A restore, which goes on while there are models and optimizers that are not built.
-
-    `prepare` reads and checks everything and changes nothing; `run` assigns. When an object is built, all is matched
-    anew, since the names and shapes of its variables are known then, and the new variables get their values.
-
-    Args:
-        path: The checkpoint.
-        objects: The objects by name; values in it that are no variables are replaced.
-        mapping: What the user says of which tensor belongs to which variable.
-        strict: Whether nothing may be left on either side.
-        should_verify: Whether to compare all checksums before anything is assigned.
-
-    Raises:
-        CheckpointError: There is no such checkpoint, or it cannot be read.
-    """
+    """A restore, which goes on while there are models and optimizers that are not built."""
 
     def __init__(
         self,
@@ -101,11 +72,7 @@ class TensorFlowRestore:
         self._done: set[str] = set()  # Paths of targets, in checkpoints of replicax.
 
     def prepare(self) -> Matches:
-        """Matches everything that is built, reads it once, and returns the matches.
-
-        Raises:
-            CheckpointError: Something does not fit, or is damaged.
-        """
+        """Matches everything that is built, reads it once, and returns the matches; it changes nothing."""
         waiting = unbuilt_objects(self._objects)
         matches = matched(self.checkpoint, self._objects, self._mapping)
         matches.check(self._strict, is_final=not waiting)
@@ -147,11 +114,8 @@ class TensorFlowRestore:
         )
 
     def advance(self) -> None:
-        """Gives variables that have been made since then their values.
-
-        Raises:
-            CheckpointError: Something does not fit.
-        """
+        """Matches everything anew when an object has been built, and gives its variables their values."""
+        # Only now are the names and shapes of the new variables known.
         waiting = unbuilt_objects(self._objects)
         matches = matched(self.checkpoint, self._objects, self._mapping)
         matches.check(self._strict, is_final=not waiting)

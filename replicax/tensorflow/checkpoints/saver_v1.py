@@ -27,11 +27,7 @@ _HALVES = (14, 19)  # Of bfloat16 and float16 the field has the bits.
 
 
 class SaverV1:
-    """The tensors of a checkpoint of version 1.
-
-    Raises:
-        ValueError: A file is damaged.
-    """
+    """The tensors of a checkpoint of version 1."""
 
     format = "saver_v1"
 

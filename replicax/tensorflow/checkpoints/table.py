@@ -22,12 +22,7 @@ _LONGEST_KEYS = 64  # Times the block: every 16th key is complete, so that prefi
 
 
 class Table:
-    """A table; whatever is wrong with it is a `ValueError` that says what and where.
-
-    Raises:
-        ValueError: It is no table, or its footer or index is damaged.
-        OSError: It cannot be read.
-    """
+    """A table; whatever is wrong with it is a `ValueError` that says what and where."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -78,11 +73,7 @@ class Table:
 
 
 def uncompressed(data: bytes) -> bytes:
-    """Returns what Snappy compressed (its raw format, without frames).
-
-    Raises:
-        ValueError: The data are damaged.
-    """
+    """Returns what Snappy compressed (its raw format, without frames)."""
     length, position = varint(data, 0)
     result = bytearray()
     while position < len(data):

@@ -24,23 +24,14 @@ _SEED = "seed_generator_state"  # Keras 3 has the state of its random generators
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Target:
-    """A variable, array or number that gets a value.
+    """A variable, array or number that gets a value."""
 
-    Attributes:
-        name: Its name for messages and mappings: the object's name and the variable's path, `"model/dense/kernel"`.
-        path: Its name in a checkpoint of replicax.
-        shape: Its shape.
-        dtype: Its dtype.
-        variable: The variable; None for an array or number.
-        old: The array or number.
-    """
-
-    name: str
-    path: str
+    name: str  # for messages and mappings: the object's name and the variable's path, "model/dense/kernel"
+    path: str  # its name in a checkpoint of replicax
     shape: tuple[int, ...]
     dtype: np.dtype
-    variable: AssignableLike | None = None
-    old: Leaf = None
+    variable: AssignableLike | None = None  # None for an array or number
+    old: Leaf = None  # the array or number
 
     @property
     def is_seed(self) -> bool:
@@ -49,16 +40,11 @@ class Target:
 
 
 class Targets:
-    """All targets in some objects.
-
-    Attributes:
-        objects: The objects.
-        all: The targets by their names.
-    """
+    """All targets in some objects."""
 
     def __init__(self, objects: Mapping[str, PyTree]):
         self.objects = objects
-        self.all: dict[str, Target] = {}
+        self.all: dict[str, Target] = {}  # by name
         self._of: dict[int, Target] = {}
         self._paths: dict[str, Target] = {}
         parts, owners = parts_of(objects, allow_unbuilt=True), keras_objects(objects)
@@ -99,11 +85,7 @@ class Targets:
 
 
 def child_of(value: PyTree, name: str) -> PyTree:
-    """Returns what TensorFlow or Keras call `name` in an object, or None.
-
-    That is an attribute (or one with an underscore in front), an item, a layer by its index, or the variables that a
-    layer has itself, in their order: `vars` in a file of Keras's.
-    """
+    """Returns what TensorFlow or Keras call `name` in an object: an attribute, item, or layer by its index; or None."""
     if isinstance(value, Mapping):
         of_key = next((child for key, child in value.items() if str(key) == name), None)
         return child_of(list(value.values()), name) if of_key is None and not name.isdecimal() else of_key
@@ -116,7 +98,7 @@ def child_of(value: PyTree, name: str) -> PyTree:
         if match is not None:
             layers, i = [layer for layer in getattr(value, "layers", ()) if layer.weights], int(match[1])
             return layers[i] if i < len(layers) else None
-        if name == "vars":
+        if name == "vars":  # in a file of Keras's
             return own_variables(value)
     elif name == "vars" and is_variable(getattr(value, "state", None)):
         return [value.state]  # of a `SeedGenerator`

@@ -85,27 +85,17 @@ class TensorInfo:
 
 
 class Part(NamedTuple):
-    """A part of a tensor.
+    """A part of a tensor."""
 
-    Attributes:
-        starts: The index in the tensor of the part's first value.
-        values: The values.
-    """
-
-    starts: tuple[int, ...]
+    starts: tuple[int, ...]  # the index in the tensor of the part's first value
     values: np.ndarray
 
 
 class Source(Protocol):
-    """The contract of what reads files: one tensor at a time, in parts. Whatever is wrong is a `ValueError`.
+    """The contract of what reads files: one tensor at a time, in parts. Whatever is wrong is a `ValueError`."""
 
-    Attributes:
-        format: A word for the format.
-        tensors: The tensors by name, as the files have them in order.
-    """
-
-    format: str
-    tensors: Mapping[str, TensorInfo]
+    format: str  # a word for it
+    tensors: Mapping[str, TensorInfo]  # by name, in the order of the files
 
     def parts(self, name: str) -> Iterator[Part]:
         """Yields all parts of a tensor. Their values may be used when the last has been yielded: it was checked."""
@@ -113,11 +103,7 @@ class Source(Protocol):
 
 
 def checked_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns a shape that a file states.
-
-    Raises:
-        ValueError: No array has such a shape.
-    """
+    """Checks a shape that a file states, and returns it."""
     size = math.prod(length for length in shape if length)
     if len(shape) > _MOST_AXES or any(length < 0 for length in shape) or size >= 1 << 59:
         raise ValueError(f"{list(shape)!r:.100} is not the shape of an array")
@@ -125,11 +111,7 @@ def checked_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def checked_slices(name: str, shape: tuple[int, ...], slices: Sequence[Bounds]) -> list[tuple[int, ...]]:
-    """Returns the shapes of the slices into which a tensor was cut.
-
-    Raises:
-        ValueError: They do not cover the tensor, or overlap.
-    """
+    """Returns the shapes of the slices into which a tensor was cut, which must cover it and not overlap."""
     shapes = list[tuple[int, ...]]()
     for bounds in slices:
         if len(bounds) != len(shape) or any(start + max(m, 0) > n for n, (start, m) in zip(shape, bounds, strict=True)):

@@ -21,21 +21,7 @@ _LEFT_OUT = "the mapping leaves it out"
 def apply_mapping(
     mapping: TensorMapping | None, matches: Matches, graph: ObjectGraph | None, slots: Collection[str] = ()
 ) -> list[tuple[int, PyTree, str]]:
-    """Notes the matches that a mapping states.
-
-    Args:
-        mapping: The mapping.
-        matches: Where matches are noted.
-        graph: The objects of the checkpoint.
-        slots: The tensors that are slots of an optimizer: where `dense/*` is mapped, `dense/kernel/Adam` follows.
-
-    Returns:
-        The objects in the checkpoint that the mapping gives an object here, and its name.
-
-    Raises:
-        ArgumentError: It is neither a dict nor a function.
-        CheckpointError: A name is on neither side.
-    """
+    """Notes the matches that a mapping states; returns nodes it pairs with objects here, those, and their names."""
     if mapping is None:
         return []
     if isinstance(mapping, Mapping):
@@ -56,6 +42,7 @@ def _apply(
         raise ArgumentError(f"The keys of `mapping` are names in the checkpoint, got {name!r:.100}.")
     tensors = _matching(name, matches, graph)
     if value is not None and "*" in name:
+        # `dense/*` is for the weights: a slot such as `dense/kernel/Adam` follows its variable.
         tensors = {each: groups for each, groups in tensors.items() if each not in slots} or tensors
     if tensors:
         for tensor, groups in tensors.items():

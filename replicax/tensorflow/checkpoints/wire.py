@@ -9,11 +9,7 @@ _LONGEST_VARINT = 10
 
 
 def varint(data: bytes, position: int) -> tuple[int, int]:
-    """Returns an unsigned number of variable length and the position behind it.
-
-    Raises:
-        ValueError: The data end in it, or it has more than 64 bits.
-    """
+    """Returns an unsigned number of variable length and the position behind it."""
     value = 0
     for i, byte in enumerate(data[position : position + _LONGEST_VARINT]):
         value |= (byte & 0x7F) << 7 * i
@@ -30,11 +26,7 @@ def signed(value: int) -> int:
 
 
 class Message:
-    """The fields of a protocol buffer by number. As the format has it, the last of several values counts.
-
-    Raises:
-        ValueError: The data are no protocol buffer; also from the methods: a field has another type.
-    """
+    """The fields of a protocol buffer by number. As the format has it, the last of several values counts."""
 
     def __init__(self, data: bytes):
         self._fields: dict[int, list[int | bytes]] = {}

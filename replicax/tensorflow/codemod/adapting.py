@@ -16,11 +16,7 @@ class Unconvertible(Exception):
 
 
 def literal(node: cst.BaseExpression | None) -> object:
-    """Returns the value of a literal (a number, a string, None, a list or tuple of those).
-
-    Raises:
-        Unconvertible: It is no literal.
-    """
+    """Returns the value of a literal (a number, a string, None, a list or tuple of those)."""
     code = "" if node is None else cst.Module([]).code_for_node(node)
     try:
         return ast.literal_eval(code)

@@ -26,17 +26,11 @@ _OF_TF = m.Attribute(value=m.Name("tf"))
 
 
 class Conversion(NamedTuple):
-    """The result of a conversion.
-
-    Attributes:
-        before: The script.
-        after: The script converted, as far as it can be.
-        findings: The places that need a hand edit, and notes, in the order of lines.
-    """
+    """The result of a conversion."""
 
     before: str
     after: str
-    findings: tuple[Finding, ...]
+    findings: tuple[Finding, ...]  # in the order of lines
 
     @property
     def edits(self) -> tuple[Finding, ...]:
@@ -50,19 +44,7 @@ def is_edit(finding: Finding) -> bool:
 
 
 def convert(text: str, name: str = "<script>", tf_data: Literal["convert", "keep"] = "convert") -> Conversion:
-    """Converts a script of TensorFlow to replicax, Keras 3 and JAX.
-
-    Places that cannot be converted stay as they are, below a comment `# replicax: ...`, and are findings. A script that
-    does not import TensorFlow is not changed.
-
-    Args:
-        text: The script.
-        name: Its name, for errors.
-        tf_data: Whether pipelines of tf.data become Grain's, or stay TensorFlow's, which has to be installed then.
-            If one has a step without a counterpart in Grain, all of them stay.
-
-    Raises:
-        ArgumentError: It is no Python, or Python 2, or its expressions are nested too deeply.
+    """Converts a script of TensorFlow to replicax, Keras 3 and JAX; what it cannot convert stays, below a comment.
 
     Example:
         >>> convert("import tensorflow as tf\\nstrategy = tf.distribute.MirroredStrategy()\\n").after
@@ -86,6 +68,7 @@ def _converted(text: str, name: str, tf_data: Literal["convert", "keep"]) -> Con
         found = _converted(spelled, name, tf_data)
         return found._replace(before=text)
     writer, module = _rewritten(dataclasses.replace(script, tf_data=tf_data))
+    # If one pipeline has a step without a counterpart in Grain, all of them stay.
     if tf_data == "convert" and any(each.name.startswith("tf.data") for each in writer.findings if is_edit(each)):
         writer, module = _rewritten(dataclasses.replace(script, tf_data="stay"))
     module = _with_imports(writer, module)
@@ -100,14 +83,12 @@ def _converted(text: str, name: str, tf_data: Literal["convert", "keep"]) -> Con
 
 
 def _with_import_behind_star(script: Script, text: str) -> str | None:
-    """Returns the script with TensorFlow's import behind the first `from mine import *`, which may bring `tf`; or None.
-
-    A script that does not read `tf`, or assigns it itself, has no such import.
-    """
+    """Returns the script with TensorFlow's import behind the first star import, which may bring `tf`; or None."""
     stars = [
         each for each in ast.walk(ast.parse(text)) if isinstance(each, ast.ImportFrom) and each.names[0].name == "*"
     ]
     read = [cst.ensure_type(each, cst.Attribute).value for each in m.findall(script.module, _OF_TF)]
+    # No import for a script that does not read `tf`, or assigns it itself.
     if not stars or all(script.names.assignments(cst.ensure_type(each, cst.Name)) for each in read):
         return None
     first = min(stars, key=lambda each: each.lineno)
@@ -125,16 +106,13 @@ def _with_imports(writer: Writer, module: cst.Module) -> cst.Module:
 
 
 def _rewritten(script: Script, more: Mapping[cst.CSTNode, Action] = _NOTHING) -> tuple[Writer, cst.Module]:
-    """Returns the writer, with its notes, and the rewritten script.
-
-    An import that is needed both as it was and with a new meaning stays as it was.
-    """
+    """Returns the writer, with its notes, and the rewritten script."""
     spelled_out: frozenset[Binding] = frozenset()
     while True:
         writer = Writer(script, spelled_out)
         rewriter = Rewriter(writer, {**plans.actions(script), **more}, plans.kept(script))
         module = joined(cst.ensure_type(script.module.visit(rewriter), cst.Module), script.spread.before)
-        both = writer.converted & writer.left
+        both = writer.converted & writer.left  # imports that are needed as they were, and with a new meaning: they stay
         if both <= spelled_out:
             return writer, module
         spelled_out |= both

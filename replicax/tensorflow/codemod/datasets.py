@@ -28,10 +28,7 @@ Step = Callable[[Rewriting, cst.Call, cst.BaseExpression, dict[str, cst.BaseExpr
 
 
 def kept(convert: Converter, name: str) -> Converter:
-    """Returns the function that converts a step of a pipeline, if the script does not keep it.
-
-    A step that cannot be converted is reported also where the pipelines stay because of it.
-    """
+    """Returns the function that converts a step of a pipeline, if the script does not keep it."""
 
     def converted(rewriting: Rewriting, node: cst.Call, updated: cst.Call) -> cst.BaseExpression | None:
         if rewriting.script.tf_data == "keep":
@@ -39,6 +36,7 @@ def kept(convert: Converter, name: str) -> Converter:
         try:
             result = convert(rewriting, node, updated)
         except Unconvertible as error:
+            # Reported even if the pipelines stay: they do because of this step.
             rewriting.refuse(node, name, f"{str(error)[0].upper()}{str(error)[1:].rstrip('.')}.")
             return None
         return None if rewriting.script.keeps_tf_data else result
@@ -86,10 +84,7 @@ def made(name: str, template: str) -> Rewrite:
 
 
 def step(signature: str) -> Callable[[Step], Converter]:
-    """Returns a decorator for functions that convert a method of a dataset.
-
-    They get the dataset's expression and the arguments by parameter.
-    """
+    """Returns a decorator of functions that convert a dataset's method; they get the arguments by parameter."""
     known = parameters(signature)
 
     def decorate(convert: Step) -> Converter:

@@ -12,11 +12,7 @@ DEEPEST = 300
 
 
 def check_depth(text: str, name: str) -> None:
-    """Checks that a script can be walked through.
-
-    Raises:
-        ArgumentError: It has a NUL byte, or an expression or block that is nested too deeply.
-    """
+    """Checks that a script can be walked through: it has no NUL byte, and is not nested too deeply."""
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise ArgumentError(f"{name}, line {line} has a NUL byte: it is no Python. Is it a text file, in UTF-8?")

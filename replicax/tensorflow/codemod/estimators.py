@@ -88,14 +88,12 @@ def _minimizes(call: cst.Call, loss: cst.BaseExpression | None) -> bool:
 
 
 def loss_reduction(script: Script, call: cst.Call, loss: cst.BaseExpression | None) -> dict[str, str] | None:
-    """Returns the keyword that says how the losses of replicas are put together; None if it cannot be told.
-
-    It follows the last assignment of the loss before the spec.
-    """
+    """Returns the keyword that says how the losses of replicas are combined; None if it cannot be determined."""
     if isinstance(loss, cst.Name):
         values = [(script.names.assigned_value(each)) for each in script.names.assignments(loss)]
         if not values or any(value is None for value in values):
             return None
+        # The last assignment before the spec counts.
         before = [value for value in values if value is not None and script.line(value) < script.line(call)]
         loss = max(before, key=script.line) if before else None
     if loss is None:

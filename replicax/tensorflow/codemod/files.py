@@ -15,24 +15,14 @@ from replicax.errors import ArgumentError
 
 
 class Source(NamedTuple):
-    """A script as it is on disk.
-
-    Attributes:
-        path: The file.
-        text: Its text; line endings are as in the file.
-        encoding: The encoding that the file declares, or UTF-8.
-    """
+    """A script as it is on disk."""
 
     path: Path
-    text: str
-    encoding: str
+    text: str  # with the line endings of the file
+    encoding: str  # that the file declares, or UTF-8
 
     def replace(self, text: str) -> None:
-        """Replaces the file's contents at once: whoever reads it meanwhile sees the old file or the new one.
-
-        Raises:
-            ArgumentError: The text has characters that the file's encoding does not have. The file stays as it is.
-        """
+        """Replaces the file's contents at once: readers see the old file or the new one."""
         try:
             data = text.encode(self.encoding)
         except UnicodeEncodeError as error:
@@ -51,11 +41,7 @@ class Source(NamedTuple):
 
 
 def scripts(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yields files, and the Python files in folders; hidden folders and virtual environments are passed by.
-
-    Raises:
-        ArgumentError: There is no such file or folder, or it is a notebook.
-    """
+    """Yields files, and the Python files in folders, except for hidden folders and virtual environments."""
     for path in paths:
         if path.is_dir():
             yield from sorted(each for each in path.rglob("*.py") if not _is_beside(each.relative_to(path)))
@@ -71,11 +57,7 @@ def scripts(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def read(path: Path) -> Source:
-    """Reads a script.
-
-    Raises:
-        ArgumentError: It cannot be read, or not be decoded.
-    """
+    """Reads a script."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -11,15 +11,7 @@ from replicax.errors import ArgumentError
 
 
 def formatted(before: str, after: str) -> str:
-    """Returns converted code with its imports sorted and its changed statements formatted.
-
-    Args:
-        before: The script as it was: lines that are the same there stay as they are.
-        after: The script converted.
-
-    Raises:
-        ArgumentError: Ruff is not installed.
-    """
+    """Returns converted code with its imports sorted and its changed statements formatted; other lines stay."""
     if before == after:
         return after
     widths = [f"indent-width={_indentation(before)}", f"line-length={_width(before)}"]

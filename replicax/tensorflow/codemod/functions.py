@@ -103,14 +103,12 @@ class _Functions(cst.CSTVisitor):
             self._scheduled.add(first)
 
     def in_python(self) -> set[cst.FunctionDef]:
-        """Returns the compiled functions that read batches, or call one that does: they run in Python.
-
-        Functions that a coordinator schedules may read their worker's batches in a compiled function.
-        """
+        """Returns the compiled functions that read batches, or call one that does: they run in Python."""
         reading = set(self._readers)
         while True:
             callers = {each for each, called in self._calls.items() if called & reading} - reading
             if not callers:
+                # Functions that a coordinator schedules may read their worker's batches in a compiled function.
                 return (reading & self._compiled) - self._scheduled
             reading |= callers
 

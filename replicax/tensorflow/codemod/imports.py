@@ -66,16 +66,10 @@ def bindings(node: cst.Import | cst.ImportFrom) -> Iterator[tuple[cst.ImportAlia
 
 
 def fixed(module: cst.Module, converted: Mapping[tuple[str, str], str], needed: Collection[str]) -> cst.Module:
-    """Returns a rewritten script with the imports that it needs.
-
-    Args:
-        module: The script.
-        converted: Bindings that get a new meaning, and the new name, such as
-            `("layers", "tf.keras.layers"): "keras.layers"`.
-        needed: Short names of the modules that the rewritten parts use: they are no longer names of TensorFlow's.
-    """
+    """Returns a rewritten script with its imports: `converted` bindings get a new name, `needed` modules are added."""
     used = used_names(module)
     place = next((at for at, each in enumerate(module.body) if _imports_keras(each)), _behind_docstring(module))
+    # A name such as `keras`, if it is needed, is no longer TensorFlow's.
     found = cst.ensure_type(module.visit(_Fixer(converted, used - set(needed))), cst.Module)
     place = min(place, len(found.body))
     bound = _bound(found)

@@ -18,16 +18,11 @@ LITERALS = ((cst.Integer, "int"), (cst.Float, "float"), (cst.List, "list"), (cst
 
 
 class KindTables:
-    """The knowledge of the tables about kinds.
-
-    Args:
-        results: The kind that a call of a canonical name gives: for classes mostly the class, or a base of it.
-            A key that ends in `"."` is a prefix, for all names below it that begin with a capital letter if `classes`.
-        members: The kind of a method's result, or of an attribute, by kind and name.
-        bases: The class above another one, whose members it has too.
-    """
+    """The knowledge of the tables about kinds."""
 
     def __init__(self, results: Mapping[str, str], members: Mapping[tuple[str, str], str], bases: Mapping[str, str]):
+        # `results`: the kind of a call by canonical name, mostly the class or a base; a key ending in "." is a prefix.
+        # `members`: the kind of an attribute or a method's result by kind and name. `bases`: the class above each.
         self._results, self._members, self._bases = results, members, bases
         self._prefixes = sorted((key for key in results if key.endswith(".")), key=len, reverse=True)
 

@@ -92,11 +92,7 @@ class Names:
         return self._scopes.get(node)
 
     def of(self, node: cst.CSTNode) -> str | None:
-        """Returns the name of an imported thing that an expression is, such as `"tf.keras.layers.Dense"`.
-
-        An alias counts as what it was assigned, if that is the only assignment: `layers = tf.keras.layers`.
-        None for everything that is the script's own, and for a name with two meanings.
-        """
+        """Returns the name of an imported thing that an expression is, such as `"tf.keras.layers.Dense"`, or None."""
         if node not in self._known:
             self._known[node] = None  # A name that is assigned itself.
             self._known[node] = self._found(node)
@@ -121,6 +117,7 @@ class Names:
         if parts is None:
             return None
         base, rest = parts
+        # An alias counts as what it was assigned; a name with two meanings has none.
         found = {self._meaning(base, each) for each in self.assignments(base) if not self._is_none(each)}
         root = found.pop() if len(found) == 1 else None
         return None if root is None else _newest(".".join([root, *rest]))

@@ -17,17 +17,11 @@ _AXES = frozenset({"axis", "axes"})
 
 
 class Parameters(NamedTuple):
-    """The parameters of a function of TensorFlow.
+    """The parameters of a function of TensorFlow."""
 
-    Attributes:
-        names: In their order, without the one that takes the rest.
-        defaults: The defaults, as source.
-        rest: The parameter that takes any number of positional arguments; None if there is none.
-    """
-
-    names: tuple[str, ...]
-    defaults: Mapping[str, str]
-    rest: str | None
+    names: tuple[str, ...]  # in their order, without `rest`
+    defaults: Mapping[str, str]  # as source
+    rest: str | None  # the parameter that takes any number of positional arguments
 
 
 def parameters(signature: str) -> Parameters:
@@ -46,11 +40,7 @@ def parameters(signature: str) -> Parameters:
 
 
 def filled(row: OpRow, call: cst.Call) -> cst.BaseExpression:
-    """Returns the expression that replaces a call.
-
-    Raises:
-        Unconvertible: An argument has no counterpart, or its form is not known.
-    """
+    """Returns the expression that replaces a call."""
     known = parameters(row.signature)
     given, rest = bound(row.name, known, call.args)
     template = cst.parse_expression(row.template)
@@ -68,11 +58,7 @@ def filled(row: OpRow, call: cst.Call) -> cst.BaseExpression:
 def bound(
     name: str, known: Parameters, args: Sequence[cst.Arg]
 ) -> tuple[dict[str, cst.BaseExpression], list[cst.BaseExpression]]:
-    """Returns the arguments of a call by parameter, and the rest of the positional ones.
-
-    Raises:
-        Unconvertible: There are too many, or they are given with `*` or `**`.
-    """
+    """Returns the arguments of a call by parameter, and the rest of the positional ones."""
     given: dict[str, cst.BaseExpression] = {}
     rest: list[cst.BaseExpression] = []
     for place, arg in enumerate(args):

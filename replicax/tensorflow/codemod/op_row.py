@@ -8,29 +8,18 @@ from typing import NamedTuple
 class OpRow(NamedTuple):
     """One function of TensorFlow and its translation.
 
-    Attributes:
-        signature: The function with its parameters in TensorFlow's order and with TensorFlow's defaults, such as
-            ``"argmax(input, axis=0)"``; the name is written without the leading ``tf.``. A ``*`` before the last
-            parameter stands for any number of positional arguments.
-        template: The expression that replaces the call. A parameter's name stands for the argument. A keyword
-            argument ``keyword=parameter`` is left out where the call leaves the parameter out.
-        always: Parameters whose default is written out where the call leaves them out, since the defaults differ.
-        adapt: For a parameter, the name of the function in ``codemod.adapting`` that translates its argument.
-        note: How the result may differ, which the report says once; empty where it does not.
-        ignored: Parameters that may have any value, since the note says what becomes of them.
-
     Example:
         >>> row = OpRow("expand_dims(input, axis)", "keras.ops.expand_dims(input, axis)")
         >>> row.name
         'tf.expand_dims'
     """
 
-    signature: str
-    template: str
-    always: tuple[str, ...] = ()
-    adapt: tuple[tuple[str, str], ...] = ()
-    note: str = ""
-    ignored: tuple[str, ...] = ()
+    signature: str  # as TensorFlow has it, without "tf."; a `*` before the last parameter: any number of arguments
+    template: str  # parameters stand for arguments; `keyword=parameter` is left out where the call leaves it out
+    always: tuple[str, ...] = ()  # whose default is written out, since the defaults differ
+    adapt: tuple[tuple[str, str], ...] = ()  # a parameter, and the function in `adapting` that translates its argument
+    note: str = ""  # how the result may differ, reported once
+    ignored: tuple[str, ...] = ()  # parameters with any value: the note says what becomes of them
 
     @property
     def name(self) -> str:

@@ -12,14 +12,10 @@ Nodes = Sequence[cst.CSTNode]
 
 
 class Mentions(cst.CSTVisitor):
-    """Collects the names that stand for values: no members, keywords of calls, and names in imports.
-
-    Attributes:
-        reads: The names, in the order of the script.
-    """
+    """Collects the names that stand for values: no members, keywords of calls, and names in imports."""
 
     def __init__(self) -> None:
-        self.reads: list[str] = []
+        self.reads: list[str] = []  # in the order of the script
 
     @classmethod
     def of(cls, nodes: Nodes) -> Self:
@@ -48,16 +44,11 @@ class Mentions(cst.CSTVisitor):
 
 
 class Flow(Mentions):
-    """Collects what statements do with names. An inner function assigns names of its own; those that it reads count.
-
-    Attributes:
-        reads: Names that are read, in the order of the script.
-        assigned: Names that are assigned or defined here.
-    """
+    """Collects what statements do with names. An inner function assigns names of its own; those that it reads count."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.assigned: list[str] = []
+        self.assigned: list[str] = []  # or defined
         self._functions = 0
 
     def _assign(self, target: cst.CSTNode) -> None:
@@ -135,16 +126,11 @@ class Flow(Mentions):
 
 
 class Leaving(cst.CSTVisitor):
-    """Collects what statements do beyond themselves; what an inner function or class does is its own.
-
-    Attributes:
-        leaves: What leaves the part: `return`, `yield`, `await`, and `break` or `continue` of a loop around it.
-        declares: Whether there is a `global` or `nonlocal`.
-    """
+    """Collects what statements do beyond themselves; what an inner function or class does is its own."""
 
     def __init__(self, nodes: Nodes) -> None:
-        self.leaves: list[str] = []
-        self.declares = False
+        self.leaves: list[str] = []  # `return`, `yield`, `await`, and `break` or `continue` of an outer loop
+        self.declares = False  # `global` or `nonlocal`
         self._loops = 0
         for node in nodes:
             node.visit(self)

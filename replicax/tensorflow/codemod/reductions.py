@@ -14,13 +14,9 @@ _REDUCED = m.Call(func=m.Attribute(attr=m.OneOf(*(m.Name(each) for each in ("all
 
 
 def on_the_way(script: Script, statements: Sequence[cst.CSTNode], names: Iterable[str]) -> list[cst.Call]:
-    """Returns the reductions whose results reach names, in the order of the script.
-
-    The statements are read backwards; a loop or a condition counts as a whole. Nothing counts that goes through
-    `tf.stop_gradient`.
-    """
+    """Returns the reductions whose results reach names, in the order of the script."""
     wanted, found = set(names), list[cst.Call]()
-    for statement in reversed(statements):
+    for statement in reversed(statements):  # A loop or a condition counts as a whole.
         flow = Flow.of([statement])
         if wanted & set(flow.assigned):
             wanted |= set(flow.reads)

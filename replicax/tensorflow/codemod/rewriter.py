@@ -22,13 +22,7 @@ def removed(writer: Writer, node: cst.CSTNode, updated: cst.CSTNode) -> Result:
 
 
 class Rewriter(cst.CSTTransformer):
-    """Rewrites what the tables know.
-
-    Args:
-        writer: The services that rules and actions ask for; it collects what was found.
-        actions: What becomes of whole statements, and other nodes, by node.
-        kept: Nodes that stay as they are, such as functions of an input pipeline.
-    """
+    """Rewrites what the tables know; `actions` rewrite other nodes, and `kept` ones stay, such as input pipelines."""
 
     def __init__(
         self, writer: Writer, actions: Mapping[cst.CSTNode, Action], kept: frozenset[cst.CSTNode] = frozenset()

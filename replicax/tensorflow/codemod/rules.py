@@ -48,89 +48,55 @@ class Rewriting(Protocol):
 
 
 class Rename(NamedTuple):
-    """The same thing under another name, wherever it stands; a call of it keeps its arguments.
+    """The same thing under another name, wherever it stands; a call of it keeps its arguments."""
 
-    Attributes:
-        target: The new name; for a method only its last part.
-        note: Said in the findings, as a note; empty for nothing.
-    """
-
-    target: str
-    note: str = ""
+    target: str  # of a method only the last part
+    note: str = ""  # for the findings
 
 
 class Call(NamedTuple):
-    """Another function with other parameters. A mention without a call is renamed only if no keyword differs.
+    """Another function with other parameters. A mention without a call is renamed only if no keyword differs."""
 
-    Attributes:
-        target: The new name; for a method only its last part.
-        keywords: The fate of TensorFlow's keywords that have another name, no meaning or no counterpart.
-        order: TensorFlow's parameters in their order. If given, positional arguments behind the first `positional`
-            become keywords, by it. If not, positional arguments stay.
-        positional: How many arguments may stay positional.
-        note: Said in the findings, as a note; empty for nothing.
-    """
-
-    target: str
-    keywords: Mapping[str, Keyword] = {}
+    target: str  # of a method only the last part
+    keywords: Mapping[str, Keyword] = {}  # TensorFlow's, with another name, no meaning or no counterpart
+    # TensorFlow's parameters; if given, arguments behind the first `positional` become keywords
     order: tuple[str, ...] = ()
     positional: int = 1
-    note: str = ""
+    note: str = ""  # for the findings
 
 
 class Refuse(NamedTuple):
-    """It is left as it is, with a comment and a finding.
+    """It is left as it is, with a comment and a finding."""
 
-    Attributes:
-        reason: Why, and what to do: a sentence or two.
-    """
-
-    reason: str
+    reason: str  # why, and what to do: a sentence or two
 
 
 class Keep(NamedTuple):
-    """It stays TensorFlow's on purpose, without a finding: TensorFlow is imported for it.
+    """It stays TensorFlow's on purpose, without a finding: TensorFlow is imported for it."""
 
-    Attributes:
-        reason: For readers of the table.
-    """
-
-    reason: str = ""
+    reason: str = ""  # for readers of the table
 
 
 class Code(NamedTuple):
-    """An expression stands for the name, such as `"'float32'"` for `tf.float32`.
-
-    Attributes:
-        text: The expression.
-        note: Said in the findings, as a note; empty for nothing.
-    """
+    """An expression stands for the name, such as `"'float32'"` for `tf.float32`."""
 
     text: str
-    note: str = ""
+    note: str = ""  # for the findings
 
 
 class Drop(NamedTuple):
-    """A call that is a statement of its own goes: nothing has to be done in its place. Elsewhere it is refused.
+    """A call that is a statement of its own goes: nothing has to be done in its place. Elsewhere it is refused."""
 
-    Attributes:
-        reason: Why nothing has to be done: a sentence.
-    """
-
-    reason: str
+    reason: str  # why nothing has to be done: a sentence
 
 
 class Rewrite(NamedTuple):
-    """A function rewrites the expression.
+    """A function rewrites the expression."""
 
-    Attributes:
-        call: Gets the rewriting, the call as it was (for `script.names` and `script.kinds`), and the call with its
-            parts converted. Returns the new expression; or None after `refuse(...)`: then it is left as it is.
-        mention: What becomes of a mention that is no call; None refuses it. A function gets the rewriting and the
-            mention, and answers as `call` does; for an attribute of an object there is nothing but such a function.
-    """
-
+    # Gets the call as it was, for `script.names` and `script.kinds`, and with its parts converted. It returns None
+    # after `refuse(...)`: the call is left as it is.
     call: Callable[[Rewriting, cst.Call, cst.Call], cst.BaseExpression | None]
+    # For a mention that is not a call; None refuses it. For an attribute of an object it can only be a function.
     mention: Mention | None = None
 
 

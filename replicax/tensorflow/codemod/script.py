@@ -17,22 +17,13 @@ TfData = Literal["convert", "keep", "stay"]
 
 @dataclasses.dataclass(frozen=True)
 class Script:
-    """A parsed script.
+    """A parsed script."""
 
-    Attributes:
-        spread: Its tree, with one statement a line.
-        names: Which name of TensorFlow an expression is.
-        kinds: What kind of object an expression gives.
-        wrapper: The metadata.
-        tf_data: The fate of its pipelines of tf.data: `"convert"`, `"keep"`, or `"stay"`, if one has a step without a
-            counterpart: then all of them are kept, and what has no counterpart is reported.
-    """
-
-    spread: Spread
-    names: Names
-    kinds: Kinds
+    spread: Spread  # with one statement a line
+    names: Names  # which name of TensorFlow an expression is
+    kinds: Kinds  # what kind of object an expression gives
     wrapper: metadata.MetadataWrapper
-    tf_data: TfData = "convert"
+    tf_data: TfData = "convert"  # "stay": a step has no counterpart and is reported, so all pipelines are kept
 
     @property
     def module(self) -> cst.Module:
@@ -46,11 +37,7 @@ class Script:
 
     @classmethod
     def parse(cls, text: str, tables: KindTables) -> Script:
-        """Parses a script.
-
-        Raises:
-            libcst.ParserSyntaxError: It is no Python that can be parsed.
-        """
+        """Parses a script."""
         found = spread(cst.parse_module(text))
         wrapper = metadata.MetadataWrapper(found.module, unsafe_skip_copy=True)
         names = Names(wrapper)

@@ -22,17 +22,11 @@ _BEGIN = (
 
 
 class Spread(NamedTuple):
-    """A script with one statement a line.
-
-    Attributes:
-        module: The script.
-        before: The lines of several statements as they were, in their order.
-        lines: The line in the script as it was, by node that begins one; empty if all are the same.
-    """
+    """A script with one statement a line."""
 
     module: cst.Module
-    before: Sequence[_Several] = ()
-    lines: Mapping[cst.CSTNode, int] = {}
+    before: Sequence[_Several] = ()  # the lines of several statements as they were, in their order
+    lines: Mapping[cst.CSTNode, int] = {}  # in the script as it was, by node that begins one; empty if all are the same
 
 
 def spread(module: cst.Module) -> Spread:

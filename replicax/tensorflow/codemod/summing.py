@@ -30,17 +30,11 @@ _TWICE = (
 
 
 class Use(NamedTuple):
-    """How a script uses the gradients of a tape.
+    """How a script uses the gradients of a tape."""
 
-    Attributes:
-        summed: Whether `rx.value_and_grad` may sum them.
-        actions: What becomes of the calls of `apply_gradients`, otherwise.
-        problem: Why the tape cannot be converted; empty if it can.
-    """
-
-    summed: bool
-    actions: dict[cst.CSTNode, Action]
-    problem: str = ""
+    summed: bool  # whether `rx.value_and_grad` may sum them
+    actions: dict[cst.CSTNode, Action]  # otherwise, for the calls of `apply_gradients`
+    problem: str = ""  # why the tape cannot be converted
 
 
 def use_of(script: Script, tape: Tape) -> Use:

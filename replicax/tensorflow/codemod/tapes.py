@@ -26,33 +26,19 @@ _COMPANY = "Another tape stays, which has the same name, or stands inside of or 
 
 
 class Tape(NamedTuple):
-    """A `with tf.GradientTape() as tape:` that becomes a function.
-
-    Attributes:
-        block: The statement.
-        name: The tape's name.
-        gradient: The call `tape.gradient(...)` or `optimizer.minimize(..., tape=tape)`.
-        statement: The statement of that call, behind the block.
-        loss: The name of the loss, which the block assigns.
-        sources: What the loss is differentiated with respect to.
-        results: Names that the block assigns and that are used behind it, without the loss.
-        loss_is_used: Whether the loss is used behind it too.
-        given: Names from before the block that it may read before it assigns them.
-        early: Whether the gradients must be computed where the block stands: what follows uses its results.
-        dropped: Statements that mean nothing without the tape.
-    """
+    """A `with tf.GradientTape() as tape:` that becomes a function."""
 
     block: cst.With
     name: str
-    gradient: cst.Call
-    statement: cst.SimpleStatementLine
-    loss: str
-    sources: cst.BaseExpression
-    results: tuple[str, ...]
-    loss_is_used: bool
-    given: tuple[str, ...]
-    early: bool
-    dropped: tuple[cst.CSTNode, ...]
+    gradient: cst.Call  # `tape.gradient(...)` or `optimizer.minimize(..., tape=tape)`
+    statement: cst.SimpleStatementLine  # of that call, behind the block
+    loss: str  # its name, which the block assigns
+    sources: cst.BaseExpression  # what the loss is differentiated with respect to
+    results: tuple[str, ...]  # names that the block assigns and that are used behind it, without the loss
+    loss_is_used: bool  # behind the block
+    given: tuple[str, ...]  # names from before the block that it may read before it assigns them
+    early: bool  # whether gradients are computed where the block stands, since what follows uses its results
+    dropped: tuple[cst.CSTNode, ...]  # statements that mean nothing without the tape
 
     def assigned_to(self) -> cst.BaseExpression | None:
         """Returns the target of `target = tape.gradient(...)`; None if the call stands in a larger expression."""
@@ -63,15 +49,10 @@ class Tape(NamedTuple):
 
 
 class Untaped(NamedTuple):
-    """A tape that stays.
-
-    Attributes:
-        block: The `with` statement.
-        reason: Why: a sentence, and what to do.
-    """
+    """A tape that stays."""
 
     block: cst.With
-    reason: str
+    reason: str  # a sentence, and what to do
 
 
 class _Stays(Exception):
@@ -290,11 +271,7 @@ def _binds(block: cst.With, name: str) -> bool:
 
 
 def _mentions(script: Script, block: cst.With, name: str, region: Sequence[cst.CSTNode]) -> list[cst.Name]:
-    """Returns the mentions of a block's tape.
-
-    Raises:
-        _Stays: There are some elsewhere.
-    """
+    """Returns the mentions of a block's tape; the tape stays if there are others elsewhere."""
     bound: set[cst.BaseExpression] = {item.asname.name for item in block.items if item.asname is not None}
     inside = [each for part in region for each in m.findall(part, m.Name(name)) if each not in bound]
     found = [cst.ensure_type(each, cst.Name) for each in inside if _may_be(script, each, bound)]

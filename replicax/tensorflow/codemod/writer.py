@@ -21,24 +21,14 @@ Binding = tuple[str, str]
 
 
 class Writer:
-    """The services of a rewriting that rules and actions ask for; see `rules.Rewriting`.
-
-    Args:
-        script: The script.
-        spelled_out: Bindings whose uses are all written with the new name in full.
-
-    Attributes:
-        modules: Short names of modules that what was written needs.
-        converted: Bindings whose uses stay, since the import will give them their new meaning.
-        left: Bindings that are needed as they are.
-    """
+    """The services of a rewriting that rules and actions use; see `rules.Rewriting`."""
 
     def __init__(self, script: Script, spelled_out: frozenset[Binding] = frozenset()):
         self.script = script
-        self.modules: set[str] = set()
-        self.converted: set[Binding] = set()
-        self.left: set[Binding] = set()
-        self._spelled_out = spelled_out
+        self.modules: set[str] = set()  # short names of those that the written code needs
+        self.converted: set[Binding] = set()  # whose uses stay: the import gives them their new meaning
+        self.left: set[Binding] = set()  # that are needed as they are
+        self._spelled_out = spelled_out  # whose uses are all written with the new name in full
         self._notes: list[Finding] = []
         self._refused: dict[cst.CSTNode | None, list[tuple[cst.CSTNode, Finding]]] = {}
 

@@ -54,29 +54,23 @@ _LONGEST_FIRST = sorted(MODULES, key=len, reverse=True)
 
 @functools.cache
 def index() -> Mapping[str, tuple[str, str, Row]]:
-    """Returns a library, its name and its row by the name below `replicax`; for a member of a class also
-    without module. Names of others than TensorFlow are known in any module, and on a strategy."""
+    """Returns the library, its name and its row, for each name that users look for below `replicax`."""
     found: dict[str, tuple[str, str, Row]] = {}
     for tf_name, row in NAMES.items():
         asked = asked_as(tf_name)
         found.setdefault(asked, ("TensorFlow", tf_name, row))
         parts = asked.split(".")
-        if len(parts) > 2:
+        if len(parts) > 2:  # A member of a class is known without its module too.
             found.setdefault(".".join(parts[-2:]), ("TensorFlow", tf_name, row))
     for full_name, row in ELSEWHERE.items():
         library, last = LIBRARIES[full_name.partition(".")[0]], full_name.rpartition(".")[2]
-        for asked in (last, f"Strategy.{last}"):
+        for asked in (last, f"Strategy.{last}"):  # They are known in any module, and on a strategy.
             found.setdefault(asked, (library, full_name, row))
     return found
 
 
 def resolved(root: types.ModuleType, row: Row) -> object:
-    """Returns the object that a row names below `replicax`.
-
-    Args:
-        root: The module `replicax`.
-        row: A row that has a name here; for an attribute that only instances have, its type is returned.
-    """
+    """Returns the object that a row names below `replicax`, which is `root`; for an attribute of instances its type."""
     *path, last = row.here.split(".")
     owner = operator.attrgetter(".".join(path))(root) if path else root
     for base in getattr(owner, "__mro__", ()):

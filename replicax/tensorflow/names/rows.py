@@ -45,13 +45,7 @@ def unused(note: str) -> Keyword:
 
 
 def members(here: str, names: str, prefix: str) -> dict[str, Row]:
-    """Returns rows of kind "same" for names of a class or module.
-
-    Args:
-        here: Where they are below `replicax`; empty for `replicax` itself.
-        names: The names, separated by spaces.
-        prefix: Where TensorFlow has them.
-    """
+    """Returns rows of kind "same" for names, separated by spaces, from `prefix` in TensorFlow to `here` in replicax."""
     return {f"{prefix}.{name}": same(f"{here}.{name}".lstrip(".")) for name in names.split()}
 
 

@@ -18,32 +18,18 @@ FLOOR = 1e-3
 
 
 class Difference(NamedTuple):
-    """A number that differs.
+    """A number that differs."""
 
-    Attributes:
-        step: After how many steps; 0 is before the first.
-        name: The number: the objective, or a variable with its name on either side.
-        relative: By how much, relative to its size; infinite where there is nothing to compare with.
-        detail: A sentence for people.
-    """
-
-    step: int
-    name: str
-    relative: float
-    detail: str
+    step: int  # after how many; 0 is before the first
+    name: str  # the objective, or a variable with its name on either side
+    relative: float  # to its size; infinite where there is nothing to compare with
+    detail: str  # a sentence
 
 
 def first_difference(
     expected: Recording, found: Recording, losses: float = LOSS_TOLERANCE, of_update: float = OF_UPDATE
 ) -> Difference | None:
-    """Returns the first number that differs by more than the tolerances, or None.
-
-    Args:
-        expected: What the script left before.
-        found: What the converted script left.
-        losses: By how much objectives may differ.
-        of_update: By how much variables may differ, with each step, relative to how far they have moved.
-    """
+    """Returns the first number that differs by more than the tolerances, or None."""
     if (wrong := _initial_difference(expected, found)) is not None:
         return wrong
     found_losses = loss_differences(expected, found)

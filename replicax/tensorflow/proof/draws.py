@@ -39,15 +39,7 @@ def _generator(kind: str, shape: Sequence[int], number: int) -> np.random.Genera
 def initial_values(
     draws: Draws, kind: str, config: Mapping[str, object], shape: Sequence[int], number: int
 ) -> np.ndarray:
-    """Returns what an initializer of Keras gives under control.
-
-    Args:
-        draws: Hands out the numbers.
-        kind: The class of the initializer, such as `"GlorotUniform"`.
-        config: What `get_config()` returns. An initializer with another scale or range has other values.
-        shape: The variable's shape.
-        number: How many variables of this kind and shape there were before.
-    """
+    """Returns what an initializer of Keras, given by class and configuration, draws for its `number`-th variable."""
 
     def setting(name: str, default: float) -> float:
         value = config.get(name)

@@ -32,17 +32,11 @@ RANDOM_LAYERS = [
 ]
 FIXED = {"Constant", "Identity", "IdentityInitializer", "Ones", "Zeros", "Initializer", "STFT"}
 
-AsTensor = Callable[[np.ndarray, object], object]
+AsTensor = Callable[[np.ndarray, object], object]  # of an array and a dtype, which may be None
 
 
 def control_initializers(module: ModuleType | SimpleNamespace, draws: Draws, as_tensor: AsTensor) -> None:
-    """Lets the random initializers of a module draw from `draws`.
-
-    Args:
-        module: Such as `keras.initializers`.
-        draws: Hands out the values.
-        as_tensor: Makes a tensor of an array and a dtype, which may be None.
-    """
+    """Lets the random initializers of a module draw from `draws`."""
     for found in {each for each in vars(module).values() if isinstance(each, type)}:
         if found.__name__ not in FIXED and "__call__" in dir(found) and hasattr(found, "get_config"):
             setattr(found, "__call__", _drawing(draws, as_tensor))  # noqa: B010

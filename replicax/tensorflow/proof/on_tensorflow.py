@@ -125,11 +125,9 @@ def _control_strategies(tf: ModuleType, devices: int) -> None:
 
 
 def _initialize_alike(tf: ModuleType, extended: MirroredExtended) -> None:
-    """Gives the copies of a variable that a function creates one initial value, instead of a read of the first copy.
-
-    TensorFlow cannot lift such a read out of the function. It compiles a `tf.cond` then, for functions that have
-    created variables and that have not, and runs it wrongly on several logical CPUs.
-    """
+    """Gives the copies of a variable that a function creates one initial value, instead of a read of the first copy."""
+    # TensorFlow cannot lift such a read out of the function. It compiles a `tf.cond` then, for functions that have
+    # created variables and that have not, and runs it wrongly on several logical CPUs.
     given = extended._get_variable_creator_initial_value
 
     def initial_value(replica_id: int, device: str, primary_var: object, **kwargs: object) -> object:

@@ -22,22 +22,13 @@ OF_UPDATE = 1e-4
 
 
 class Verdict(NamedTuple):
-    """The result of comparing a script with its conversion on one number of replicas.
-
-    Attributes:
-        replicas: On how many.
-        steps: How many steps were compared.
-        difference: The first number that differs; None if none does.
-        largest_loss: The largest relative difference of a loss.
-        failure: How TensorFlow failed on as many replicas: the conversion was compared with TensorFlow on one then.
-            Empty if it did not.
-    """
+    """The result of comparing a script with its conversion on one number of replicas."""
 
     replicas: int
-    steps: int
-    difference: Difference | None
-    largest_loss: float
-    failure: str = ""
+    steps: int  # how many were compared
+    difference: Difference | None  # the first number that differs
+    largest_loss: float  # the largest relative difference of a loss
+    failure: str = ""  # how TensorFlow failed on as many replicas; the conversion was compared with one then
 
     @property
     def is_inconclusive(self) -> bool:
@@ -64,11 +55,7 @@ def replicas_text(count: int) -> str:
 
 
 def tensorflow_python(given: Path | None) -> Path:
-    """Returns an interpreter with TensorFlow: the given one, or this one if it has it.
-
-    Raises:
-        ArgumentError: Nothing is there, or this interpreter has no TensorFlow.
-    """
+    """Returns an interpreter with TensorFlow: the given one, or this one if it has it."""
     if given is not None:
         if not given.exists():
             raise ArgumentError(f"--tensorflow-python {given}: there is no such file. Name an interpreter.")
@@ -93,26 +80,7 @@ def prove(
     say: Callable[[str], None] = print,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Verdict]:
-    """Runs a script on TensorFlow and its conversion on replicax, with the same initial values and batches.
-
-    Where TensorFlow fails on several replicas, the conversion is compared with TensorFlow on one.
-
-    Args:
-        script: The script for TensorFlow.
-        converted: The script for replicax.
-        python: An interpreter with TensorFlow.
-        steps: How many training steps are compared.
-        arguments: The arguments of both.
-        replicas: On how many replicas. TensorFlow has as many: batches may depend on it.
-        legacy_keras: Whether `tf.keras` is Keras 2 for the script.
-        limit_s: How long each run may take.
-        say: Gets a line for each verdict, as soon as it is known.
-        progress: Gets a line when a run starts, and one when it has ended.
-
-    Raises:
-        ArgumentError: `steps` or a number of replicas is not positive, or a script is missing.
-        RunFailedError: The conversion failed, took too long, or trained nothing, or TensorFlow did on one replica.
-    """
+    """Runs a script on TensorFlow and its conversion on replicax, with the same initial values and batches."""
     if steps < 1:
         raise ArgumentError(f"A proof needs at least 1 step, not {steps}.")
     if not replicas or min(replicas) < 1:
@@ -122,7 +90,7 @@ def prove(
     verdicts = []
 
     def tensorflow(count: int) -> Recording:
-        run = wanted._replace(devices=count)
+        run = wanted._replace(devices=count)  # As many as replicax has: batches may depend on it.
         return _timed(lambda: on_tensorflow(run, python, legacy_keras), run, "TensorFlow", progress)
 
     for count in replicas:

@@ -26,20 +26,12 @@ class Finished(BaseException):
 
 
 class Tensor(NamedTuple):
-    """A variable after a step, as a few numbers.
+    """A variable after a step, as a few numbers."""
 
-    Attributes:
-        name: Its name in its own library.
-        shape: Its shape.
-        norm: The root of the sum of its squares.
-        sketch: Its products with `SKETCH` random vectors of ones and minus ones that depend only on its size. The root
-            of the mean of the squares of the difference of two sketches is about the norm of the difference of the
-            tensors.
-    """
-
-    name: str
+    name: str  # in its own library
     shape: tuple[int, ...]
     norm: float
+    # products with `SKETCH` random vectors of ones and minus ones, which depend only on the size
     sketch: tuple[float, ...]
 
     @classmethod
@@ -54,38 +46,26 @@ class Tensor(NamedTuple):
 
     def distance(self, other: Tensor) -> float:
         """Returns about the norm of the difference of two tensors."""
+        # The root mean square of the difference of two sketches is about that.
         squares = [(one - another) ** 2 for one, another in zip(self.sketch, other.sketch, strict=True)]
         return math.sqrt(sum(squares) / len(squares))
 
 
 class Snapshot(NamedTuple):
-    """The variables of one objective after a step.
+    """The variables of one objective after a step."""
 
-    Attributes:
-        step: How many objectives the run had computed by then, over all sites.
-        site: Which of the script's objectives: 0 for the first that it differentiated.
-        tensors: The variables, in the order in which they were differentiated.
-    """
-
-    step: int
-    site: int
-    tensors: tuple[Tensor, ...]
+    step: int  # how many objectives the run had computed by then, over all sites
+    site: int  # which of the script's objectives: 0 for the first that it differentiated
+    tensors: tuple[Tensor, ...]  # in the order in which they were differentiated
 
 
 class Recording(NamedTuple):
-    """The record of a run.
+    """The record of a run."""
 
-    Attributes:
-        objectives: The value of each step's objective, summed over the replicas.
-        initial: The variables before the first step.
-        snapshots: Variables after steps.
-        error: How the script ended early: the last lines of a traceback. Empty if it did not.
-    """
-
-    objectives: tuple[float, ...]
-    initial: tuple[Tensor, ...]
+    objectives: tuple[float, ...]  # of each step, summed over the replicas
+    initial: tuple[Tensor, ...]  # before the first step
     snapshots: tuple[Snapshot, ...]
-    error: str = ""
+    error: str = ""  # the last lines of a traceback, if the script ended early
 
     def write(self, path: Path) -> None:
         """Writes the recording as JSON."""
@@ -109,15 +89,10 @@ def _tensor(fields: Sequence) -> Tensor:
 
 
 class Recorder:
-    """Collects a recording while a script runs.
-
-    Args:
-        steps: After how many steps the recording is complete.
-        stop: Whether the script ends then, with `Finished`.
-        every: Whether variables are kept after every step, not only after `MARKS`.
-    """
+    """Collects a recording while a script runs."""
 
     def __init__(self, steps: int, stop: bool, every: bool = False):
+        # `stop`: the script ends then, with `Finished`. `every`: variables are kept after each step, not only `MARKS`.
         self._steps, self._stop, self._every = steps, stop, every
         self._lock = threading.Lock()
         self._readers: list[Reader] = []
@@ -148,11 +123,7 @@ class Recorder:
         return min(map(len, self._by_replica.values()), default=0)
 
     def boundary(self, may_stop: bool = True) -> None:
-        """Called outside of all steps: keeps the variables if a step has been made since the last call.
-
-        Raises:
-            Finished: The recording is complete, and the script is to end.
-        """
+        """Keeps the variables if a step has been made since the last call; called outside of all steps."""
         before, self._seen = self._seen, self.made
         if self._seen == before:
             return

@@ -18,26 +18,15 @@ FOLDER = Path(__file__).resolve().parent
 
 
 class Run(NamedTuple):
-    """A script to run, and how.
-
-    Attributes:
-        script: The script.
-        arguments: Its arguments.
-        environment: Variables of the environment to add.
-        devices: How many replicas there are.
-        steps: How many steps are recorded.
-        stop: Whether the script ends after these steps.
-        every: Whether variables are recorded after every step, not only after some.
-        limit_s: How long the run may take, in seconds.
-    """
+    """A script to run, and how."""
 
     script: Path
     arguments: Sequence[str] = ()
-    environment: Mapping[str, str] = {}
-    devices: int = 1
-    steps: int = 50
-    stop: bool = False
-    every: bool = False
+    environment: Mapping[str, str] = {}  # variables to add
+    devices: int = 1  # one for each replica
+    steps: int = 50  # how many are recorded
+    stop: bool = False  # whether the script ends after these steps
+    every: bool = False  # whether variables are recorded after every step, not only after some
     limit_s: float = 300.0
 
 
@@ -46,16 +35,7 @@ class RunFailedError(ReplicaxError, RuntimeError):
 
 
 def on_tensorflow(run: Run, python: Path, legacy_keras: bool = False) -> Recording:
-    """Runs a script on TensorFlow.
-
-    Args:
-        run: The script, and how to run it.
-        python: An interpreter that has TensorFlow. It need not have replicax.
-        legacy_keras: Whether `tf.keras` is to be Keras 2.
-
-    Raises:
-        RunFailedError: The process ended without a recording, or took too long.
-    """
+    """Runs a script on TensorFlow, in an interpreter that has it and need not have replicax."""
     with tempfile.TemporaryDirectory() as folder:
         # The package is found under another name, with nothing of replicax beside it.
         (Path(folder) / "proof").symlink_to(FOLDER)
@@ -68,11 +48,7 @@ def on_tensorflow(run: Run, python: Path, legacy_keras: bool = False) -> Recordi
 
 
 def on_replicax(run: Run) -> Recording:
-    """Runs a converted script on replicax, on CPU devices, in this interpreter.
-
-    Raises:
-        RunFailedError: The process ended without a recording, or took too long.
-    """
+    """Runs a converted script on replicax, on CPU devices, in this interpreter."""
     flags = [each for each in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in each]
     flags.append(f"--xla_force_host_platform_device_count={run.devices}")
     return _run(

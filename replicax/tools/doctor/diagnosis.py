@@ -24,15 +24,10 @@ _WORST_LAST = (Severity.OK, Severity.WARN, Severity.FAIL)
 
 @dataclasses.dataclass(frozen=True)
 class DoctorReport:
-    """All that was found.
+    """All that was found."""
 
-    Attributes:
-        findings: One for each check, in order.
-        detection: How the cluster was found; None if its description is malformed.
-    """
-
-    findings: tuple[Finding, ...]
-    detection: Detection | None
+    findings: tuple[Finding, ...]  # in the order of the checks
+    detection: Detection | None  # how the cluster was found; None if its description is malformed
 
     @property
     def status(self) -> Severity:
@@ -45,11 +40,7 @@ class DoctorReport:
         return ExitCode.FAILED if self.status is Severity.FAIL else ExitCode.OK
 
     def as_dict(self) -> dict[str, object]:
-        """Returns it as JSON can hold it.
-
-        `{"schema": 1, "status": S, "findings": [{"name", "status": S, "text", "cure", "details"}, ...]}` with S one of
-        `"ok"`, `"warn"`, `"fail"`. Names stay as they are within a schema; findings and details may be added.
-        """
+        """Returns the report for JSON. Within a schema no name changes; findings and details may be added."""
         return {
             "schema": SCHEMA_VERSION,
             "status": self.status.value,

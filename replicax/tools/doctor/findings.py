@@ -19,20 +19,13 @@ class Severity(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """One thing that was looked at."""
 
-    Attributes:
-        name: What it is, such as `"keras backend"`; it does not change from version to version.
-        status: How well it is.
-        text: What was found.
-        cure: What to do; empty if it is well.
-        details: The same in numbers, as JSON can hold them.
-    """
-
-    name: str
+    name: str  # such as "keras backend"; it does not change from version to version
     status: Severity
     text: str
-    cure: str = ""
+    cure: str = ""  # empty if all is well
+    # the text in numbers, as JSON can hold them
     details: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     def as_dict(self) -> dict[str, object]:

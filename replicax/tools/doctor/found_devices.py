@@ -30,17 +30,11 @@ print({_MARK!r} + json.dumps(found))
 
 
 class FoundDevice(TypedDict):
-    """A device that JAX finds.
+    """A device that JAX finds."""
 
-    Attributes:
-        platform: Its platform, such as `"gpu"`.
-        kind: Its model.
-        memory: Its memory in bytes; None if JAX does not know it.
-    """
-
-    platform: str
-    kind: str
-    memory: int | None
+    platform: str  # such as "gpu"
+    kind: str  # the model
+    memory: int | None  # in bytes; None if JAX does not report it
 
 
 def check_devices(environ: Environ) -> Iterator[Finding]:

@@ -19,12 +19,7 @@ _EARLIEST = datetime.datetime(2025, 1, 1, tzinfo=datetime.UTC).timestamp()
 
 
 def check_clock(folder: Path, now: float | None = None) -> Finding:
-    """Checks the clock against that of the file system, which is another machine's where the folder is shared.
-
-    Args:
-        folder: A folder that this process can write to.
-        now: The time by this machine's clock; by default asked for when a file has been written.
-    """
+    """Checks the clock against that of the file system, which is another machine's where the folder is shared."""
     cure = "Let the machines keep their time (chrony, ntpd): the order of checkpoints and logs is read off it."
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".replicax-doctor-") as file:

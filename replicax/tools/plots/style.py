@@ -28,27 +28,16 @@ _PAD_WITH_LEGEND = 28  # points
 
 
 class Palette(NamedTuple):
-    """The colours of a plot.
+    """The colours of a plot."""
 
-    Attributes:
-        series: Those of lines and bars, in their order.
-        ink: Titles.
-        text: Labels.
-        line: Axes.
-        grid: The grid.
-        ground: The background.
-        quiet: What is there but matters less.
-        alarm: What went wrong.
-    """
-
-    series: tuple[str, ...]
-    ink: str
-    text: str
-    line: str
+    series: tuple[str, ...]  # lines and bars, in their order
+    ink: str  # titles
+    text: str  # labels
+    line: str  # axes
     grid: str
-    ground: str
-    quiet: str
-    alarm: str
+    ground: str  # the background
+    quiet: str  # what is there but matters less
+    alarm: str  # what went wrong
 
 
 LIGHT = Palette(COLORS, "#1b2733", "#51606d", "#b8c2cb", "#e9edf0", "#ffffff", "#c9dbe8", "#c0271d")
@@ -149,19 +138,7 @@ def drawn(
     axes: Axes | None = None,
     size: tuple[float, float] = SIZE,
 ) -> Figure:
-    """Returns a figure that `draw` has drawn, and writes it if there is a path.
-
-    Args:
-        draw: Draws on axes, with colours.
-        title: The plot's title.
-        path: The file to write: PNG, SVG, PDF by its suffix; None to write none.
-        dark: Whether the ground is dark.
-        axes: The user's own axes to draw on.
-        size: Width and height in inches.
-
-    Raises:
-        ArgumentError: The file cannot be written.
-    """
+    """Returns a figure that `draw` has drawn, on the user's `axes` if there are some; writes it if there is a path."""
     with style(dark) as colors:
         from matplotlib.figure import Figure
 

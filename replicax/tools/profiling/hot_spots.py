@@ -15,21 +15,13 @@ _TRACE = "perfetto_trace.json.gz"
 
 
 class HotSpot(NamedTuple):
-    """An operation of a compiled program, over all steps and devices of a trace.
+    """An operation of a compiled program, over all steps and devices of a trace."""
 
-    Attributes:
-        program: The program, such as `"jit_step"`.
-        operation: The operation in it, as XLA calls it, such as `"dot.3"`.
-        calls: How often it ran.
-        seconds: How long it took in all. Operations of different devices and threads run at once.
-        share: The part of the time of all operations, from 0 to 1.
-    """
-
-    program: str
-    operation: str
+    program: str  # such as "jit_step"
+    operation: str  # as XLA calls it, such as "dot.3"
     calls: int
-    seconds: float
-    share: float
+    seconds: float  # in all; operations of different devices and threads run at once
+    share: float  # of the time of all operations, from 0 to 1
 
 
 def traces(folder: Path) -> dict[str, Path]:
@@ -39,11 +31,7 @@ def traces(folder: Path) -> dict[str, Path]:
 
 
 def hot_spots(trace: Path, most: int = 10) -> list[HotSpot]:
-    """Returns the operations of a worker's trace that took the most time, the longest first.
-
-    Raises:
-        LaunchError: The file is no trace.
-    """
+    """Returns the operations of a worker's trace that took the most time, the longest first."""
     seconds: collections.Counter[tuple[str, str]] = collections.Counter()
     calls: collections.Counter[tuple[str, str]] = collections.Counter()
     for event in _operations(trace):

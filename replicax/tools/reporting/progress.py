@@ -24,12 +24,7 @@ _SECONDS_BETWEEN_DRAWINGS = 0.25
 
 
 class Progress(Generic[_T]):
-    """The progress of a loop; `rx.progress` makes it.
-
-    It is an iterator over the batches, so a loop that breaks off and goes on later continues with the next batch. Where
-    the output is a terminal, the chief draws a bar four times a second at most; elsewhere it prints one line at the end
-    of the pass. The other workers say nothing.
-    """
+    """The progress of a loop, an iterator: a loop that breaks off and goes on later continues with the next batch."""
 
     def __init__(self, batches: Iterable[_T], total: int | None, description: str, console: Console):
         self._batches, self._total, self._description = batches, total, description
@@ -70,14 +65,7 @@ class Progress(Generic[_T]):
         self.close()
 
     def show(self, **values: Any) -> None:
-        """Shows values, such as `loss=loss`, behind the bar.
-
-        Arrays are read only when the bar is drawn and they are computed, so a step still overlaps with the preparation
-        of the next one.
-
-        Raises:
-            ArgumentError: A value is neither.
-        """
+        """Shows values, such as `loss=loss`, behind the bar."""
         for name, value in values.items():
             if np.size(value) != 1:
                 raise ArgumentError(f"progress.show takes numbers; {name!r} has the shape {np.shape(value)}.")
@@ -130,6 +118,7 @@ class Progress(Generic[_T]):
         """Returns the values; those that are still being computed as they were before, unless it `waits`."""
         texts = []
         for name, value in self._values.items():
+            # To wait for an array would end the overlap of a step with the preparation of the next one.
             if waits or not isinstance(value, jax.Array) or cast(Any, value).is_ready():  # JAX types it not.
                 self._values[name] = value = _number(value)
             if not isinstance(value, jax.Array):

@@ -137,11 +137,7 @@ class Tracker(abc.ABC):
 
 
 def needed(package: str, what: str, install: str) -> Any:
-    """Returns a package that a tracker writes with.
-
-    Raises:
-        ArgumentError: It is not installed.
-    """
+    """Imports and returns a package that a tracker writes with."""
     try:
         return importlib.import_module(package)
     except ImportError as error:

@@ -58,17 +58,11 @@ class BatchSize(int):
 
 
 class _Compiled(NamedTuple):
-    """A compiled step.
-
-    Attributes:
-        step: The program.
-        variables: The variables that lie on the devices already.
-        batch_bytes: Bytes of a batch on one device.
-    """
+    """A compiled step."""
 
     step: jax.stages.Compiled
-    variables: list[VariableLike]
-    batch_bytes: int
+    variables: list[VariableLike]  # on the devices already
+    batch_bytes: int  # on one device
 
 
 def find_batch_size(

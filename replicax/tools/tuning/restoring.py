@@ -24,10 +24,7 @@ class _HasPosition(Protocol):
 
 
 class Restored:
-    """The earlier values of variables, to be put back.
-
-    While it is kept, programs copy the variables' arrays instead of overwriting them.
-    """
+    """Earlier values of variables, to be put back; while they are kept, programs cannot overwrite arrays in place."""
 
     def __init__(self) -> None:
         self._variables: list[VariableLike] = []
@@ -49,11 +46,7 @@ class Restored:
 
 @contextlib.contextmanager
 def restored(dataset: PyTree) -> Iterator[Restored]:
-    """Puts everything back when the `with` block ends, however it ends.
-
-    Raises:
-        ArgumentError: The dataset is an iterator, of which rows would be lost.
-    """
+    """Puts variables, the dataset's position and random generators back when the `with` block ends, however it ends."""
     check_begins_anew(dataset)
     state = dataset.get_state() if isinstance(dataset, _HasPosition) else None
     generators = Generators.here()
@@ -68,11 +61,7 @@ def restored(dataset: PyTree) -> Iterator[Restored]:
 
 
 def check_begins_anew(dataset: PyTree) -> None:
-    """Checks that each pass over a dataset begins anew.
-
-    Raises:
-        ArgumentError: It is an iterator.
-    """
+    """Checks that each pass over a dataset begins anew."""
     if hasattr(dataset, "__next__"):
         raise ArgumentError(
             f"The trial would use up rows of {dataset!r:.80}, an iterator. Pass a dataset that begins anew with each "
@@ -81,11 +70,7 @@ def check_begins_anew(dataset: PyTree) -> None:
 
 
 def check_model(model: Any, strategy: StrategyBase | None) -> None:
-    """Checks that a Keras model was made in a strategy's scope, and is compiled.
-
-    Raises:
-        ArgumentError: It was not, or is not.
-    """
+    """Checks that a Keras model was made in a strategy's scope, and is compiled."""
     if strategy is None:
         raise ArgumentError(
             f"{model!r:.100} was made outside of a strategy's scope. Make (or load) and compile it in "
@@ -96,11 +81,7 @@ def check_model(model: Any, strategy: StrategyBase | None) -> None:
 
 
 def check_synchronous(host: StrategyBase | None, call: str) -> None:
-    """Checks that a strategy trains in step, and keeps no count of steps that cannot be put back.
-
-    Raises:
-        ContextError: It does not.
-    """
+    """Checks that a strategy trains in step, and keeps no count of steps that cannot be put back."""
     if host is not None and (host.is_asynchronous or host.counts_steps or host.is_client):
         raise ContextError(
             f"{call} works with strategies that train synchronously in this process, and not with {host!r}. Look for "

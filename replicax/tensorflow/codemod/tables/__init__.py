@@ -114,11 +114,6 @@ def _by_prefix(name: str) -> Rule | None:
 
 
 def member(family: Iterable[str], attribute: str) -> Rule | None:
-    """Returns the rule for an attribute of an object: None if it stays as it is.
-
-    Args:
-        family: The object's kind and those above it; empty if the kind is unknown.
-        attribute: The attribute's name.
-    """
+    """Returns the rule for an attribute of an object, by its kind and those above it; None if it stays as it is."""
     found = next((METHODS[kind, attribute] for kind in family if (kind, attribute) in METHODS), None)
     return found or UNKNOWN_METHODS.get(attribute)

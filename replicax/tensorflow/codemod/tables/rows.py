@@ -33,12 +33,7 @@ OWNERS = {
 
 
 def rule_of(row: Row, member: bool) -> Rule:
-    """Returns the rule of a row.
-
-    Args:
-        row: The row.
-        member: Whether it is of a method or attribute: then the target is only its last part.
-    """
+    """Returns the rule of a row; of a method or attribute (`member`) the target is only the last part."""
     if row.kind == "absent":
         return Refuse(row.note)
     target = row.here.rpartition(".")[2] if member else f"replicax.{row.here}"
