@@ -60,6 +60,8 @@ class BackgroundSave:
 @activity.phase(activity.CHECKPOINT)
 def wait_for(directory: Path) -> None:
     """Returns when no thread writes to a directory any more."""
-    save = _running.pop(directory, None)
+    save = _running.get(directory)
     if save is not None:
-        save.join()
+        save.join()  # Another thread may wait for it, too.
+        if _running.get(directory) is save:
+            del _running[directory]

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import dataclasses
 import functools
+import logging
 import signal
 import sys
 import threading
@@ -27,6 +28,7 @@ from replicax.errors import ArgumentError, ClusterError
 from replicax.errors.exit_codes import ExitCode
 from replicax.typing import PyTree
 
+_log = logging.getLogger(__name__)
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _CALLS = "total_run_calls"
@@ -39,7 +41,7 @@ class TerminationConfig:
 
     Args:
         termination_watcher_fn: Called every second, in a thread; returns whether this worker is preempted. SIGTERM says
-            so too.
+            so too. An error that it raises is logged, and it is asked again.
         exit_fn: Called, without arguments, when everything is saved; by default the process ends with exit code
             `rx.exit_codes.ExitCode.RESUME` (75).
         grace_period: Seconds from the notice to the end. With 0 or None, the workers save at the next step and end.
@@ -249,8 +251,27 @@ class PreemptionCheckpointHandler:
 def _agreement(config: TerminationConfig) -> StopAgreement | ElasticStop:
     running = worlds.running()
     if running is None or running.preemption is None:
-        return StopAgreement(config.termination_watcher_fn)
-    return ElasticStop(running, running.preemption, config.termination_watcher_fn)
+        return StopAgreement(_careful(config.termination_watcher_fn))
+    return ElasticStop(running, running.preemption, _careful(config.termination_watcher_fn))
+
+
+def _careful(watcher: Callable[[], bool] | None) -> Callable[[], bool] | None:
+    """Returns a watcher whose errors are logged and mean no: the thread that asks it passes on SIGTERM, too."""
+    if watcher is None:
+        return None
+    logged: set[str] = set()
+
+    def is_preempted() -> bool:
+        try:
+            return bool(watcher())
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            if text not in logged:
+                logged.add(text)
+                _log.warning("termination_watcher_fn raised %s; it is asked again in a second.", text)
+            return False
+
+    return is_preempted
 
 
 def _manager(given: object, directory: Directory | None) -> CheckpointManager:

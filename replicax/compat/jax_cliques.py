@@ -10,9 +10,7 @@ aborted by JAX; so services live where nobody dies before the others.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import os
 import re
 import socket
 import struct
@@ -26,6 +24,7 @@ from jax._src.lib import _jax as jaxlib
 from jaxlib import xla_client
 
 from replicax.compat.jax_processes import _found_in_time
+from replicax.compat.open_sockets import connections, shut_down, tcp_sockets
 from replicax.errors import MeetingError
 from replicax.errors.exit_codes import ExitCode
 
@@ -39,7 +38,6 @@ _GLOO_KEYS = "cpu:gloo"
 _IPV4 = re.compile(rb"%b(..).{4}\x00{8}" % struct.pack("=H", socket.AF_INET), re.DOTALL)
 _IPV6 = re.compile(rb"%b(..).{4}.{16}" % struct.pack("=H", socket.AF_INET6), re.DOTALL)
 _STATUS = re.compile("(UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION): ")
-_OPEN_FILES = "/proc/self/fd"
 
 
 class Service:
@@ -53,10 +51,7 @@ class Service:
 
     def is_used(self) -> bool:
         """Returns whether another process is connected with it; False if the system does not tell."""
-        ends = set()
-        for number in _open_sockets():
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
-                ends.add((connection.getsockname()[:2], connection.getpeername()[:2]))
+        ends = {(each.here, each.there) for each in connections()}
         return any(own[1] == self._port and (other, own) not in ends for own, other in ends)
 
 
@@ -164,7 +159,7 @@ class Clique:
 
     def __init__(self, address: str, rank: int, size: int, ip: str, timeout_s: float, num_devices: int | None = 1):
         self._store = StoreClient(address, timeout_s, timeout_s)
-        self._sockets_before = frozenset(_open_sockets().values())
+        self._sockets_before = frozenset(name for name, _ in tcp_sockets())
         make_client: Any = xla_client.make_cpu_client
         # JaxRuntimeError if another process does not come.
         self._client = make_client(
@@ -216,16 +211,7 @@ class Clique:
         # They are those between the ports at which the members listen, which Gloo keeps in the store. Without the
         # names: a sum that waits keeps its thread until the process ends.
         ports = _listeners(self._store.listing(_GLOO_KEYS).values())
-        found = False
-        for number, name in _open_sockets().items():
-            if name in self._sockets_before:
-                continue
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
-                # The listener itself has no peer. It must stay: Gloo aborts the process if it cannot listen.
-                if {connection.getpeername()[1], connection.getsockname()[1]} & ports:
-                    connection.shutdown(socket.SHUT_RDWR)
-                    found = True
-        return found
+        return shut_down(ports, self._sockets_before) > 0
 
     def leave_behind(self) -> None:
         """Keeps the client: it waits for its threads when it is freed, and one of them may never end."""
@@ -236,16 +222,3 @@ def _listeners(addresses: Iterable[bytes]) -> set[int]:
     """Returns the ports in the addresses that Gloo's processes tell each other."""
     found = [_IPV4.search(address) or _IPV6.search(address) for address in addresses]
     return {int.from_bytes(match[1], "big") for match in found if match is not None}
-
-
-def _open_sockets() -> dict[int, str]:
-    """Returns the names of this process's sockets by file descriptor; none if the system does not show them."""
-    # A name is unique. A descriptor may be that of another socket when one was closed.
-    found = {}
-    with contextlib.suppress(FileNotFoundError):
-        for number in os.listdir(_OPEN_FILES):
-            with contextlib.suppress(OSError):
-                name = os.readlink(f"{_OPEN_FILES}/{number}")
-                if name.startswith("socket:"):
-                    found[int(number)] = name
-    return found

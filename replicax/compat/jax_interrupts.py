@@ -6,18 +6,15 @@ another thread can shut down: the program then fails with an error, as it does w
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
 import re
-import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax._src import array as jax_array
 
-from replicax.compat.jax_cliques import _GLOO_KEYS, _listeners, _open_sockets
+from replicax.compat.jax_cliques import _GLOO_KEYS, _listeners
 from replicax.compat.jax_processes import _service, collectives_are_gloo
 
 # Gloo's and NCCL's words. Programs that need the results of one that has failed repeat its error.
@@ -31,20 +28,6 @@ def collective_ports() -> set[int]:
     if not collectives_are_gloo():
         return set()
     return _listeners(dict(_service().key_value_dir_get_bytes(_GLOO_KEYS)).values())
-
-
-def shut_down_connections(ports: Collection[int]) -> int:
-    """Shuts down this process's connections from or to some ports, so that waits for data fail; returns how many."""
-    count = 0
-    for number in _open_sockets():
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
-            if connection.family not in (socket.AF_INET, socket.AF_INET6):
-                continue
-            # The listener itself has no peer. It must stay: Gloo aborts the process if it cannot listen.
-            if {connection.getpeername()[1], connection.getsockname()[1]} & set(ports):
-                connection.shutdown(socket.SHUT_RDWR)
-                count += 1
-    return count
 
 
 def is_of_lost_collective(error: BaseException | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 from collections.abc import Callable, Mapping
@@ -181,7 +182,7 @@ def _no_better(
     def should_stop() -> bool:
         best: tuple[int, float] | None = None
         for step, value in _values(folder, metric).items():
-            if best is None or better(value, best[1]):
+            if best is None or math.isnan(best[1]) or better(value, best[1]):
                 best = step, value
             if step >= min_steps and step - best[0] >= most and step != best[0]:
                 return True

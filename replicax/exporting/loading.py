@@ -132,7 +132,7 @@ class _Input:
     def placed(self, value: Leaf) -> jax.Array:
         """Returns an argument on the devices where the program takes it; its shape and dtype must fit."""
         if not isinstance(value, (jax.Array, np.ndarray)):
-            value = np.asarray(value, self.dtype)  # A Python number has no dtype of its own.
+            value = self._converted(np.asarray(value))  # A Python number has no dtype of its own.
         shape = np.shape(value)
         fits = len(shape) == len(self.shape) and all(
             isinstance(wanted, str) or wanted == length for wanted, length in zip(self.shape, shape, strict=True)
@@ -145,6 +145,14 @@ class _Input:
             return laid_out(value, self._layout)
         except LayoutError:  # For instance a smaller batch than at export: it is replicated.
             return laid_out(value, Layout.replicated(self._layout.mesh, self._layout.rank))
+
+    def _converted(self, given: np.ndarray) -> np.ndarray:
+        if not np.can_cast(given.dtype, self.dtype, "same_kind"):
+            return given
+        value = given.astype(self.dtype)
+        if self.dtype.kind in "iu" and not np.array_equal(value, given):
+            raise ArgumentError(f"An argument must be {self}, got {given.tolist()!r:.100}, which does not fit in it.")
+        return value
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import os
 import shutil
 from collections.abc import Sequence
@@ -247,10 +248,11 @@ def _described_array(value: jax.Array | jax.ShapeDtypeStruct) -> ArrayEntry:
 
 
 def _unique(names: list[str]) -> list[str]:
-    """Returns names that differ: repeated ones get a number at the end."""
-    seen: dict[str, int] = {}
-    unique = []
+    """Returns names that differ: repeated ones get a number at the end, which makes none that is there already."""
+    taken, unique = set(names), list[str]()
     for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        unique.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+        numbered = (f"{name}_{number}" for number in itertools.count(2))
+        new = name if name not in unique else next(each for each in numbered if each not in taken)
+        taken.add(new)
+        unique.append(new)
     return unique

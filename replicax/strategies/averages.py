@@ -141,7 +141,9 @@ class ExponentialMovingAverage(Module):
     def apply(self, variables: PyTree) -> None:
         """Updates the averages of variables with their present values; makes them in the first call.
 
-        All variables are averaged together: each call counts as one update.
+        All variables are averaged together: each call counts as one update. An average that the first call makes begins
+        with the value that its variable has: in a compiled step that is the value before the step, and in code that
+        runs as it stands the present one. `create` before the training makes them equal.
 
         Args:
             variables: As for `create`; the same in each call.

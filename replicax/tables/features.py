@@ -84,8 +84,7 @@ class Features:
         def add(path: str, ids: object, given: object = None) -> None:
             feature = self.by_path[path]
             ids, each = dense_ids(ids, given, feature.ids, feature.config.name)
-            if not feature.spec.grows:
-                check_range(ids, feature.spec.rows, feature.config.name)
+            check_range(ids, None if feature.spec.grows else feature.spec.rows, feature.config.name)
             self._check_shape(path, ids.shape)
             found["inputs"][path] = ids
             if each is not None:

@@ -10,6 +10,8 @@ import numpy as np
 
 from replicax.errors import ArgumentError
 
+_MOST_IDS = 2**31  # Programs have ids as int32.
+
 
 class Ids(NamedTuple):
     """The ids of a feature."""
@@ -37,16 +39,35 @@ def dense_ids(inputs: object, weights: object | None, longest: int | None, featu
     return Ids(_checked_array(ids, feature), filled)
 
 
-def check_range(ids: object, rows: int, feature: str) -> None:
-    """Checks that ids are in the table, where their numbers are known: those of a program are not."""
+def check_range(ids: object, rows: int | None, feature: str) -> None:
+    """Checks that ids are in the table, where their numbers are known: those of a program are not.
+
+    A table that grows (None) takes any id of int32 from 0.
+    """
     if isinstance(ids, jax.core.Tracer) or (isinstance(ids, jax.Array) and not ids.is_fully_addressable):
         return
     known = np.asarray(ids)
-    wrong = known[(known < -rows) | (known >= rows)]
+    if jnp.issubdtype(known.dtype, jnp.floating):
+        _check_floats(known, feature)
+    least, end = (0, _MOST_IDS) if rows is None else (-rows, rows)
+    wrong = known[(known < least) | (known >= end)]
+    if wrong.size:
+        has = f"has the rows 0 to {end - 1}" if rows is not None else f"grows by ids from 0 to {end - 1}"
+        raise ArgumentError(
+            f"Feature {feature!r} has the id {wrong.flat[0]}, but its table {has}. Ids of an unknown range can be "
+            "hashed: rx.keras.hashed_ids."
+        )
+
+
+def _check_floats(ids: np.ndarray, feature: str) -> None:
+    """Checks that floating ids are whole numbers, and so small that their dtype has each of them."""
+    exact = 2 ** (jnp.finfo(ids.dtype).nmant + 1)
+    wrong = ids[~((ids == np.rint(ids)) & (np.abs(ids) < exact))]
     if wrong.size:
         raise ArgumentError(
-            f"Feature {feature!r} has the id {wrong.flat[0]}, but its table has the rows 0 to {rows - 1}. Ids of an "
-            "unknown range can be hashed: rx.keras.hashed_ids."
+            f"Feature {feature!r} has ids, integers, got {wrong.flat[0]} in an array of {ids.dtype}, which has every "
+            f"whole number below {exact} only. Give ids as integers; strings and other keys can be hashed: "
+            "rx.keras.hashed_ids."
         )
 
 
@@ -76,8 +97,9 @@ def _split(values: object, row_splits: object, feature: str) -> list[np.ndarray]
 
 def _checked_array(inputs: object, feature: str) -> np.ndarray:
     array = np.asarray(inputs)
-    if np.issubdtype(array.dtype, np.floating) and (array == np.rint(array)).all():
-        array = array.astype(np.int32)  # Keras takes them, too.
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        _check_floats(array, feature)
+        array = array.astype(np.int64)  # Keras takes them, too.
     if not np.issubdtype(array.dtype, np.integer):
         raise ArgumentError(
             f"Feature {feature!r} has ids, integers, got {array.dtype} in shape {array.shape}. Strings and other keys "

@@ -75,6 +75,22 @@ def test_a_watcher_function_notices_too(tmp_path: Path):
     assert time.monotonic() < begin + 10
 
 
+def test_a_watcher_function_that_raises_is_asked_again_and_sigterm_still_counts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    def watcher() -> bool:
+        raise OSError("no metadata server")
+
+    config = rx.TerminationConfig(termination_watcher_fn=watcher)
+    checkpoint = rx.Checkpoint(value=rx.Variable(0))
+    with rx.PreemptionCheckpointHandler(None, checkpoint, tmp_path, config) as handler:
+        time.sleep(1.5)
+        terminate()
+        with pytest.raises(SystemExit):
+            run_for_20_s(handler, lambda: time.sleep(0.01))
+    assert caplog.text.count("no metadata server; it is asked again") == 1
+
+
 def test_exit_and_save_functions(tmp_path: Path):
     calls: list[Any] = []
     config = rx.TerminationConfig(exit_fn=lambda: calls.append("exit"), save_fn=lambda *a, **k: calls.append((a, k)))

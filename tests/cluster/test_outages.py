@@ -6,6 +6,7 @@ import socket
 import pytest
 
 from replicax.cluster import outages
+from replicax.compat import open_sockets
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="needs Linux")
 OPTION = (socket.IPPROTO_TCP, getattr(socket, "TCP_USER_TIMEOUT", 0))
@@ -26,7 +27,7 @@ def test_only_the_connections_of_the_service_are_changed():
 
 
 def test_where_open_files_are_not_shown(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(outages, "_OPEN_FILES", "/nowhere")
+    monkeypatch.setattr(open_sockets, "_OPEN_FILES", "/nowhere")
     outages.outlast_outages(1)
 
 

@@ -9,11 +9,18 @@ import jax.numpy as jnp
 import pytest
 from jax._src.array import ArrayImpl
 
-from replicax.compat.jax_interrupts import explain_reads, is_of_lost_collective, shut_down_connections
+from replicax.compat.jax_interrupts import explain_reads, is_of_lost_collective
+from replicax.compat.open_sockets import shut_down
 
 
 def test_connections_from_and_to_the_ports_end_and_no_others():
-    with socket.create_server(("127.0.0.1", 0)) as ours, socket.create_server(("127.0.0.1", 0)) as others:
+    unix = socket.socketpair()  # Its addresses have no ports.
+    with (
+        unix[0],
+        unix[1],
+        socket.create_server(("127.0.0.1", 0)) as ours,
+        socket.create_server(("127.0.0.1", 0)) as others,
+    ):
         port = ours.getsockname()[1]
         with (
             socket.create_connection(ours.getsockname()) as cut,
@@ -21,12 +28,12 @@ def test_connections_from_and_to_the_ports_end_and_no_others():
         ):
             accepted, partner = ours.accept()[0], others.accept()[0]
             with accepted, partner:
-                assert shut_down_connections({port}) == 2  # Both ends are in this process.
+                assert shut_down({port}) == 2  # Both ends are in this process.
                 assert cut.recv(1) == b""
                 assert accepted.recv(1) == b""
                 kept.sendall(b"x")
                 assert partner.recv(1) == b"x"
-        assert shut_down_connections({port}) == 0
+        assert shut_down({port}) == 0
         socket.create_connection(ours.getsockname()).close()  # The listener is still there.
 
 

@@ -70,3 +70,12 @@ def test_what_cannot_be_looked_at(tmp_path):
         make_early_stopping_hook(estimator, True)
     with pytest.raises(EstimatorError, match="one of `run_every_secs` and `run_every_steps`"):
         make_early_stopping_hook(estimator, lambda: True, run_every_secs=None)
+
+
+def test_an_evaluation_that_is_not_a_number_is_worse_than_any(tmp_path):
+    estimator = estimator_of("jax", tmp_path)
+    hook = stop_if_no_decrease_hook(estimator, "loss", 2, run_every_steps=1)
+    for step, loss in ((1, float("nan")), (2, 5.0), (3, 4.0), (4, 3.0)):
+        note_evaluation(estimator.eval_dir(), {"loss": loss, "global_step": step})
+    estimator.train(lambda: (X[:8], Y[:8]), steps=4, hooks=[hook])
+    assert estimator.get_variable_value("global_step") == 4

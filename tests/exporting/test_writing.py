@@ -94,3 +94,9 @@ def test_a_variable_that_is_only_assigned_is_refused(tmp_path: Path):
     last = rx.Variable(np.zeros((4, 2), np.float32), name="last")
     with pytest.raises(ExportError, match="last"):
         rx.export(lambda x: last.assign(x), tmp_path / "f", X)
+
+
+def test_variables_of_one_name_keep_their_values_whatever_the_others_are_called(tmp_path: Path):
+    variables = [rx.Variable(float(i), name=name) for i, name in enumerate(["w", "w", "w_2", "w"])]
+    rx.export(lambda x: sum(v.value * x**i for i, v in enumerate(variables)), tmp_path / "f", jnp.float32(0))
+    assert float(rx.load_export(tmp_path / "f")(jnp.float32(2.0))) == 0 + 1 * 2 + 2 * 4 + 3 * 8

@@ -50,6 +50,8 @@ def train(strategy: rx.Strategy, kind: str, sizes: tuple[int, ...]) -> list[np.n
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         ema.apply(model.trainable_variables)
 
+    if strategy is rx.get_strategy():  # It runs the step as it stands: there the averages would begin after an update.
+        ema.create(model.trainable_variables)
     first = [np.asarray(each) for each in model.trainable_variables]
     values: list[list[np.ndarray]] = [[] for _ in first]
     for batch in strategy.distribute_dataset(batches(sizes)):

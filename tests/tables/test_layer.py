@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from replicax.tables.inputs import check_range
 from tests.tables import problem
 
 COMBINERS = ("sum", "mean", "sqrtn")
@@ -233,3 +234,18 @@ def test_padding_changes_no_row(optimizer: str, replicas: int):
         tables.append(np.asarray(layer.get_embedding_tables()["t"]))
     changed = np.flatnonzero((tables[0] != tables[1]).any(axis=1))
     assert changed.tolist() == [3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        (np.array([2**32 + 5]), "has the id 4294967301, but its table grows by ids from 0 to 2147483647"),
+        (np.array([-1]), "has the id -1, but its table grows"),
+        (np.array([np.inf]), "got inf in an array of float64"),
+        (np.array([1.5], np.float32), "got 1.5 in an array of float32"),
+        (np.array([2**24 + 2], np.float32), "which has every whole number below 16777216 only"),
+    ],
+)
+def test_ids_that_would_share_a_row_in_silence_are_refused(ids: np.ndarray, said: str):
+    with pytest.raises(rx.errors.ArgumentError, match=said):
+        check_range(ids, None, "item")

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from replicax.cluster.patience import Patience
-from replicax.compat.jax_interrupts import collective_ports, is_of_lost_collective, shut_down_connections
+from replicax.compat.jax_interrupts import collective_ports, is_of_lost_collective
+from replicax.compat.open_sockets import shut_down
 from replicax.errors import WorkerLostError
 from replicax.runtime.threads import StoppedAtEnd
 
@@ -52,7 +53,7 @@ class Connections:
             self._begin()
             if self._thread is not None:
                 self._thread.join(self._patience.silence)
-        return shut_down_connections(self._ports)
+        return shut_down(self._ports)
 
     def close(self) -> None:
         """Asks no more: the script has ended, and nothing of it waits for others."""

@@ -7,12 +7,12 @@ are always busy, so they do not count. On other systems than Linux nothing is kn
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import struct
 from collections.abc import Collection
 
-_OPEN_FILES = "/proc/self/fd"
+from replicax.compat.open_sockets import connections
+
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 _SIZE_OF_INFO = 256
 _COUNTS = struct.Struct("QQ")  # bytes acknowledged, bytes received
@@ -28,37 +28,23 @@ class Traffic:
 
     def moved(self) -> int:
         """Returns the number of bytes since the last call, for the connections that are open now."""
-        now = _connections(self._busy_ports)
+        now = _counts(self._busy_ports)
         moved = sum(max(0, count - self._before.get(name, 0)) for name, count in now.items())
         self._before = now
         return moved
 
 
-def _connections(busy_ports: frozenset[int]) -> dict[str, int]:
+def _counts(busy_ports: frozenset[int]) -> dict[str, int]:
     """Returns the number of bytes of each TCP connection of this process."""
     found: dict[str, int] = {}
-    try:
-        numbers = os.listdir(_OPEN_FILES)
-    except OSError:
-        return found
-    for number in numbers:
-        with contextlib.suppress(OSError):  # It was closed meanwhile, or is not a connection.
-            name = os.readlink(f"{_OPEN_FILES}/{number}")
-            if name.startswith("socket:"):
-                with socket.socket(fileno=os.dup(int(number))) as connection:
-                    if not _ports(connection) & busy_ports:
-                        found[name] = _count(connection)
+    for each in connections() if _TCP_INFO is not None else ():
+        if not {each.here[1], each.there[1]} & busy_ports:
+            with contextlib.suppress(OSError):  # It was closed meanwhile.
+                found[each.name] = _count(each.socket)
     return found
 
 
-def _ports(connection: socket.socket) -> frozenset[int]:
-    """Returns both ports of a TCP connection; raises OSError for anything else."""
-    if _TCP_INFO is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
-        raise OSError
-    return frozenset((connection.getsockname()[1], connection.getpeername()[1]))
-
-
 def _count(connection: socket.socket) -> int:
-    assert _TCP_INFO is not None  # `_ports` has checked it.
+    assert _TCP_INFO is not None
     info = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _SIZE_OF_INFO)
     return sum(_COUNTS.unpack_from(info, _OFFSET_OF_COUNTS)) if len(info) >= _OFFSET_OF_COUNTS + _COUNTS.size else 0

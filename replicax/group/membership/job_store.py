@@ -2,14 +2,14 @@
 
 | key | written | what it says |
 | --- | --- | --- |
-| `incarnation/<index>` | over and over | the number of the newest incarnation of an island |
+| `life/<index>` | over and over | the number of the newest incarnation of an island |
 | `beat/<index>` | over and over | the incarnation, a count, and what it is doing: a sign of life |
 | `gone/<index>/<incarnation>` | once | an incarnation is over |
 | `note/<index>` | over and over | the incarnation waits for a quorum after one that it has seen, with its note |
 | `ending` | once | the whole job is to end |
 | `passed/<index>` | once | after how many calls an incarnation has last gone on, when all are to end |
 | `at` | over and over | the number of a late quorum, from which a newcomer reads on |
-| `quorum/<number>` | once | the incarnations that a quorum names, with their notes; empty when it is forgotten |
+| `roll/<number>` | once | the incarnations that a quorum names, with their notes; empty when it is forgotten |
 | `service/<number>` | once | where the clique of a quorum meets |
 | `here/<quorum>/<sum>/<index>` | once | a member has come to a sum, with shapes and dtypes |
 | `ended/<quorum>/<sum>/<index>` | once | a member has the result (empty), or the error |

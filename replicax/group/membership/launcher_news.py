@@ -49,7 +49,7 @@ def elastic_range(environ: Mapping[str, str] = os.environ) -> ElasticRange | Non
         raise ClusterError(ELASTIC, text, "is no range of numbers of workers", f"It {error}.") from None
 
 
-def tell_of_world(number: int, incarnations: Sequence[Incarnation], index: int, why: str = "") -> None:
+def tell_of_world(number: int, incarnations: Sequence[Incarnation], index: int) -> None:
     """Tells the launcher of a new world; without one, its first member writes it to the membership log."""
     atexit.unregister(_tell_of_end)
     atexit.register(_tell_of_end)
@@ -58,7 +58,7 @@ def tell_of_world(number: int, incarnations: Sequence[Incarnation], index: int, 
         return
     folder = os.environ.get(LOG_DIR)
     if folder:
-        MembershipLog(Path(folder)).world(number, incarnations, why, time.time())
+        MembershipLog(Path(folder)).world(number, incarnations, "", time.time())
 
 
 def _tell_of_end() -> None:

@@ -3,10 +3,10 @@
 | event | keys beside `event` and `time` (seconds since 1970) |
 | --- | --- |
 | `job` | `fewest`, `most`, `workers`: the range, and how many were started; `attempt` |
-| `start` | `worker`, `incarnation`, `pid`: a process has been started; `host`, if another launcher did it |
-| `world` | `number`, `members` (indices of workers), `incarnations`, `why`: these go on together from here |
-| `leave` | `worker`, `incarnation`, `reason`: it will leave after its call |
-| `end` | `worker`, `incarnation`, `pid`, `code` (null if it is unknown), `reason` |
+| `start` | `worker`, `life`, `pid`: a process has been started; `host`, if another launcher did it |
+| `world` | `number`, `members` (indices of workers), `lives`, `why`: these go on together from here |
+| `leave` | `worker`, `life`, `reason`: it will leave after its call |
+| `end` | `worker`, `life`, `pid`, `code` (null if it is unknown), `reason` |
 | `finish` | `code`, `why`: the attempt is over |
 """
 

@@ -105,13 +105,15 @@ class WorkerAgent:
 
     def send(self, number: int) -> None:
         """Sends the process a signal."""
-        if self._process is not None:
-            self._process.send(number)
+        process = self._process  # Another thread may tidy it up.
+        if process is not None:
+            process.send(number)
 
     def kill(self) -> None:
         """Kills the process and all that it started."""
-        if self._process is not None:
-            self._process.kill()
+        process = self._process
+        if process is not None:
+            process.kill()
 
     def tidy_up(self) -> Remains:
         """Ends what a process that has ended leaves behind, and returns what it has computed."""
@@ -153,9 +155,10 @@ class WorkerAgent:
     def _watch_client(self) -> None:
         """Kills the process if its client, whose network may be lost, has asked for no news for `lease_s`."""
         while not self._closed.wait(min(_SECONDS_BETWEEN_LOOKS, self._lease_s)):
-            if self._process is not None and time.monotonic() - self._asked > self._lease_s:
+            process = self._process  # Another thread may tidy it up.
+            if process is not None and time.monotonic() - self._asked > self._lease_s:
                 self._outbox.close()
-                self._process.kill()
+                process.kill()
 
 
 def _own_environment() -> dict[str, str]:

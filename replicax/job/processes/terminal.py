@@ -74,10 +74,10 @@ class Terminal:
         if stream in self._broken:
             return
         try:
-            stream.write(text)
-            stream.flush()
-        except UnicodeEncodeError:
-            stream.write(text.encode("ascii", "replace").decode())
+            try:
+                stream.write(text)
+            except UnicodeEncodeError:
+                stream.write(text.encode("ascii", "replace").decode())
             stream.flush()
         except (OSError, ValueError):
             self._broken.add(stream)
