@@ -50,7 +50,7 @@ def inspect(
         console.print(table)
     else:
         _print_lines(table)
-    step = f"step {found.step}" if found.step is not None else "no step"
+    step = _step(found)
     console.print(
         f"{found.path}: {step}, {len(arrays)} arrays, {_size(total)}, {found.written}",
         highlight=False,
@@ -75,7 +75,7 @@ def verify(path: _WhereTo, as_json: _Json = False) -> None:
             named = f" (array {arrays[file]})" if arrays[file] not in ("", file) else ""
             typer.echo(f"{found.path / file} {problem}{named}" if named or not arrays[file] else problem)
     else:
-        typer.echo(f"{found.path}: step {found.step}: {found.files}, all as they were written")
+        typer.echo(f"{found.path}: {_step(found)}: {found.files}, all as they were written")
     if damaged:
         raise typer.Exit(1)
 
@@ -109,6 +109,10 @@ def _described(found: Opened, name: str, values: bool) -> dict[str, object]:
         shown = np.array2string(_read(found, name), threshold=6, edgeitems=2, precision=6, separator=", ")
         described["values"] = " ".join(shown.split())
     return described
+
+
+def _step(found: Opened) -> str:
+    return "no step" if found.step is None else f"step {found.step}"
 
 
 def _table(found: Opened, arrays: Mapping[str, Mapping[str, object]]) -> Table:

@@ -6,7 +6,6 @@ import dataclasses
 import gzip
 import math
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -120,6 +119,3 @@ def _unzipped(path: Path) -> bytes:
         raise DataError(f"{path} cannot be read: {error}.") from error
     except (EOFError, zlib.error) as error:
         raise DataError(f"{path} is damaged or truncated: {error}.") from error
-
-
-LOADERS: dict[str, Callable[..., Dataset]] = {"digits": load_digits, "mnist": load_mnist}

@@ -45,7 +45,6 @@ class Arrival:
         self.heard_at = time.monotonic()  # when its last message came
         self.process: int | None = None  # None for a stranger
         self.info: dict[str, object] = {}  # in its greeting
-        self.answered = 0  # the number of the last question
         self._heard, self._unsent = bytearray(), b""
 
     def lines(self) -> Iterator[bytes]:
@@ -202,7 +201,7 @@ class RendezvousServer:
         answered = answer.get("here")
         if not is_number(answered, 1, self._asked + 1):
             raise ValueError("an answer to no question")
-        arrival.answered, arrival.heard_at = answered, time.monotonic()
+        arrival.heard_at = time.monotonic()
         if self._asked_all is not None and answered >= self._asked_all and arrival.process is not None:
             self._unanswered.discard(arrival.process)
 

@@ -19,17 +19,11 @@ _LOST = "_replicax_lost"  # an attribute of variables: it asks for the value tha
 
 
 class Accesses:
-    """The accesses of one pass.
-
-    Attributes:
-        first_values: The variables that were made in the pass and assigned before they were read, by their ids.
-        captured: Whether a step used a per-replica value that it has captured.
-        changes: The modules of flax whose attributes have changed.
-    """
+    """The accesses of one pass."""
 
     def __init__(self) -> None:
-        self.first_values: dict[int, VariableLike] = {}
-        self.captured = False
+        self.first_values: dict[int, VariableLike] = {}  # by id: made in the pass, and assigned before they were read
+        self.captured = False  # whether a step used a per-replica value that it has captured
         self.changes = ModuleChanges()
         self._read: dict[int, VariableLike] = {}  # They hold the variables, so that ids stay unique.
         self._made: dict[int, VariableLike] = {}
@@ -41,11 +35,7 @@ class Accesses:
         self._made[id(variable)] = variable
 
     def read(self, variable: VariableLike) -> None:
-        """Notes that a variable was read.
-
-        Raises:
-            ProgramError: It was given its first value in a pass that was thrown away.
-        """
+        """Notes that a variable was read; one whose first value was lost is refused."""
         key = id(variable)
         if key not in self._assigned and key not in self._read:
             _check_not_lost(variable)

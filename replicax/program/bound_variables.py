@@ -19,24 +19,7 @@ from replicax.variables import lives_elsewhere
 
 
 class BoundVariables:
-    """The variables that a program reads and assigns, in the order in which it takes and returns their values.
-
-    Args:
-        read: Those that it reads.
-        written: Those that it assigns.
-        host: Runs the program.
-        replicas: How many replicas take part.
-        view: See `Program`.
-        in_update: The ids of variables that are where an optimizer's variables are updated.
-
-    Attributes:
-        updated: Those that it reads and overwrites: their buffers are given to the program.
-        constant: The others that it reads.
-        written: Those that it assigns, the updated ones first.
-
-    Raises:
-        LayoutError: Variables prescribe layouts over different devices.
-    """
+    """The variables that a program reads and assigns, in the order in which it takes and returns their values."""
 
     def __init__(
         self,
@@ -45,12 +28,13 @@ class BoundVariables:
         host: StrategyBase,
         replicas: int,
         view: GlobalView | None,
-        in_update: Collection[int] = (),
+        in_update: Collection[int] = (),  # ids of the variables that live where an optimizer's are updated
     ):
         self._host, self._replicas, self._view, self._in_update = host, replicas, view, in_update
         self._is_partial = replicas != host.num_replicas_in_sync
         assigned = {id(variable) for variable in written}
-        # On a sub-mesh the inputs are views of buffers that other replicas keep: those are not ours to give away.
+        # Read and overwritten: their buffers are given to the program. On a sub-mesh the inputs are views of buffers
+        # that other replicas keep: those are not ours to give away.
         self.updated = [variable for variable in read if not self._is_partial and id(variable) in assigned]
         updated = {id(variable) for variable in self.updated}
         # JAX gives the first result of a shape the first donated buffer of that shape. In this order each variable
@@ -129,22 +113,15 @@ class BoundVariables:
 
 
 def _sharding_beside_layouts(value: jax.Array, mesh: Mesh | AbstractMesh) -> Sharding | None:
-    """Returns where a variable without a layout lives in a program that has variables over a mesh.
-
-    One that lives nowhere in particular (a step counter) is copied to all of it; one that is there already stays as
-    it is. Left alone, XLA would choose, and the program (and others) would be compiled once more.
-    """
-    if not value.committed:
+    """Returns where a variable without a layout lives in a program that has variables over a mesh, or None."""
+    # Left alone, XLA would choose a place, and the program (and others) would be compiled once more.
+    if not value.committed:  # It lives nowhere in particular, as a step counter does.
         return NamedSharding(mesh, PartitionSpec())
     return value.sharding if value.sharding.device_set == set(mesh.devices.flat) else None
 
 
 def _mesh_of_layouts(variables: Sequence[VariableLike]) -> Mesh | AbstractMesh | None:
-    """Returns the mesh of the variables that have a layout, None if there are none.
-
-    Raises:
-        LayoutError: They live over different devices: no one program can use them.
-    """
+    """Returns the mesh of the variables that have a layout; None if there are none."""
     first: tuple[VariableLike, Mesh | AbstractMesh] | None = None
     for variable in variables:
         layout = layout_of(variable)

@@ -16,12 +16,9 @@ from replicax.runtime.transfer import copy_of
 
 
 def own(variables: Iterable[VariableLike]) -> None:
-    """Gives each variable a buffer that nobody else holds: a program is about to overwrite it.
-
-    An array that a user has read from a variable is copied, and so is one that two variables share: after
-    `a.assign(b)`, or where Keras lets weights and their moving averages have the same.
-    """
+    """Gives each variable a buffer that nothing else refers to: a program is about to overwrite it."""
     for variable in variables:
+        # A user has read it, or variables share it: after `a.assign(b)`, or weights and their moving averages in Keras.
         if holders(array_of(variable)) > 1:
             set_array(variable, copy_of(array_of(variable)))
 

@@ -12,17 +12,7 @@ from replicax.typing import PyTree, PyTreeFunction
 
 
 def checked_call(name: str, fn: object, args: PyTree, kwargs: PyTree) -> tuple[tuple[PyTree, ...], dict[str, PyTree]]:
-    """Returns the arguments of a call `fn(*args, **kwargs)` to come.
-
-    Args:
-        name: What the parameter is called that got `fn`, for messages.
-        fn: The function.
-        args: A list or tuple of arguments.
-        kwargs: Arguments by name, or None.
-
-    Raises:
-        ArgumentError: One of them is something else, or `fn` does not run when it is called.
-    """
+    """Returns the arguments of a call `fn(*args, **kwargs)` to come, checked; messages call `fn` by `name`."""
     check_function(f"`{name}`", fn)
     if not isinstance(args, (list, tuple)):
         raise ArgumentError(f"`args` must be a list or tuple of arguments, got {type(args).__name__}. One: args=(x,).")
@@ -36,22 +26,13 @@ def checked_call(name: str, fn: object, args: PyTree, kwargs: PyTree) -> tuple[t
 
 
 def called(name: str, fn: PyTreeFunction, args: PyTree, kwargs: PyTree, first: PyTree) -> PyTree:
-    """Returns `fn(first, *args, **kwargs)`.
-
-    Raises:
-        ArgumentError: As for `checked_call`; or `fn` does not take these arguments.
-    """
+    """Returns `fn(first, *args, **kwargs)`, with the arguments checked."""
     args, kwargs = checked_call(name, fn, args, kwargs)
     return call(name, fn, (first, *args), kwargs, ARGS)
 
 
 def check_function(what: str, fn: object) -> None:
-    """Checks that `fn` can be called, and runs when it is.
-
-    Raises:
-        ArgumentError: It cannot be called, or is `async` or a generator: a call only makes something to run later; or
-            it is a `tf.function` or the like.
-    """
+    """Checks that `fn` can be called and runs when it is: it is not `async`, a generator or a `tf.function`."""
     if not callable(fn):
         raise ArgumentError(f"{what} must be callable, got {type(fn).__name__}: {fn!r}.")
     check_no_foreign_function(what, fn)
@@ -64,12 +45,7 @@ def check_function(what: str, fn: object) -> None:
 
 
 def check_result(result: PyTree) -> None:
-    """Checks that a function's result, or a leaf of it, is nothing that is still to run, and no tensor of TensorFlow.
-
-    Raises:
-        ArgumentError: It is a coroutine or a generator: the body of the function that made it has not run. Or it is a
-            tensor of another library.
-    """
+    """Checks that a function's result, or a leaf of it, is neither still to run nor a tensor of another library."""
     if inspect.iscoroutine(result):
         result.close()  # or Python warns that nobody has awaited it
     elif not inspect.isgenerator(result) and not inspect.isasyncgen(result) and not _is_lazy(result):

@@ -1,4 +1,10 @@
-"""Whether a function still finds, outside of its arguments, the things that its program was made with."""
+"""Whether a function still finds, outside of its arguments, the things that its program was made with.
+
+Watched are arrays that the program uses, wherever they are; and arrays, numbers and objects of libraries that the
+function's code asks for by name. So are numbers that the code may reach in another way. When one of these changes, only
+tracing shows whether the program depends on it. If it does not, that is checked again at its second change, the fourth,
+the eighth, and so on.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +38,10 @@ _Doubt: TypeAlias = tuple[list[Any], int, tuple[Any, ...], str]
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A function would find another thing outside of its arguments than it did.
+    """A function would find another thing outside of its arguments than it did."""
 
-    Attributes:
-        where: How code calls it, such as `"self.w"`; the first of several.
-        perhaps: The things of which it is not known whether the program depends on them, if there is nothing else.
-    """
-
-    where: str
+    where: str  # how code calls it, such as `"self.w"`; the first of several
+    # If nothing else has changed: the things of which it is not known whether the program depends on them.
     perhaps: tuple[str, ...] = ()
 
 
@@ -50,19 +52,11 @@ def arrays_outside(fn: object, objects: Sequence[Leaf]) -> set[str]:
 
 
 class Watched:
-    """The things that a function found outside of its arguments, or in objects among them, for a program.
-
-    Watched are arrays that the program uses, wherever they are; and arrays, numbers and objects of libraries that the
-    function's code asks for by name. So are numbers that it may come by otherwise. When such a one changes, only
-    tracing tells whether the program depends on it. If not, that is found out again at its second change, the fourth,
-    the eighth, and so on.
-
-    Attributes:
-        traced: How the code calls what a trace has left outside of the function.
-    """
+    """The things that a function found outside of its arguments, or in objects among them, for a program."""
 
     def __init__(self, fn: object, objects: Sequence[Leaf], constants: Iterable[Leaf]):
         found = found_outside(fn, objects, is_of_flax)
+        #: How the code calls what a trace has left outside of the function.
         self.traced = {each.where for each in found if each.named and isinstance(each.value, jax.core.Tracer)}
         uses = _Used(constants)
         named = {id(_array_of(each.value)) for each in found if each.named}

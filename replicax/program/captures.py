@@ -44,21 +44,13 @@ Step: TypeAlias = tuple[Callable[[Any, Any], Any], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """Something that a function can find.
+    """Something that a function can find."""
 
-    Attributes:
-        where: How code calls it, such as `"self.state['w']"`.
-        path: The way to it, from a tuple of the function and whatever else was looked into.
-        value: The thing.
-        named: Whether code of the function asks for it by this name, and not only for something that holds it.
-        perhaps: Whether the code may come by it: as an item of something that it asks for, or by another name.
-    """
-
-    where: str
-    path: tuple[Step, ...]
+    where: str  # how code calls it, such as `"self.state['w']"`
+    path: tuple[Step, ...]  # the way to it, from a tuple of the function and what else was looked into
     value: Leaf
-    named: bool = False
-    perhaps: bool = False
+    named: bool = False  # whether code of the function asks for it by this name, and not only for what holds it
+    perhaps: bool = False  # whether the code may reach it: as an item of what it asks for, or by another name
 
     @property
     def rank(self) -> int:
@@ -81,15 +73,9 @@ class Found:
 
 
 def found_outside(fn: object, objects: Sequence[object], stops: Callable[[object], bool]) -> list[Found]:
-    """Returns what a function leads to: arrays, numbers and the like, containers of them, objects of libraries.
-
-    The functions that it calls, and the methods of objects, are looked into; functions of libraries are not.
-
-    Args:
-        fn: The function.
-        objects: What else it looks into: arguments. A path starts from `(fn, *objects)`.
-        stops: Tells what else is to be found; it is not looked into either.
-    """
+    """Returns what a function leads to: arrays, numbers and the like, containers of them, objects of libraries."""
+    # The functions that it calls, and the methods of objects, are looked into; functions of libraries are not, nor is
+    # what `stops` is true of, which is found as it is. A path starts from `(fn, *objects)`.
     roots = [Found("", ((operator.getitem, 0),), fn)]
     for i, each in enumerate(objects, 1):
         roots.append(Found(f"{type(each).__name__}()", ((operator.getitem, i),), each, perhaps=True))

@@ -49,35 +49,18 @@ Outputs: TypeAlias = tuple[list[jax.Array], list[jax.Array]]
 
 @dataclasses.dataclass
 class Returned:
-    """The known facts about the result of a traced function.
-
-    Attributes:
-        structure: How it is rebuilt from arrays.
-        counted: Which of the arrays are results of a `run`: pairs of position and replicas.
-        passed: Which of them are arguments: pairs of the two positions.
-        asked: Arguments of which it matters how many replicas returned them, and the number that the pass is for.
-        changes: The attributes of flax's modules that the function sets.
-        layouts: Where arrays are between calls, sharded over the devices or whole, by their positions.
-    """
+    """The known facts about the result of a traced function."""
 
     structure: Structure
-    counted: list[tuple[int, int]]
-    passed: list[tuple[int, int]]
-    asked: dict[int, int | None]
+    counted: list[tuple[int, int]]  # the arrays that are results of a `run`: position, replicas
+    passed: list[tuple[int, int]]  # the arrays that are arguments: position, position of the argument
+    asked: dict[int, int | None]  # by argument, how many replicas returned it, where the pass depends on that
     changes: list[ModuleChange]
-    layouts: dict[int, NamedSharding]
+    layouts: dict[int, NamedSharding]  # by position, where arrays are between calls, sharded over the devices or whole
 
 
 class CompiledPass:
-    """A traced pass as a compiled program.
-
-    Attributes:
-        traced: The pass.
-        returned: What is known of the result.
-        strategy: The strategy that the program runs under, None without one.
-        variables: The variables.
-        compiled: The function of `Inputs` that returns `Outputs`.
-    """
+    """A traced pass as a compiled program."""
 
     def __init__(self, name: str, traced: Pass, donate: Sequence[bool], view: GlobalView | None):
         assert traced.function is not None
@@ -100,17 +83,15 @@ class CompiledPass:
         self.variables = BoundVariables(
             self._function.read, self._function.written, self._host, self._replicas, self._view, frame.in_update
         )
-        self.compiled = self._jit()
+        self.compiled = self._jit()  # `Inputs` -> `Outputs`
         self._calls = Calls(name, placement.spans_processes)
         self._counted_by = self._counters()
         if self._worlds is not None:
             placement.follow([*self.variables.written, *self.variables.constant])
 
     def _counters(self) -> list[tuple[StrategyBase, bool]]:
-        """Returns the strategies that count this program as a step, and for each whether it trains their variables.
-
-        They are those of the variables that it assigns, whether or not a scope is open where it is called.
-        """
+        """Returns the strategies that count this program as a step, and for each whether it trains their variables."""
+        # They are those of the variables that it assigns, whether or not a scope is open where it is called.
         written = self.variables.written
         if self._host.counts_steps:
             for variable in written:
@@ -280,14 +261,12 @@ class CompiledPass:
                 return self._everywhere(*outputs)
 
     def _everywhere(self, new_values: list[jax.Array], leaves: list[jax.Array]) -> Outputs:
-        """Returns new values where variables live, and the results as arrays of this process alone.
-
-        So they can be read in later worlds, and mixed with results of these.
-        """
+        """Returns new values where variables live, and the results as arrays of this process alone."""
         if self._is_partial:
             placement = self._host.placement
             new_values = list(placement.stored(self.variables.written, new_values))
             leaves = list(placement.spread(leaves))
+        # So results can be read in later worlds, and mixed with results of these.
         return new_values, [jnp.asarray(with_kind_of(leaf, host_copy(leaf))) for leaf in leaves]
 
     @functools.cached_property

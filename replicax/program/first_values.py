@@ -23,13 +23,7 @@ StageFunction: TypeAlias = Callable[..., Sequence[jax.Array]]
 
 
 class Stage:
-    """A part of a program that JAX compiles as a whole where an initializer is called.
-
-    Attributes:
-        operands: What it takes; the numbers that stand in it, too.
-        results: What it returns.
-        dropped: The operands that nobody uses afterwards.
-    """
+    """A part of a program that JAX compiles as a whole where an initializer is called."""
 
     def __init__(
         self, equations: Sequence[jex_core.JaxprEqn], results: Sequence[jex_core.Var], used: set[jex_core.Var]
@@ -38,8 +32,8 @@ class Stage:
         made = {out for equation in equations for out in equation.outvars}
         outside = [atom for each in equations for atom in each.invars if is_literal(atom) or atom not in made]
         named = dict.fromkeys(variables_of(outside))
-        self.operands: list[Atom] = [*named, *filter(is_literal, outside)]
-        self.dropped = [atom for atom in named if atom not in used]
+        self.operands: list[Atom] = [*named, *filter(is_literal, outside)]  # also the numbers that stand in it
+        self.dropped = [atom for atom in named if atom not in used]  # not used afterwards
 
     def __call__(self, *values: jax.Array) -> list[jax.Array]:
         """Returns the results, computed from values for the operands."""
@@ -52,21 +46,13 @@ class Stage:
 
 
 class FirstValue:
-    """A first value that is still to be computed.
-
-    Args:
-        program: Computes it, and then the new values of `assigned`.
-        constants: The arrays that the program takes: seeds, and arrays of the user's.
-        assigned: Variables that computing it changes: states of Keras's seed generators.
-
-    Attributes:
-        shape: The shape of the value.
-        dtype: Its dtype.
-    """
+    """A first value that is still to be computed."""
 
     def __init__(
         self, program: jex_core.Jaxpr, constants: Sequence[jax.typing.ArrayLike], assigned: Sequence[AssignableLike]
     ):
+        # The program computes it, and then the new values of `assigned`: states of Keras's seed generators. Its
+        # constants are seeds, and arrays of the user's.
         self._program, self.constants, self._assigned = program, list(constants), list(assigned)
         result = aval_of(program.outvars[0])
         self.shape, self.dtype = result.shape, result.dtype
@@ -74,10 +60,7 @@ class FirstValue:
 
     @functools.cached_property
     def key(self) -> Hashable:
-        """Equal for two programs that compute the same of other constants and numbers.
-
-        JAX traces a function under `jax.jit` once, so two that are not the same object are taken for different.
-        """
+        """Equal for two programs that compute the same of other constants and numbers."""
         numbers: dict[jex_core.Var, int] = {}
 
         def kind(atom: Atom) -> Hashable:
@@ -87,6 +70,8 @@ class FirstValue:
         def kinds(atoms: Sequence[Atom]) -> Hashable:
             return tuple(map(kind, atoms))
 
+        # JAX traces a function under `jax.jit` once, so two among the parameters that are not the same object are taken
+        # for different.
         equations = [
             (each.primitive, kinds(each.invars), tuple(sorted(each.params.items())), kinds(each.outvars))
             for each in self._equations
@@ -95,10 +80,8 @@ class FirstValue:
 
     @property
     def is_by_element(self) -> bool:
-        """Whether each number of the value is computed for itself, so that a part of it has the same numbers.
-
-        A sum over a dimension, or a decomposition, would be computed in another order.
-        """
+        """Whether each number of the value is computed for itself, so that a part of it has the same numbers."""
+        # A sum over a dimension, or a decomposition, would be computed in another order.
         return _are_by_element(self._equations)
 
     @property
@@ -113,11 +96,9 @@ class FirstValue:
 
     @functools.cached_property
     def stages(self) -> list[Stage]:
-        """The program, cut into the parts that JAX compiles one by one where the initializer is called.
-
-        Compiled together, a product and a sum become one operation that rounds once, and what is computed in float16
-        is not rounded in between. Integers, such as seeds, are exact in any program.
-        """
+        """The program, cut into the parts that JAX compiles one by one where the initializer is called."""
+        # Compiled together, a product and a sum become one operation that rounds once, and what is computed in float16
+        # is not rounded in between. Integers, such as seeds, are exact in any program.
         parts: list[list[jex_core.JaxprEqn]] = [[]]
         for equation in self._equations:
             parts[-1].append(equation)
@@ -160,11 +141,7 @@ class FirstValue:
 
 
 def traced_value(function: Callable[[], jax.Array]) -> FirstValue | None:
-    """Returns what a function would compute; None if it cannot be traced, since its Python needs the numbers.
-
-    Args:
-        function: Returns an array. It may draw from Keras's seed generators.
-    """
+    """Returns what a function would compute; None if it cannot be traced, since its Python needs the numbers."""
     assigned: list[AssignableLike] = []
 
     def program() -> list[jax.Array]:

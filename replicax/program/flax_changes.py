@@ -21,16 +21,10 @@ _PLAIN = (str, int, float, bool, type(None))
 
 @dataclasses.dataclass(frozen=True)
 class ModuleChange:
-    """A change of a module's attributes.
-
-    Attributes:
-        module: The module.
-        new: The attributes that are set.
-        removed: The names of those that are removed.
-    """
+    """A change of a module's attributes."""
 
     module: object
-    new: dict[str, Leaf]
+    new: dict[str, Leaf]  # the attributes that are set
     removed: tuple[str, ...]
 
     def apply(self) -> None:
@@ -45,10 +39,9 @@ class ModuleChanges:
         self._before: dict[int, tuple[object, dict[str, Leaf]]] = {}
 
     def note(self, module: object) -> None:
-        """Notes a module before it changes: it is one from outside, whatever a copy of it brings back.
-
-        `nnx.grad` and `nnx.jit` empty a module and fill it again; what says in which trace it was made is then new.
-        """
+        """Notes a module from outside before it changes."""
+        # `nnx.grad` and `nnx.jit` empty a module and fill it again. What says in which trace it was made is then new,
+        # but the module is still one from outside.
         if id(module) not in self._before:
             self._before[id(module)] = (module, dict(vars(module)))
 
@@ -77,11 +70,7 @@ def apply_changes(changes: Iterable[ModuleChange], note: Callable[[object], None
 
 
 def made_in(changes: Iterable[ModuleChange], is_known: Callable[[object], bool]) -> Iterator[tuple[str, object]]:
-    """Yields the variables and modules that a trace has made and put into modules from outside, with their paths.
-
-    Raises:
-        ProgramError: An attribute is an array of the trace.
-    """
+    """Yields the variables and modules that a trace has made and put into modules from outside, with their paths."""
     waiting = [
         (f"{type(change.module).__name__}.{name}", value) for change in changes for name, value in change.new.items()
     ]

@@ -37,27 +37,19 @@ if TYPE_CHECKING:
     pass
 
 
+# Not an `Exception`, so that the traced function's own handlers let it pass. It never reaches the user.
 class VariablesCreatedError(BaseException):
-    """Ends a tracing pass in which a loss created variables: traced again, the function will know them all.
-
-    Not an `Exception`, so that the traced function's own handlers let it pass. It never reaches the user.
-    """
+    """Ends a tracing pass in which a loss created variables: traced again, the function will know them all."""
 
 
 class _Frame:
-    """The part all frames share: values written here, in order, and where they came from.
+    """The part all frames share: values written here, in order, and where they came from."""
 
-    Attributes:
-        saw_new: Whether a variable was created meanwhile, or used that has no value yet since a layer has created it.
-        accesses: What was done with variables.
-        is_of_loss: Whether it is that of a function which is being differentiated.
-        is_in_program: Whether it is that of a function which a strategy or `rx.function` runs, or inside of one.
-    """
-
-    is_of_loss = False
-    is_in_program = True
+    is_of_loss = False  # whether its function is being differentiated
+    is_in_program = True  # whether its function is one that a strategy or `rx.function` runs, or inside of one
 
     def __init__(self, accesses: Accesses) -> None:
+        # Whether a variable was created meanwhile, or used that has no value yet since a layer has created it.
         self.saw_new = False
         self.accesses = accesses
         self.written: dict[int, VariableLike] = {}  # id -> variable; holds the variable, so that ids stay unique
@@ -69,11 +61,7 @@ class _Frame:
         self._differentiated: tuple[object, set[int]] = (self._trace, set())
 
     def write(self, variable: VariableLike, value: jax.Array) -> jax.Array:
-        """Makes `value` the current value of `variable`.
-
-        Raises:
-            ProgramError: The assignment happens in an inner JAX transformation, from which no value can come out.
-        """
+        """Makes `value` the current value of `variable`."""
         if not self.is_here():
             raise ProgramError(
                 f"Variable {name_of(variable)!r} was assigned inside a function that JAX traces on its own "
@@ -111,20 +99,14 @@ class _Frame:
             trace_readers_anew(variable)
 
     def after_gradients(self, owner: RowsOwner, make: Callable[[], Callable[[float], None]]) -> object:
-        """Has something done when the gradients of a loss are known, once for each owner; a backward pass calls this.
-
-        Returns:
-            What `make` returns, now or at an earlier call: a function of the factor that the gradients get.
-
-        Raises:
-            ProgramError: The backward pass is in an inner JAX transformation, from which no value can come out.
-        """
+        """Returns an owner's work, to be done when the gradients of a loss are known; a backward pass calls this."""
         if trace_state() != self._trace:
             raise ProgramError(
                 f"The gradient of {owner!r} was computed inside a function that JAX traces on its own (the body of "
                 "jax.checkpoint, scan, cond, while_loop or jit), from which an update of its rows cannot come out. "
                 "Call the layer outside of it."
             )
+        # What `make` returns, now or at an earlier call for the owner: a function of the factor that the gradients get.
         return self.row_updates.waiting(owner, make)
 
     def update_rows(self, factor: float, refused: str | None, is_checked: bool) -> None:
@@ -141,10 +123,7 @@ class _Frame:
         self.accesses.made(variable)
 
     def note_read(self, variable: VariableLike, value: jax.Array) -> None:
-        """Notes each value that a reader was given, and notes where a derivative passes it by.
-
-        `jax.grad(loss)([w.value])` with a loss that reads `w` again finds that it does not depend on its argument.
-        """
+        """Notes each value that a reader was given, and notes where a derivative passes it by."""
         trace = trace_state()
         if trace == self._trace:
             return
@@ -152,6 +131,7 @@ class _Frame:
             note_inner_read(variable)
         if trace != self._differentiated[0]:
             self._differentiated = trace, being_differentiated()
+        # `jax.grad(loss)([w.value])` with a loss that reads `w` again finds that it does not depend on its argument.
         if id(value) in self._differentiated[1]:
             self.passed_by[id(variable)] = variable
 
@@ -181,22 +161,13 @@ class _Frame:
 
 
 class TracedFrame(_Frame):
-    """A frame that answers what was not assigned with placeholders.
-
-    Args:
-        outside: A JAX trace that encloses that of the function. The placeholders belong to it.
-        accesses: Records what is done with variables.
-        placeholder_of: Makes the placeholder of a variable.
-
-    Attributes:
-        inputs: The variables that were read before they were written.
-        placeholders: What stands for their values in the traced function, in the same order.
-    """
+    """A frame that answers reads of what was not assigned with placeholders."""
 
     def __init__(self, outside: Trace, accesses: Accesses, placeholder_of: Callable[[VariableLike], jax.Array]):
         super().__init__(accesses)
-        self.inputs: dict[int, VariableLike] = {}
-        self.placeholders: dict[int, jax.Array] = {}
+        self.inputs: dict[int, VariableLike] = {}  # read before they were written
+        self.placeholders: dict[int, jax.Array] = {}  # for the values of `inputs`, in the same order
+        # The placeholders belong to a JAX trace that encloses that of the function.
         self._outside, self._placeholder_of = outside, placeholder_of
 
     def read(self, variable: VariableLike) -> jax.Array:
@@ -214,37 +185,21 @@ class TracedFrame(_Frame):
 
 
 class ProgramFrame(TracedFrame):
-    """The variables of one program, in global (cross-replica) view, while its function is being traced.
-
-    Args:
-        outside: A JAX trace that encloses that of the function. The values that the frame gives to reads belong to it.
-
-    Attributes:
-        returned: What the caller of the function notes of its result.
-        strategy: The strategy that the program runs under, once known.
-        replicas: Number of replicas that take part, once known.
-        counts: Which arrays are results of a `strategy.run`.
-        layouts: Which arrays stay sharded over the devices from call to call.
-        in_update: The variables that only the updates after the replicas read, by their ids.
-    """
+    """The variables of one program, in global (cross-replica) view, while its function is being traced."""
 
     def __init__(self, outside: Trace):
         super().__init__(outside, Accesses(), lambda variable: placeholder(variable, stacked_in_program(variable)))
-        self.returned: Any = None
+        self.returned: Any = None  # what the caller of the function notes of its result
+        # The strategy that the program runs under, and how many replicas take part, once they are known.
         self.strategy: StrategyBase | None = None
         self.replicas: int | None = None
         self.counts = Counts()
         self.layouts = KnownLayouts()
-        self.in_update: dict[int, VariableLike] = {}
+        self.in_update: dict[int, VariableLike] = {}  # by id: read only by the updates after the replicas
         self._in_replicas: set[int] = set()
 
     def note_replicas(self, read: Iterable[VariableLike], in_update: Iterable[VariableLike]) -> None:
-        """Notes what replicas do with variables.
-
-        Args:
-            read: Those that the replicas read.
-            in_update: Those that only the update reads, which comes after them.
-        """
+        """Notes which variables replicas read, and which are read only by the update that comes after them."""
         self._in_replicas |= set(map(id, read))
         self.in_update |= {id(variable): variable for variable in in_update}
         for key in self._in_replicas & self.in_update.keys():
@@ -252,21 +207,10 @@ class ProgramFrame(TracedFrame):
 
 
 class ReplicaFrame(TracedFrame):
-    """The variables as one replica sees them, inside `shard_map`, while its function is being traced.
-
-    It is made in the trace of the function, inside that of `shard_map`, and answers reads with placeholders that belong
-    to the latter.
-
-    Args:
-        outside: JAX's trace of the body of `shard_map`.
-        decisions: What the function's Python decides by whether values are equal on all replicas.
-        accesses: Records what is done with variables.
-
-    Attributes:
-        decisions: The decisions.
-    """
+    """The variables as one replica sees them, inside `shard_map`, while its function is being traced."""
 
     def __init__(self, outside: Trace, decisions: Decisions, accesses: Accesses):
+        # It is made in the trace of the function, inside that of `shard_map`, which the placeholders belong to.
         super().__init__(outside, accesses, placeholder_of_component)
         self.decisions = decisions
         #: The accumulators that were read or assigned, by their ids, in their order.
@@ -288,11 +232,7 @@ class ReplicaFrame(TracedFrame):
         return list(self.accumulators).index(id(variable))
 
     def defer(self, variable: VariableLike, aggregate: Callable[[jax.Array], jax.Array]) -> int:
-        """Aggregates `variable` when the replica function ends: until then it is an accumulator of this replica.
-
-        Returns:
-            Its number.
-        """
+        """Has `variable`, an accumulator until then, aggregated when the replica function ends; returns its number."""
         self._deferred[id(variable)] = aggregate
         return self.number(variable)
 
@@ -311,18 +251,14 @@ class ReplicaFrame(TracedFrame):
 
 
 class OverrideFrame(_Frame):
-    """Lends some variables other values (for differentiation); everything else comes from the enclosing frame.
-
-    Attributes:
-        parent: The enclosing frame; None outside of any program.
-    """
+    """Lends some variables other values (for differentiation); everything else comes from the enclosing frame."""
 
     is_of_loss = True
 
     def __init__(self, parent: StateFrame | None, variables: Iterable[VariableLike], values: Iterable[jax.Array]):
         parent = cast("ProgramFrame | ReplicaFrame | OverrideFrame | None", parent)
         super().__init__(Accesses() if parent is None else parent.accesses)
-        self.parent = parent
+        self.parent = parent  # None outside of any program
         self.is_in_program = parent is not None and parent.is_in_program
         self._lent = {id(variable): value for variable, value in zip(variables, values, strict=True)}
         self._taken: set[int] = set()

@@ -39,14 +39,7 @@ _KEPT = 3
 
 
 class ProgramCache:
-    """The compiled signatures of one function.
-
-    Args:
-        get_fn: Returns the function.
-        donate_argnums: Positions of the arguments that the caller gives away.
-        view: See `Program`.
-        get_users: See `Program`.
-    """
+    """The compiled signatures of one function."""
 
     def __init__(
         self,
@@ -206,11 +199,7 @@ def _donated(args: Sequence[PyTree], kwargs: PyTree, argnums: frozenset[int]) ->
 
 
 class Function(Advised, Generic[_P, _T]):
-    """A function that `rx.function` has wrapped; call it like the original.
-
-    Attributes:
-        python_function: The original.
-    """
+    """A function that `rx.function` has wrapped; call it like the original."""
 
     def __init__(
         self,
@@ -268,10 +257,7 @@ class Function(Advised, Generic[_P, _T]):
 
     @entry_point
     def lower(self, *args: _P.args, **kwargs: _P.kwargs) -> jax.stages.Lowered:
-        """Returns the program for these arguments as JAX lowers it, without running it.
-
-        `.compile().as_text()` of the result is the optimised HLO, `.compile().memory_analysis()` its memory.
-        """
+        """Returns the program for these arguments as JAX lowers it; `.compile().as_text()` of it is optimised HLO."""
         signature = self._signature
         program, arrays = self._cache.program(
             *((args, kwargs) if signature is None else (signature.bound(args, kwargs), {}))
@@ -280,14 +266,7 @@ class Function(Advised, Generic[_P, _T]):
 
     @entry_point
     def build(self, *args: _P.args, **kwargs: _P.kwargs) -> list[VariableLike]:
-        """Traces the function for these arguments and runs nothing: the variables that it creates exist then.
-
-        Returns:
-            The variables that it reads or assigns.
-
-        Raises:
-            ProgramError: It gives variables that it creates their first values itself, which only running it can do.
-        """
+        """Traces the function and runs nothing, so that its variables exist; returns those that it reads or assigns."""
         program, _ = self._cache.program(args, kwargs)
         _, updated, others = program.parts()
         return [*updated, *others]

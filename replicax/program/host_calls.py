@@ -53,11 +53,7 @@ class HostCalls:
         return self._is_watched
 
     def wait(self, results: PyTree) -> None:
-        """Waits for a program that makes `results`.
-
-        Raises:
-            ProgramError: One of the functions has failed.
-        """
+        """Waits for a program that makes `results`; raises an error if one of the functions has failed."""
         jax.block_until_ready(results)
         jax.effects_barrier()
         if not self._failures:

@@ -21,17 +21,7 @@ _SAFE = {"b": "b", "u": "ui", "i": "ui", "f": "uif", "c": "uifc"}
 
 
 class InputSignature:
-    """The shapes and dtypes of a function's arguments.
-
-    Args:
-        specs: For each of the function's first parameters a pytree of specs, which have a `shape` (None for a dimension
-            of any size) and a `dtype`: `rx.TensorSpec`, `jax.ShapeDtypeStruct`, or what `dataset.element_spec` returns.
-        fn: The function.
-        bound: How many of its parameters are filled in already (`self`).
-
-    Raises:
-        ArgumentError: `specs` is no list or tuple of such pytrees.
-    """
+    """The shapes and dtypes of a function's arguments."""
 
     def __init__(self, specs: Sequence[PyTree], fn: PyTreeFunction, bound: int = 0):
         if not isinstance(specs, (list, tuple)):
@@ -44,8 +34,8 @@ class InputSignature:
                 raise ArgumentError(
                     f"`input_signature` holds specs with a shape and a dtype (rx.TensorSpec), got {spec!r:.200}."
                 )
-        self.specs = tuple(specs)
-        self._fn, self._bound = fn, bound
+        self.specs = tuple(specs)  # a pytree for each of the first parameters; None in a shape stands for any size
+        self._fn, self._bound = fn, bound  # So many of its parameters are filled in already (`self`).
         self._name = getattr(fn, "__name__", repr(fn))
 
     @functools.cached_property
@@ -58,15 +48,7 @@ class InputSignature:
         return InputSignature(self.specs, method, bound=1)
 
     def bound(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> tuple[PyTree, ...]:
-        """Returns the arguments of a call, by position and as the signature wants them.
-
-        Arrays must fit. Python numbers and NumPy values are converted to the dtype where no information is lost by
-        kind: integers to floats, but no floats to integers.
-
-        Raises:
-            ArgumentError: One does not fit, there are too many or too few, or the signature does not fit the
-                function's parameters.
-        """
+        """Returns the arguments of a call, by position and as the signature wants them."""
         given, kwargs = list(args), dict(kwargs)
         for name in self._parameters[len(given) : len(self.specs)]:
             if name not in kwargs:

@@ -56,16 +56,10 @@ class KnownLayouts:
 
 def layouts_of_results(
     arguments: Sequence[tuple[tuple[int, ...], NamedSharding | None]],
-    shapes: Sequence[tuple[int, ...] | None],
-    paths: Callable[[], tuple[Sequence[Path], Sequence[Path]]],
+    shapes: Sequence[tuple[int, ...] | None],  # None for a result that is never cut
+    paths: Callable[[], tuple[Sequence[Path], Sequence[Path]]],  # of the arguments, and of the results
 ) -> list[NamedSharding | None]:
-    """Returns how results are cut: each as an argument of its shape, and of several the one whose path is most alike.
-
-    Args:
-        arguments: For each its shape, and how it is cut.
-        shapes: The shapes of the results; None for one that is never cut.
-        paths: Returns the keys that lead to each argument, and to each result.
-    """
+    """Returns how results are cut: each as an argument of its shape; of several, the one whose path is most alike."""
     cut: dict[tuple[int, ...], dict[int, NamedSharding]] = {}
     for i, (shape, layout) in enumerate(arguments):
         if layout is not None:

@@ -46,18 +46,7 @@ def made_equal(
     current: context.Context,
     as_of_first: Callable[[VariableLike, jax.Array], jax.Array] = lambda variable, value: value,
 ) -> jax.Array:
-    """Returns a value that a replica assigns, as its frame keeps it: equal on all replicas, or an accumulator's part.
-
-    Args:
-        variable: The variable.
-        value: The value.
-        how: Its aggregation.
-        current: The context.
-        as_of_first: Makes of a replica's value what the first replica would have, if it is combined later.
-
-    Raises:
-        ReplicaDivergenceError: It may differ, and `how` does not say what to make of that.
-    """
+    """Returns a value that a replica assigns as its frame keeps it: equal on all replicas, or an accumulator's part."""
     replicas = current.manual_replicas or 1
     frame = cast(context.ReplicaStateFrame, current.frame)
     if is_accumulator(variable) and replicas > 1:
@@ -65,7 +54,7 @@ def made_equal(
         is_mean = VariableAggregation.of(_aggregation_of(variable)) is VariableAggregation.MEAN
         return value if is_mean else marked_as_total(value, number)
     if replicas > 1 and frame.postpones(variable, how):
-        return as_of_first(variable, value)
+        return as_of_first(variable, value)  # what the first replica would have; it is combined later
     value, why = difference(value, refused_if_different=how is VariableAggregation.NONE)
     if why is None:
         return value
@@ -88,12 +77,10 @@ def defer_total(variable: VariableLike, frame: context.ReplicaStateFrame) -> int
 
 
 def share_of_total(variable: VariableLike, total: jax.Array, frame: context.ReplicaStateFrame) -> jax.Array:
-    """Returns the value from which a replica accumulates: replica 0 continues the total, the others start at zero.
-
-    The sum over replicas is then the total at every moment, whether the replicas add to it or reset it.
-    """
+    """Returns the value from which a replica accumulates: replica 0 continues the total, the others start at zero."""
     if VariableAggregation.of(_aggregation_of(variable)) is VariableAggregation.MEAN:
         return total
+    # So the sum over replicas is the total at every moment, whether the replicas add to it or reset it.
     share = jnp.where(jax.lax.axis_index(REPLICA_AXIS) == 0, total, jnp.zeros_like(total))
     return marked_as_share(share, frame.number(variable))
 
@@ -116,11 +103,6 @@ def replicas_draw_apart(current: context.Context) -> bool:
 
 
 def state_of_random_numbers(value: jax.Array, current: context.Context) -> jax.Array:
-    """Returns the state of a generator that all replicas share, typed as equal: in a micro-batch it is typed otherwise.
-
-    Args:
-        value: The state, as the frame has it.
-        current: The context, inside a replica of a strategy whose replicas do not draw apart.
-    """
+    """Returns the state of a generator that all replicas share, typed as equal; in a micro-batch it is not."""
     varies = (current.manual_replicas or 1) > 1 and REPLICA_AXIS in varying_axes(value)
     return taken_as_equal_over_axis(value, REPLICA_AXIS) if varies else value

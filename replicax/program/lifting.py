@@ -46,44 +46,28 @@ from replicax.typing import PyTree, PyTreeFunction
 
 
 class Program:
-    """One compiled signature of a function.
-
-    Args:
-        get_fn: Returns the function; a program that a strategy keeps must not keep the function alive.
-        structure: How the function's `(args, kwargs)` are rebuilt from arrays.
-        arrays: The arrays of the first call, for their shapes and dtypes.
-        donate: Which of `arrays` the caller gives away.
-        replicas: Number of replicas if the arguments tell; a partial batch runs on fewer than the strategy has.
-        view: The strategy and the shardings of a function over global arrays; None for one that calls `strategy.run`.
-        get_users: Returns the user's function, where `get_fn` returns one that calls it.
-        earlier: Programs of the same signature, and what has changed since they were made. If the function turns out
-            to be one of them still, that one is taken.
-
-    Attributes:
-        asked: Arguments of which it matters how many replicas returned them, and the number that the program is for.
-        layouts: How the arguments are sharded over devices, where the strategy does that: the program is right for it.
-        replaced: Which of `earlier` it is; None if it is another program.
-    """
+    """One compiled signature of a function."""
 
     def __init__(
         self,
-        get_fn: Callable[[], PyTreeFunction],
+        get_fn: Callable[[], PyTreeFunction],  # A program that a strategy keeps must not keep the function alive.
         structure: Structure,
         arrays: Sequence[jax.Array | jax.ShapeDtypeStruct],
         donate: Sequence[bool],
-        replicas: int | None,
-        view: GlobalView | None = None,
+        replicas: int | None,  # if the arguments tell; a partial batch runs on fewer than the strategy has
+        view: GlobalView | None = None,  # of a function over global arrays; None for one that calls `strategy.run`
         get_users: Callable[[], PyTreeFunction] | None = None,
         earlier: Sequence[tuple[Program, Change]] = (),
     ):
         self._get_fn, self._structure, self._view = get_fn, structure, view
-        self._get_users = get_users or get_fn
+        self._get_users = get_users or get_fn  # The user's function, where `get_fn` returns one that calls it.
         name = self._name()
         objects = [leaf for _, leaf in structure.static]
         self._modules = UsedModules(self._get_users(), structure)
         before = set() if is_tracing() else arrays_outside(self._get_users(), objects)
         with activity.phase(activity.COMPILE), collected_later():
             passes = self._trace(name, arrays, replicas)
+            # If the function turns out to be one of the earlier programs still, that one is taken.
             same = next(((each, change) for each, change in earlier if each._is_made_by(passes)), None)
             *first, last = (
                 [same[0]._last] if same is not None else [CompiledPass(name, traced, donate, view) for traced in passes]
@@ -91,9 +75,10 @@ class Program:
         self._last: CompiledPass = last
         #: The programs of the first calls, in which the function builds variables.
         self._first = first
-        self.replaced = same and same[0]
+        self.replaced = same and same[0]  # which of `earlier` it is; None if it is another program
         self.asked = last.returned.asked
         shards = or_null(last.strategy).placement.shards_variables
+        # How the arguments are sharded over devices, where the strategy does that: the program is right for it.
         self.layouts = list(map(layout_in, arrays)) if shards and view is None else None
         assert last.traced.function is not None
         self._watched = Watched(self._get_users(), objects, constants_of(last.traced.function.program))
@@ -192,13 +177,7 @@ class Program:
         return self._last.returned.structure
 
     def parts(self) -> tuple[CompiledStep, list[VariableLike], list[VariableLike]]:
-        """Returns the compiled function and the variables that it takes: those that it updates, and the others.
-
-        The function is `(updated, others, donated arguments, other arguments) -> (new values, result's arrays)`.
-
-        Raises:
-            ProgramError: The first call does something else than the others: it gives variables their first values.
-        """
+        """Returns the compiled function and the variables that it takes: those that it updates, and the others."""
         for each in self._first:
             each.traced.frame.accesses.lose()
         if self._first:

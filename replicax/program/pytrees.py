@@ -41,17 +41,11 @@ def is_number_like(leaf: Leaf) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """How to rebuild a tree from its arrays.
+    """How to rebuild a tree from its arrays."""
 
-    Attributes:
-        treedef: Structure of the tree; `PerReplica` values are containers in it.
-        static: The leaves that are no arrays, by position.
-        count: Number of leaves.
-    """
-
-    treedef: jax.tree_util.PyTreeDef
-    static: tuple[tuple[int, Leaf], ...]
-    count: int
+    treedef: jax.tree_util.PyTreeDef  # `PerReplica` values are containers in it.
+    static: tuple[tuple[int, Leaf], ...]  # the leaves that are no arrays, by position
+    count: int  # of leaves
 
     def rebuild(self, arrays: Sequence[Leaf]) -> PyTree:
         """Returns the tree with `arrays` in the places of its arrays."""
@@ -77,13 +71,7 @@ class Structure:
 
 
 def flatten_inputs(tree: PyTree) -> tuple[list[jax.Array], Structure]:
-    """Returns the arrays and numbers in `tree`, and how to rebuild it.
-
-    Raises:
-        ReplicaShapeError: A per-replica value has components of different shapes.
-        ArgumentError: A container that holds arrays cannot be flattened, or a leaf is an array of strings, objects or
-            times.
-    """
+    """Returns the arrays and numbers in `tree`, and how to rebuild it."""
     tree = held(tree)
     leaves, treedef = flattened(tree)
     if all(type(leaf) is np.ndarray or isinstance(leaf, jax.Array) for leaf in leaves):
@@ -99,11 +87,7 @@ def flatten_inputs(tree: PyTree) -> tuple[list[jax.Array], Structure]:
 
 
 def flatten_outputs(tree: PyTree) -> tuple[list[jax.Array], Structure]:
-    """Returns the arrays in the result `tree`, and how to rebuild it; plain Python values come back as they are.
-
-    Raises:
-        ArgumentError: A leaf is still to run, or an object that holds values of the program, which end with it.
-    """
+    """Returns the arrays in the result `tree`, and how to rebuild it; plain Python values come back as they are."""
     check_result(tree)  # before JAX sees it: it is about to refuse generators itself
     leaves, treedef = flattened(held(tree))
     for leaf in leaves:
@@ -118,14 +102,7 @@ def flatten_outputs(tree: PyTree) -> tuple[list[jax.Array], Structure]:
 
 
 def per_replica_arrays(tree: PyTree) -> tuple[list[bool], int | None]:
-    """Tells which of the arrays of `tree` (as `flatten_inputs` orders them) stack one component per replica.
-
-    Returns:
-        A flag for each array, and the number of replicas that the per-replica values have; None where there is none.
-
-    Raises:
-        ReplicaShapeError: The values have different numbers of components.
-    """
+    """Returns which arrays of `tree`, in the order of `flatten_inputs`, stack a component per replica, and how many."""
     flags: list[bool] = []
     counts = set()
     tree = opened(held(tree))

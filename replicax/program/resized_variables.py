@@ -11,21 +11,11 @@ from replicax.variables import Variable
 
 
 def refitted(variable: VariableLike, value: np.ndarray, components: int, replicas: int) -> np.ndarray:
-    """Returns the value of a variable for another number of replicas; the variable counts with that number then.
-
-    Its value outside of replicas stays as it is: the first component of a sum gets all of it; each component of a
-    mean is the mean; of others each is the first one. With one replica there is no component.
-
-    Args:
-        variable: The variable.
-        value: Its value: shape `(components, ...)`, or that of the variable if `components` is 0.
-        components: For how many replicas it has been; 0 if it has no components.
-        replicas: Number of replicas.
-    """
+    """Returns the value of a variable for another number of replicas; the variable counts with that number then."""
     if not isinstance(variable, Variable) or variable.synchronization is not VariableSynchronization.ON_READ:
         return value
     variable.per_replica = replicas > 1
-    stacked = value if components else value[None]
+    stacked = value if components else value[None]  # 0 components: one value for all replicas
     if len(stacked) != replicas:
         stacked = _redistributed(stacked, variable.aggregation, replicas)
     return stacked if replicas > 1 else stacked[0]
@@ -40,6 +30,7 @@ def components_in(variable: VariableLike, value: np.ndarray) -> int:
 
 
 def _redistributed(stacked: np.ndarray, aggregation: VariableAggregation, replicas: int) -> np.ndarray:
+    # The value outside of replicas stays as it is.
     if aggregation is VariableAggregation.NONE:  # Nobody reads it but the replicas: each goes on with its own.
         known = stacked[:replicas]
         return np.concatenate([known, np.repeat(stacked[:1], replicas - len(known), axis=0)])

@@ -21,20 +21,13 @@ _NUMBER = "_replicax_returned_by"  # an attribute of the array: nothing else die
 
 
 class Counts:
-    """Which of the arrays that a program is traced with count as one per replica, or are combined.
-
-    Args:
-        arguments: The program's arguments, as they are traced.
-        replicas: The number of each in the first call, where it has one.
-
-    Attributes:
-        asked: The numbers that the program has asked for, by the argument's position: it is right for those only.
-    """
+    """Which of the arrays that a program is traced with count as one per replica, or are combined."""
 
     def __init__(self, arguments: Sequence[jax.Array] = (), replicas: Sequence[int | None] = ()):
         # By id; each entry holds its array, so that ids stay unique.
         self._results: dict[int, tuple[jax.Array, int]] = {}
         self._arguments = {id(a): (a, i, n) for i, (a, n) in enumerate(zip(arguments, replicas, strict=True))}
+        # By the argument's position, the numbers that the program has asked for: it is right for those only.
         self.asked: dict[int, int | None] = {}
 
     def note(self, array: jax.Array, replicas: int) -> None:
@@ -52,11 +45,7 @@ class Counts:
         return replicas
 
     def of_results(self, leaves: Sequence[jax.Array]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Tells what a program's results count as.
-
-        Returns:
-            Pairs of a result's position and its number, and of a result's position and the argument's that it is.
-        """
+        """Returns pairs: a result's position and its number; a result's position and that of the argument it is."""
         known = [(i, self._results[id(leaf)][1]) for i, leaf in enumerate(leaves) if id(leaf) in self._results]
         passed = [(i, self._arguments[id(leaf)][1]) for i, leaf in enumerate(leaves) if id(leaf) in self._arguments]
         return known, passed

@@ -56,17 +56,8 @@ class RowUpdates:
     def update_rows(
         self, read: Callable[[VariableLike], jax.Array], factor: float, refused: str | None, is_checked: bool
     ) -> None:
-        """Does what is to be done for the gradients of one loss.
-
-        Args:
-            read: Reads variables.
-            factor: By which gradients are multiplied.
-            refused: Why it cannot be done; None if it can.
-            is_checked: Whether an optimizer has to apply the gradients, since there are some of other variables.
-
-        Raises:
-            ProgramError: It is refused; or it was done for gradients that have not been applied since.
-        """
+        """Does what is to be done for the gradients of one loss, which are multiplied by `factor`."""
+        # Checked: an optimizer has to apply the gradients, since there are some of other variables.
         while self._waiting:
             key, (owner, update_rows) = self._waiting.popitem()
             if refused is not None:
@@ -93,11 +84,7 @@ class RowUpdates:
         holds: Callable[[VariableLike], bool],
         refused: str | None,
     ) -> None:
-        """Does what is left, and checks that the gradients were applied.
-
-        Raises:
-            ProgramError: It is refused, or gradients were not applied.
-        """
+        """Does what is left, and checks that the gradients were applied."""
         unused = [owner for owner, hook in self._updated.values() if read(owner.hook) is hook]
         unused += [owner for owner, _ in self._waiting.values() if not holds(owner.hook)]
         if unused:

@@ -53,14 +53,8 @@ def _are_equal_settings(one: object, other: object) -> bool:
 
 
 class _Comparison:
-    """Compares two programs.
-
-    Args:
-        stand_ins: The arrays of the one that stand for variables, and those of the other, by identity.
-    """
-
     def __init__(self, stand_ins: dict[int, int]):
-        self._stand_ins = stand_ins
+        self._stand_ins = stand_ins  # by id: the one's arrays that stand for variables, and the other's
         self._compared: set[tuple[int, int]] = set()  # Programs may call one of theirs often.
 
     def programs(self, one: _Program, other: _Program) -> bool:
@@ -118,14 +112,7 @@ class _Comparison:
         return one.shape == other.shape and one.tobytes() == other.tobytes()
 
     def _value(self, one: object, other: object, runs_on_host: bool = False) -> bool:
-        """Returns whether two parameters of equations are the same.
-
-        Args:
-            one: The one.
-            other: The other.
-            runs_on_host: Whether functions among them are called when the program runs. Others are rules for
-                derivatives, made in each trace; what they do is in the program already.
-        """
+        """Returns whether two parameters of equations are the same."""
         one, other = unguarded(one), unguarded(other)
         if one is other:
             return True
@@ -141,6 +128,8 @@ class _Comparison:
             )
         if isinstance(one, (jax.Array, np.ndarray)):
             return self._constant(one, other)
+        # Functions that do not run on the host are rules for derivatives, made in each trace; what they do is in the
+        # program already.
         if callable(one) or hasattr(one, "call_wrapped"):
             return self._value(_parts_of(one), _parts_of(other), True) if runs_on_host else True
         try:

@@ -34,28 +34,20 @@ def store_values(variables: Sequence[VariableLike], values: Sequence[jax.Array])
 
 
 def run_and_keep(program: PyTreeFunction, inputs: Sequence[PyTree], keep: Callable[[PyTree], _Kept]) -> _Kept:
-    """Returns `keep(program(*inputs))`, where the program overwrites its inputs: what it returns is not lost.
-
-    Args:
-        program: A compiled function.
-        inputs: Its arguments.
-        keep: Stores the new values. It is called again if an exception (an interrupt) comes in its way.
-    """
+    """Returns `keep(program(*inputs))`, where the program overwrites its inputs: what it returns is not lost."""
     made: list[PyTree] = []
     try:
         made.extend(itertools.starmap(program, (inputs,)))
         return keep(made[0])
     except BaseException:
         if made:
-            keep(made[0])
+            keep(made[0])  # again, if an exception (an interrupt) has come in its way
         raise
 
 
 def staged(program: CompiledStep, inputs: Sequence[PyTree]) -> tuple[PyTreeFunction, Sequence[PyTree], PyTreeFunction]:
-    """Returns the call that overwrites inputs, its arguments, and what makes the program's results of what it returns.
-
-    A program of several parts has done all others by then.
-    """
+    """Returns the call that overwrites inputs, its arguments, and what makes the program's results of its own."""
+    # A program of several parts has done all others by then.
     in_parts = getattr(program, "staged", None)
     return (program, inputs, _itself) if in_parts is None else in_parts(*inputs)
 
@@ -65,16 +57,7 @@ def _itself(results: PyTree) -> PyTree:
 
 
 def explain_loss(error: BaseException, variables: Sequence[VariableLike], values: Sequence[jax.Array]) -> None:
-    """Raises an error that says what to do if a program that has failed took the values of variables with it.
-
-    Args:
-        error: Why it has failed. An interrupt is left as it is, with a note.
-        variables: The variables that it updates in place.
-        values: Their values before the call.
-
-    Raises:
-        ProgramError: Some of the values are gone.
-    """
+    """Raises an error that says what to do if a program that has failed took the values of variables with it."""
     lost = [
         variable
         for variable, value in zip(variables, values, strict=True)
@@ -89,15 +72,11 @@ def explain_loss(error: BaseException, variables: Sequence[VariableLike], values
     )
     if isinstance(error, Exception):
         raise ProgramError(said) from error
-    error.add_note(said)
+    error.add_note(said)  # An interrupt is left as it is.
 
 
 def explain_devices(error: BaseException, name: str) -> None:
-    """Raises an error that says what to do if a program was to use values on different devices.
-
-    Raises:
-        LayoutError: That is why.
-    """
+    """Raises an error that says what to do if a program was to use values on different devices."""
     if is_about_devices(error):
         raise LayoutError(
             f"{name!r} is one compiled program, and one program runs on one set of devices, in one order. Move values "

@@ -28,24 +28,14 @@ _MISUSES = (
 
 
 class TracedFunction:
-    """A traced function: its program, and what it does with variables.
-
-    Args:
-        frame: The frame that the function was traced with.
-        program: Arguments -> the written variables' new values, then results. Its constants are the frame's
-            placeholders, and what the function has captured.
-
-    Attributes:
-        program: The program.
-        read: The variables that it reads.
-        written: The variables that it assigns.
-        placeholders: For each variable in `read`, what stands for its value in `program`.
-    """
+    """A traced function: its program, and what it does with variables."""
 
     def __init__(self, frame: ProgramFrame, program: jex_core.ClosedJaxpr):
+        # Arguments -> the written variables' new values, then results. Its constants are the frame's placeholders, and
+        # what the function has captured.
         self.program = program
         self.read, self.written = list(frame.inputs.values()), list(frame.written.values())
-        self.placeholders = list(frame.placeholders.values())
+        self.placeholders = list(frame.placeholders.values())  # what stands in `program` for the values of `read`
 
     def __call__(
         self,
@@ -53,16 +43,7 @@ class TracedFunction:
         arrays: Sequence[jax.Array],
         evaluated: Callable[[Sequence[jex_core.JaxprEqn], Values], None] | None = None,
     ) -> tuple[dict[int, jax.Array], list[jax.Array]]:
-        """Evaluates the program, in any JAX trace or none.
-
-        Args:
-            values: The values of the variables in `read`, by the variables' ids.
-            arrays: The arguments.
-            evaluated: See `jaxprs.called`.
-
-        Returns:
-            The new values of the variables in `written`, by their ids, and the results.
-        """
+        """Evaluates the program, in any JAX trace or none; takes and returns values of variables by their ids."""
         given = [values[id(variable)] for variable in self.read]
         found = called(self.program, arrays, self.placeholders, given, evaluated)
         new_values = dict(zip(map(id, self.written), found[: len(self.written)], strict=True))
@@ -71,15 +52,10 @@ class TracedFunction:
 
 @dataclasses.dataclass
 class Pass:
-    """One pass of tracing a function.
-
-    Attributes:
-        frame: What was found out.
-        function: The traced function; None if the pass was broken off.
-    """
+    """One pass of tracing a function."""
 
     frame: ProgramFrame
-    function: TracedFunction | None = None
+    function: TracedFunction | None = None  # None if the pass was broken off
 
 
 def trace_function(
@@ -88,23 +64,7 @@ def trace_function(
     arrays: Sequence[jax.Array | jax.ShapeDtypeStruct],
     new_frame: Callable[[Trace, Sequence[jax.Array]], ProgramFrame],
 ) -> list[Pass]:
-    """Traces a function; again if variables were created on the way, for then it may do something else next time.
-
-    Args:
-        name: The function's name.
-        call: Calls it: (frame, its arrays) -> its results.
-        arrays: Arrays of the shapes and dtypes that it is called with.
-        new_frame: Makes a frame from the JAX trace that the placeholders belong to, and the function's arrays.
-
-    Returns:
-        The last pass, which is what all later calls of the function do. Before it, if it does not do the same as an
-        earlier one (a variable was built there): what the first calls do, one pass for each.
-
-    Raises:
-        TracedValueError: The function's Python needs a number that is known only when the program runs.
-        ProgramError: It creates variables each time, or reads one whose first value was lost with a pass that was
-            broken off.
-    """
+    """Traces a function; again if variables were created on the way, for then it may do something else next time."""
     passes: list[Pass] = []
 
     def outer(arrays: Sequence[jax.Array]) -> list[jax.Array]:
@@ -136,6 +96,8 @@ def trace_function(
         for each in passes:
             each.frame.accesses.lose()
         raise
+    # The last pass is what all later calls of the function do. Before it, if they do something else (a variable was
+    # built there): what the first calls do, one pass for each.
     return _without_repetitions(passes)
 
 
@@ -167,10 +129,7 @@ _IN_A_TRACE = (
 
 @contextlib.contextmanager
 def _explained(advice: str = _IN_A_TRACE) -> Iterator[None]:
-    """Tells what to do instead when Python uses a traced value as a number, or gives it to TensorFlow or PyTorch.
-
-    The traceback stays the user's.
-    """
+    """Tells what to do instead when Python uses a traced value as a number, or gives it to TensorFlow or PyTorch."""
     try:
         yield
     except Exception as error:

@@ -24,17 +24,7 @@ _BYTES_PER_UNIT = 64  # Capacities are 32 bits wide.
 def cheapest_cut(
     sources: Sequence[jex_core.Var], equations: Sequence[jex_core.JaxprEqn], wanted: set[jex_core.Var]
 ) -> list[jex_core.Var]:
-    """Returns the values to send, fewest bytes in all, so that everything wanted is sent or follows from them.
-
-    Args:
-        sources: Values from which the equations start.
-        equations: Equations of a program, in order. An operand that is neither a source nor the result of an earlier
-            one is known everywhere.
-        wanted: What is needed in the end: sources, or results of the equations.
-
-    Raises:
-        ProgramError: SciPy is not installed.
-    """
+    """Returns the values to send, fewest bytes in all, so that everything wanted is sent or follows from them."""
     values = list(dict.fromkeys([*sources, *(out for equation in equations for out in equation.outvars)]))
     number = {value: i for i, value in enumerate(values)}
     # Each value is two nodes, one it comes in by and one it goes out by, with an edge as wide as it is large.
@@ -44,7 +34,7 @@ def cheapest_cut(
     edges |= {(2 * number[value] + 1, end): _UNLIMITED for value in wanted}
     for equation in equations:
         for atom in equation.invars:
-            if not is_literal(atom) and atom in number:
+            if not is_literal(atom) and atom in number:  # Any other operand is known everywhere.
                 edges |= {(2 * number[atom] + 1, 2 * number[out]): _UNLIMITED for out in equation.outvars}
     before_end = _reaching(end, edges)
     return [value for value, i in number.items() if 2 * i + 1 in before_end and 2 * i not in before_end]

@@ -24,23 +24,16 @@ _Summed: TypeAlias = dict[jex_core.Var, jex_core.JaxprEqn]  # what is a sum, or 
 
 
 class UnsummedEvaluation:
-    """Evaluates the equations of a step without the sums over replicas of values that are wanted unsummed.
-
-    Args:
-        equations: The equations, in order. The replicas' map is one of them.
-        wanted: Results of them whose sum may be made by whoever takes them.
-        used: Results of them that have to be what they are for other reasons.
-
-    Attributes:
-        unsummed: Those of `wanted` that are left unsummed: of an array of `rows` rows they are `replicas * rows` rows,
-            those of the first replica first, and each replica's rows are on its devices.
-    """
+    """Evaluates the equations of a step without the sums over replicas of values that are wanted unsummed."""
 
     def __init__(
         self, equations: Sequence[jex_core.JaxprEqn], wanted: Sequence[jex_core.Var], used: Collection[jex_core.Var]
     ):
+        # The sums of `wanted` may be made by their consumer; values in `used` are needed as they are for other reasons.
         self._equations = list(equations)
         self._maps: dict[int, tuple[set[int], set[int]]] = {}  # for each map its changed outputs, and the sums left out
+        # Those of `wanted` that are left unsummed: an array of `rows` rows has `replicas * rows` rows instead, those of
+        # the first replica first, and each replica's rows are on its devices.
         self.unsummed: set[jex_core.Var] = set()
         for equation, found in _origins(equations, wanted, used):
             outputs, sums = _sums_left_out(equation, found)

@@ -31,59 +31,32 @@ from replicax.runtime.mesh import REPLICA_AXIS
 
 @dataclasses.dataclass(frozen=True)
 class Assigned:
-    """A variable that the program assigns.
+    """A variable that the program assigns."""
 
-    Attributes:
-        output: Which of the program's outputs is its new value.
-        input: Which of the inputs is the old one; None if it is not read.
-    """
-
-    output: int
-    input: int | None
+    output: int  # the number of its new value among the program's outputs
+    input: int | None  # that of its old value among the inputs; None if it is not read
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """The server's part for one of the variables.
-
-    Attributes:
-        equations: The equations, in order.
-        outvar: The new value, a variable of the program (or a number that stands in it).
-        inputs: The variables' values that it reads, by their numbers among the program's inputs.
-        sent: What it takes from the worker, by the numbers in `Split.sent`.
-        consts: The program's constants.
-    """
+    """The server's part for one of the variables."""
 
     equations: list[jex_core.JaxprEqn]
-    outvar: Atom
-    inputs: dict[int, jex_core.Var]
-    sent: dict[int, jex_core.Var]
+    outvar: Atom  # the new value: a variable of the program, or a number that stands in it
+    inputs: dict[int, jex_core.Var]  # the variables' values that it reads, by their numbers among the program's inputs
+    sent: dict[int, jex_core.Var]  # what it takes from the worker, by the numbers in `Split.sent`
     consts: Values
 
 
 class Split:
-    """A program cut in two.
-
-    Args:
-        program: A flat program (see `jaxprs.inlined`).
-        variables: Which of its inputs are variables' values. The others are the worker's own.
-        assigned: The variables that it assigns.
-        only_gradients: Leaves everything with the worker that is no update by a gradient.
-
-    Attributes:
-        updates: For each variable of `assigned`, whether the server computes its new value.
-        sent: What the worker sends, variables of the program.
-        server_inputs: Which of the program's inputs the server's half reads; variables all of them.
-        worker_inputs: Which of them the worker's half reads.
-        worker_equations: The equations of the worker's half.
-    """
+    """A program cut in two."""
 
     def __init__(
         self,
-        program: jex_core.ClosedJaxpr,
-        variables: Iterable[int],
+        program: jex_core.ClosedJaxpr,  # flat, see `jaxprs.inlined`
+        variables: Iterable[int],  # the inputs that are variables' values; the others are the worker's own
         assigned: Sequence[Assigned],
-        only_gradients: bool = False,
+        only_gradients: bool = False,  # leaves to the worker all that is no update by a gradient
     ):
         self.program, self.assigned = program, list(assigned)
         jaxpr = program.jaxpr
@@ -99,7 +72,7 @@ class Split:
         self._parts: dict[int, Part] = {}
         self._served: dict[int, jex_core.JaxprEqn] = {}  # equations of the server's half, by identity
         self._leaves: dict[jex_core.Var, None] = {}  # values that they take from the worker, in order
-        self.updates = [self._assign(each) for each in self.assigned]
+        self.updates = [self._assign(each) for each in self.assigned]  # for each, whether the server computes it
         self._move_to_worker()
         self.sent = list(self._leaves)
         self._equations = [equation for equation in jaxpr.eqns if id(equation) in self._served]
@@ -158,14 +131,9 @@ class Split:
         return True
 
     def _cheap_path(self, new: jex_core.Var, number: int | None) -> list[jex_core.JaxprEqn] | None:
-        """Returns the equations from variables to a new value by which the server can as well compute it itself.
-
-        Args:
-            new: The new value; no gradient is in it.
-            number: Which input is the variable's old value, if it is read.
-        """
+        """Returns cheap equations by which the server computes a new value from variables; None if there are none."""
         jaxpr = self.program.jaxpr
-        if new in self._from_worker:
+        if new in self._from_worker:  # Then from the old value of the same variable, the input `number`.
             path = [] if number is None else self._path(new, [jaxpr.invars[number]])
             is_update = bool(path)
         else:
@@ -264,12 +232,7 @@ class Split:
         return outputs, [values[leaf] for leaf in self.sent]
 
     def server(self, args: Sequence[jax.Array | None], sent: Sequence[jax.Array]) -> list[jax.Array]:
-        """Returns the new values of the variables that the server updates, in the order of `assigned`.
-
-        Args:
-            args: The program's inputs; only those of `server_inputs` are looked at.
-            sent: What the worker has sent.
-        """
+        """Returns the new values that the server computes, in the order of `assigned`; reads only `server_inputs`."""
         values = self.inputs(args) | dict(zip(self.sent, sent, strict=True))
         evaluate(self._equations, values, in_place=False)
         outvars = self.program.jaxpr.outvars
@@ -277,11 +240,8 @@ class Split:
         return [read(outvars[each.output], values) for each, flag in pairs if flag]
 
     def part(self, number: int) -> Part:
-        """Returns the part of the server's half that computes the new value of a variable, by its number in `assigned`.
-
-        It is looked for once: placing, and the programs of all servers, go by it.
-        """
-        if number not in self._parts:
+        """Returns the server's part that computes the new value of a variable, by its number in `assigned`."""
+        if number not in self._parts:  # Placing, and the programs of all servers, use it.
             self._parts[number] = self._part(number)
         return self._parts[number]
 

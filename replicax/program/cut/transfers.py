@@ -16,24 +16,21 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from replicax.compat.jax import is_random_key
 
-#: A value, or the parts of a sum; None for a part that comes by itself.
+#: A value, or the parts of a sum in the order of the replicas; None for a part that comes by itself.
 Parts: TypeAlias = jax.Array | list[jax.Array | None]
 
 
 class Crossing:
-    """The way between home and the compute devices.
-
-    Attributes:
-        in_place: Whether one of them reads what is another one's without a copy.
-        own: Which of the compute devices home is; None if it is none of them.
-    """
+    """The way between home and the compute devices."""
 
     def __init__(self, home: SingleDeviceSharding, compute: NamedSharding):
         self._home_sharding, self._compute = home, compute
         (self._home,) = home.device_set
         devices: set[jax.Device] = home.device_set | compute.device_set
+        # Whether one of the devices reads what is another one's without a copy.
         self.in_place = len(devices) > 1 and all(device.platform == "cpu" for device in devices)
         self._devices = list(compute.mesh.devices.flat)
+        # The position of home among the compute devices; None if it is none of them.
         self.own = self._devices.index(self._home) if self._home in compute.device_set else None
 
     def at_work(self, value: jax.Array) -> jax.Array:
@@ -60,12 +57,8 @@ class Crossing:
         return at_home
 
     def arrived(self, sent: Sequence[jax.Array], parted: Collection[int]) -> list[Parts]:
-        """Returns at home what the compute devices send.
-
-        Args:
-            sent: Values that all of them have.
-            parted: Which of them, by their numbers, are in parts instead: each device has one, and home adds them up.
-        """
+        """Returns at home what the compute devices send."""
+        # Of the values numbered in `parted` each device has a part, and home adds them up; all devices have the others.
         parts = {i: [sent[i].addressable_data(k) for k in range(len(self._devices))] for i in parted}
         away = [part for each in parts.values() for k, part in enumerate(each) if k != self.own]
         brought = iter(jax.device_put(self._views(away), self._home) if away else ())
@@ -88,12 +81,7 @@ class Crossing:
 
 
 def summed(parts: Parts, own: jax.Array | None) -> jax.Array:
-    """Returns the sum of what the devices have sent, in a program.
-
-    Args:
-        parts: A value, or the parts of a sum in the order of the replicas.
-        own: The part that comes by itself; None if there is none.
-    """
+    """Returns the sum of what the devices have sent, in a program; `own` is the part that comes by itself."""
     if not isinstance(parts, list):
         return parts
     filled = [part for each in parts if (part := own if each is None else each) is not None]

@@ -1,4 +1,10 @@
-"""A step in two compiled halves: gradients over a mesh of devices, the update on the device that has the variables."""
+"""A step in two compiled halves: gradients over a mesh of devices, the update on the device that has the variables.
+
+Numbers among the results of the step (a loss) come home too, where they can be combined with variables; arrays stay on
+the compute devices. Values that cross are copied, unless all devices share one memory. Then each half reads the arrays
+of the other one: no device copies a variable, and home adds up the gradients of all replicas in the update. An array
+that another device reads is not overwritten, so the new value of such a variable takes the buffer of its gradient.
+"""
 
 from __future__ import annotations
 
@@ -17,40 +23,22 @@ from replicax.typing import PyTree, PyTreeFunction
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Where the values of a step are.
+    """Where the values of a step are."""
 
-    Attributes:
-        home: Where the variables live and are updated.
-        compute: Where the worker's half wants their values: on all of its devices.
-        read: For each variable that the step reads, where it stays if it does not live at home, otherwise None.
-        written: The same for each variable that it assigns.
-    """
-
-    home: SingleDeviceSharding
-    compute: NamedSharding
-    read: Sequence[Sharding | None]
-    written: Sequence[Sharding | None]
+    home: SingleDeviceSharding  # where the variables live and are updated
+    compute: NamedSharding  # where the worker's half wants their values: on all of its devices
+    read: Sequence[Sharding | None]  # for each variable that the step reads, where it stays; None: it lives at home
+    written: Sequence[Sharding | None]  # likewise for each variable that it assigns
 
 
 class Halves:
-    """A pure function of variables and arguments, cut at its gradients.
-
-    Called like the function itself. It is traced and compiled at the first call. Numbers among its results (a loss)
-    come home too, where they can be combined with variables; arrays stay on the compute devices.
-
-    Values that cross are copied, unless all devices share one memory. Then each half reads the arrays of the other one:
-    no device copies a variable, and home adds up the gradients of all replicas in the update. An array that another
-    device reads is not overwritten, so the new value of such a variable takes the buffer of its gradient.
-
-    Args:
-        step: The function `(updated variables, other variables, donated, other arguments) -> (new values, results)`.
-        assigned: For each new value the number of its variable among the variables, None if that is not read.
-        places: Where the variables are.
-        in_place: Whether the values of updated variables and the donated arguments may be overwritten.
-    """
+    """A pure function of variables and arguments, cut at its gradients; traced and compiled at the first call."""
 
     def __init__(self, step: PyTreeFunction, assigned: Sequence[int | None], places: Places, in_place: bool):
+        # A step is `(updated variables, other variables, donated, other arguments) -> (new values, results)`. In place:
+        # the values of updated variables and the donated arguments may be overwritten.
         self.step, self.places, self.in_place = step, places, in_place
+        # `assigned` has for each new value the number of its variable among the variables; None if that is not read.
         self._assigned = [Assigned(i, number) for i, number in enumerate(assigned) if places.written[i] is None]
         self._compiled: _Compiled | None = None
 
@@ -60,16 +48,13 @@ class Halves:
         return results_of(update(*inputs))
 
     def staged(self, *args: PyTree) -> tuple[PyTreeFunction, Sequence[PyTree], PyTreeFunction]:
-        """Runs the first half; returns the second, its arguments, and what makes the results of what it returns.
-
-        Only the second overwrites values of variables.
-        """
+        """Runs the first half; returns the second, its arguments, and what makes the results of what it returns."""
         leaves = jax.tree_util.tree_leaves(args)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             return self.step, args, lambda results: results
         if self._compiled is None:
             self._compiled = _Compiled(self, args)
-        return self._compiled.staged(leaves)
+        return self._compiled.staged(leaves)  # Only the second half overwrites values of variables.
 
     def lower(self, *args: PyTree) -> jax.stages.Lowered:
         """Returns the worker's half as JAX lowers it."""

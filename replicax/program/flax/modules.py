@@ -211,11 +211,7 @@ class PassedModules:
         self._found = [(module, jax.tree_util.tree_leaves(module)) for module in _pytrees_of_flax_in(args)]
 
     def check_returned(self, result: PyTree) -> None:
-        """Checks that no change is lost: a compiled function gets a copy of such a module or state.
-
-        Raises:
-            ProgramError: One was changed, and nothing of what changed is in `result`.
-        """
+        """Checks that no change is lost: a compiled function gets a copy of such a module or state."""
         if not self._found:
             return
         returned = set(map(id, jax.tree_util.tree_leaves(result)))

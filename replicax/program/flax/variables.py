@@ -37,30 +37,17 @@ from replicax.values.aggregation import VariableAggregation
 
 
 class FlaxVariable:
-    """An array that an `nnx.Variable` holds, as programs see it.
-
-    Args:
-        variable: The variable.
-        index: The number of the array, where the variable holds a pytree; None where it holds an array.
-
-    Attributes:
-        variable: As given.
-        name: Its path in the modules that a function uses, as far as it is known, for messages and layouts.
-        trainable: Whether it is an `nnx.Param`.
-        synchronization: `"on_read"` for the state of metrics: each replica counts its own rows.
-        aggregation: What is made of values that differ between replicas: the variable's metadata `aggregation`, or
-            what its type asks for.
-    """
+    """An array that an `nnx.Variable` holds, as programs see it."""
 
     def __init__(self, variable: object, index: int | None):
         nnx = sys.modules["flax.nnx"]
-        self.variable, self._index = variable, index
-        self.name = f"nnx.{type(variable).__name__}"
+        self.variable, self._index = variable, index  # None: it holds an array, otherwise a pytree of them
+        self.name = f"nnx.{type(variable).__name__}"  # later its path in the modules that a function uses, if known
         self.trainable = isinstance(variable, nnx.Param)
         self.synchronization = "auto"
         self.aggregation = "none"
         if isinstance(variable, nnx.metrics.MetricState):
-            self.synchronization, self.aggregation = "on_read", "sum"
+            self.synchronization, self.aggregation = "on_read", "sum"  # Each replica counts its own rows.
         elif isinstance(variable, nnx.RngState):
             self.aggregation = "only_first_replica"
         elif isinstance(variable, nnx.BatchStat) and jnp.issubdtype(self._dtype, jnp.inexact):
@@ -157,11 +144,7 @@ def flax_state() -> contextlib.AbstractContextManager[None]:
 
 
 class _TracedFrame(Protocol):
-    """The frame of a function that is traced.
-
-    Attributes:
-        accesses: What it does.
-    """
+    """The frame of a function that is traced."""
 
     accesses: Accesses
 
@@ -176,16 +159,9 @@ def changes_taken_back(frame: _TracedFrame) -> Iterator[None]:
 
 
 def kept_changes(frame: _TracedFrame) -> list[ModuleChange]:
-    """Returns what a traced function has done to the attributes of modules, where its frame is the current one.
-
-    Variables that it has made and put into modules from outside are variables from outside from now on, which the
-    function assigns.
-
-    Raises:
-        ReplicaDivergenceError: The value of such a variable differs between replicas.
-        ProgramError: It has set an attribute to an array.
-    """
+    """Returns what a traced function has done to the attributes of modules, where its frame is the current one."""
     changes = frame.accesses.changes.found()
+    # Variables that it has made and put into modules from outside are from outside from now on; it assigns them.
     for path, made in list(made_in(changes, is_from_outside)):
         flax_door.move_outside(made)
         if flax_door.is_variable(made):

@@ -108,18 +108,7 @@ _value_and_grad = jax.value_and_grad
 
 
 class Differentiated:
-    """The result of `value_and_grad` and `grad`: a function, which says so to those who take it for its result.
-
-    Args:
-        loss_fn: The loss.
-        variables: Pytree of the variables to differentiate with respect to.
-        has_aux: Whether `loss_fn` returns auxiliary values beside the loss.
-        aggregation: How the replicas' gradients are combined.
-        maker: Which of the two functions has made it.
-
-    Attributes:
-        op: A sum or a mean over the replicas; None for neither.
-    """
+    """The result of `value_and_grad` and `grad`: a function; one taken for its result says so in an error."""
 
     def __init__(
         self,
@@ -127,13 +116,13 @@ class Differentiated:
         variables: PyTree,
         has_aux: bool,
         aggregation: ReduceOp | str | None,
-        maker: str,
+        maker: str,  # which of the two functions has made it
     ):
         check_function("The loss function", loss_fn)
         self._leaves, self._treedef = jax.tree_util.tree_flatten(with_parameters(variables))
         _check_variables(self._leaves)
         self._loss_fn, self._has_aux, self._maker = loss_fn, has_aux, maker
-        self.op = None if aggregation is None else ReduceOp.of(aggregation)
+        self.op = None if aggregation is None else ReduceOp.of(aggregation)  # None: each replica keeps its gradients
         self.__name__ = self.__qualname__ = maker  # of programs that are made of it
 
     def evaluation(self) -> Differentiation:
@@ -180,14 +169,9 @@ class Differentiated:
 
 
 class Differentiation:
-    """One evaluation of a loss and its gradients.
+    """One evaluation of a loss and its gradients."""
 
-    Attributes:
-        variables: The variables to differentiate with respect to, each once.
-        is_in_parts: Whether the gradients are those of a part of the batch, to be added up.
-    """
-
-    is_in_parts = False
+    is_in_parts = False  # whether the gradients are those of a part of the batch, to be added up
 
     def __init__(self, loss_fn: PyTreeFunction, variables: list[VariableLike], has_aux: bool, op: ReduceOp | None):
         self._loss_fn, self.variables, self._has_aux, self._op = loss_fn, variables, has_aux, op
@@ -216,10 +200,7 @@ class Differentiation:
     def own(
         self, values: list[jax.Array], args: PyTree, kwargs: PyTree
     ) -> tuple[jax.Array, list[jax.Array], list[jax.Array | None]]:
-        """Returns this replica's loss, the arrays of its auxiliary values and its gradients; assigns what it assigns.
-
-        The gradients are None for variables that the loss does not depend on.
-        """
+        """Assigns what the loss assigns; returns this replica's loss, arrays of its auxiliary values, and gradients."""
         outer = context.current().frame
         with keras_scope():
             evaluate = _value_and_grad(lambda values: self._loss(values, args, kwargs), has_aux=True)
@@ -240,6 +221,7 @@ class Differentiation:
             outer.update_rows(self._factor(), self._refused(), self._is_applied())
         if self._replica is not None and self._op is ReduceOp.SUM and not self._loss_is_equal:
             loss = marked_as_summed_loss(loss)
+        # None for variables that the loss does not depend on.
         return loss, aux, [None if cut else g for g, cut in zip(gradients, self._unconnected, strict=True)]
 
     def _factor(self) -> float:
@@ -332,11 +314,7 @@ def _finished(gradient: jax.Array | None, variable: VariableLike, marked: bool) 
 
 
 def made_equal(variable: VariableLike, value: jax.Array, frame: StateFrame | None) -> jax.Array:
-    """Returns a value that a loss has assigned, typed as equal on all replicas where the variable wants that.
-
-    Raises:
-        ReplicaDivergenceError: It may differ, and the variable has no aggregation.
-    """
+    """Returns a value that a loss has assigned, typed as equal on all replicas where the variable wants that."""
     of_replica = cast(ReplicaStateFrame, frame)
     is_equal = REPLICA_AXIS not in varying_axes(value)
     if is_equal or of_replica.is_of_loss or is_per_replica_variable(variable) or of_replica.defers(variable):

@@ -24,43 +24,25 @@ from replicax.values.equality import Difference
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Consecutive micro-batches of one size.
+    """Consecutive micro-batches of one size."""
 
-    Attributes:
-        first: The number of the first.
-        count: How many there are.
-        rows: Rows of each.
-    """
-
-    first: int
+    first: int  # the number of the first one
     count: int
-    rows: int
+    rows: int  # of each
 
 
 @dataclasses.dataclass
 class Batch:
-    """The arguments of one call, to be dealt out to micro-batches.
+    """The arguments of one call, to be dealt out to micro-batches."""
 
-    Attributes:
-        leaves: The arrays and numbers in them.
-        structure: How they are rebuilt.
-        rows: Number of rows.
-        sizes: The number of rows of each micro-batch.
-    """
-
-    leaves: list[Leaf]
+    leaves: list[Leaf]  # arrays and numbers
     structure: Structure
     rows: int
-    sizes: list[int]
+    sizes: list[int]  # rows of each micro-batch
 
     @classmethod
     def of(cls, args: PyTree, kwargs: PyTree, steps: int) -> Batch:
-        """Returns the batch in some arguments.
-
-        Raises:
-            ArgumentError: No argument is an array with rows.
-            BatchError: They differ in their rows, or there are none.
-        """
+        """Returns the batch in some arguments, for `steps` micro-batches; for fewer rows than that, one for each."""
         leaves, structure = flatten_inputs((args, kwargs))
         shapes = [np.shape(leaf) for leaf in leaves if np.ndim(leaf)]
         if not shapes:
@@ -109,31 +91,19 @@ class Batch:
 
 
 class MicroFrame(TracedFrame):
-    """The variables in one micro-batch of a step, which is traced once and repeated.
-
-    An assigned value is not combined over the replicas yet, unless the variable's aggregation is a sum.
-
-    Args:
-        parent: The frame of the step.
-        outside: JAX's trace of the step.
-        placeholder_of: Makes the placeholder of a variable.
-        shown_of: Makes what a reader of a variable gets of its placeholder.
-
-    Attributes:
-        how: For the variables whose values have still to be combined, by their ids, how.
-    """
+    """The variables in one micro-batch of a step, which is traced once and repeated."""
 
     def __init__(
         self,
         parent: StateFrame,
         outside: Trace,
         placeholder_of: Callable[[VariableLike], jax.Array],
-        shown_of: Callable[[VariableLike, jax.Array], jax.Array],
+        shown_of: Callable[[VariableLike, jax.Array], jax.Array],  # what a reader gets of a placeholder
     ):
         self._parent = cast("ProgramFrame | ReplicaFrame | OverrideFrame", parent)
         super().__init__(outside, self._parent.accesses, placeholder_of)
         self._shown_of = shown_of
-        self.how: dict[int, VariableAggregation] = {}
+        self.how: dict[int, VariableAggregation] = {}  # by id, for variables whose values have still to be combined
 
     def read(self, variable: VariableLike) -> jax.Array:
         """Returns the value of `variable`: the assigned one or a placeholder."""
@@ -162,6 +132,7 @@ class MicroFrame(TracedFrame):
 
     def postpones(self, variable: VariableLike, how: VariableAggregation) -> bool:
         """Notes how a variable's values are combined, once, when all micro-batches are done."""
+        # A sum over the replicas is made in each micro-batch.
         postponed = how in (VariableAggregation.MEAN, VariableAggregation.ONLY_FIRST_REPLICA)
         if postponed:
             self.how[id(variable)] = how

@@ -56,11 +56,7 @@ class State:
             self._how[id(variable)] = how
 
     def assign(self) -> None:
-        """Makes the values those of the step, combined over the replicas.
-
-        Raises:
-            ReplicaDivergenceError: One may differ between replicas, and the variable has no aggregation.
-        """
+        """Makes the values those of the step, combined over the replicas."""
         assert self._frame is not None
         for variable in self._written.values():
             value = self._values[id(variable)]
@@ -86,17 +82,7 @@ class State:
 
 
 class MicroProgram:
-    """The program of each micro-batch of a group, on one replica.
-
-    Args:
-        evaluation: The loss and its gradients.
-        values: The values of the variables that it differentiates with respect to.
-        batch: The batch.
-        group: The group.
-
-    Attributes:
-        dtypes: Of the loss and the gradients.
-    """
+    """The program of each micro-batch of a group, on one replica."""
 
     def __init__(self, evaluation: Differentiation, values: list[jax.Array], batch: Batch, group: Group):
         parent, outside = context.current().frame, current_trace()
@@ -125,6 +111,7 @@ class MicroProgram:
         self._frame = frames[-1]
         kinds = iter(self._program.out_avals[: self._sums])
         known = [next(kinds), *(next(kinds) if flag else None for flag in self._connected)]
+        # Of the loss and the gradients.
         self.dtypes = [jnp.dtype(float) if each is None else each.dtype for each in known]
         self._check_totals(evaluation)
 
@@ -139,12 +126,7 @@ class MicroProgram:
                 advise_of_total(current.strategy, "rx.accumulate_gradients", totals[total.number], total)
 
     def repeated(self, stacked: Sequence[jax.Array], state: State) -> tuple[list[jax.Array | None], list[jax.Array]]:
-        """Works off the micro-batches.
-
-        Returns:
-            The sums of the loss and of the gradients, which are None where it does not depend on a variable, in float32
-            where they have fewer bits; and the arrays of the auxiliary values, stacked.
-        """
+        """Works off the micro-batches; returns the sums of loss and gradients, and the stacked auxiliary arrays."""
         frame, placeholders = self._frame, list(self._frame.placeholders.values())
         given = {key: state.read(variable) for key, variable in (frame.inputs | frame.written).items()}
         zeros = [self._zero(i) for i in range(self._sums)]
@@ -165,6 +147,7 @@ class MicroProgram:
         for (key, variable), value in zip(frame.written.items(), new, strict=True):
             state.write(variable, value, frame.how.get(key))
         known = iter(sums[1:])
+        # None where the loss does not depend on a variable; in float32 where loss and gradients have fewer bits.
         return [sums[0], *(next(known) if flag else None for flag in self._connected)], aux
 
     def _zero(self, number: int) -> jax.Array:

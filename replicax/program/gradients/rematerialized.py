@@ -118,11 +118,7 @@ def _frame_within(outer: StateFrame | None) -> OverrideFrame:
 
 
 def check_no_losses(losses: Sequence[jax.Array]) -> None:
-    """Checks that layers have added no losses in a function whose results are not kept.
-
-    Raises:
-        ProgramError: They have.
-    """
+    """Checks that layers have added no losses in a function whose results are not kept."""
     if losses:
         raise ProgramError(
             "A layer adds a loss (activity_regularizer, add_loss) in a function that is rematerialized, and it cannot "

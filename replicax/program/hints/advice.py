@@ -93,11 +93,7 @@ def advise_of_local_mean(
 
 
 def advise_of_total(strategy: StrategyBase | None, name: str, variable: VariableLike, found: NotSummable) -> None:
-    """Says that a metric's total may be wrong.
-
-    Raises:
-        VariableError: It is certainly wrong.
-    """
+    """Says that a metric's total may be wrong; raises an error if it certainly is."""
     text = (
         f"In {name}, the metric's variable {name_of(variable)!r} {found.reason}. Replicas may only add to a "
         "metric's variable, since their parts of it are summed when the step ends. Keep parts that can be added and "

@@ -40,11 +40,7 @@ def _library_of(value: object) -> str | None:
 
 
 def check_no_tensor(leaf: Leaf, what: str) -> None:
-    """Checks that `leaf` is no tensor or variable of another library.
-
-    Raises:
-        ArgumentError: It is one.
-    """
+    """Checks that `leaf` is no tensor or variable of another library."""
     library = _library_of(leaf)
     if library is None or not hasattr(type(leaf), "shape"):
         return
@@ -59,11 +55,7 @@ def check_no_tensor(leaf: Leaf, what: str) -> None:
 
 
 def check_no_foreign_function(what: str, fn: object) -> None:
-    """Checks that `fn` is no function that another library traces, such as a `tf.function`.
-
-    Raises:
-        ArgumentError: It is one.
-    """
+    """Checks that `fn` is no function that another library traces, such as a `tf.function`."""
     library = _library_of(fn)
     if library is not None:
         raise ArgumentError(
@@ -73,13 +65,7 @@ def check_no_foreign_function(what: str, fn: object) -> None:
 
 
 def check_outside_of_graphs(name: str) -> None:
-    """Checks that no `tf.function` (or `tf.data` pipeline) is being traced by TensorFlow.
-
-    The call would run once, while it is traced, and never again.
-
-    Raises:
-        ContextError: One is.
-    """
+    """Checks that TensorFlow traces no `tf.function` or `tf.data` pipeline: the call would run once, never again."""
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is not None and not tensorflow.executing_eagerly():
         raise ContextError(

@@ -47,13 +47,9 @@ _LARGEST_CONSTANT = 64  # numbers; a shape has fewer
 
 @dataclasses.dataclass(frozen=True)
 class LocalMean:
-    """A loss that is a mean over the replica's rows, with gradients that are summed over replicas.
+    """A loss that is a mean over the replica's rows, with gradients that are summed over replicas."""
 
-    Attributes:
-        divisor: By what the sum over rows is divided; None for a number that each replica computes from its own rows.
-    """
-
-    divisor: float | None
+    divisor: float | None  # of the sum over rows; None for a number that each replica computes from its own rows
 
 
 def marked_as_summed_loss(loss: jax.Array) -> jax.Array:
@@ -68,12 +64,7 @@ def share_of_sum(part: jax.Array) -> jax.Array:
 
 
 def scope_of(program: jex_core.ClosedJaxpr, placeholders: Sequence[jax.Array]) -> ProgramScope:
-    """Returns a program, a `ClosedJaxpr`, to search in.
-
-    Args:
-        program: The program.
-        placeholders: Those of its constants that stand for values of variables.
-    """
+    """Returns a program to search in; `placeholders` are those of its constants that stand for values of variables."""
     unknown = {id(placeholder) for placeholder in placeholders}
     return ProgramScope(program.jaxpr, [(None, None if id(const) in unknown else const) for const in program.consts])
 
@@ -89,13 +80,7 @@ def find_local_mean(top: ProgramScope, search: Search, replicas: int) -> LocalMe
 
 
 class ProgramScope:
-    """A program, or one call of a program inside of another.
-
-    Args:
-        jaxpr: The program.
-        constants: For each of its constants a pair `(None, value)`.
-        operands: What its inputs are, for a call: pairs of a scope and an atom in that.
-    """
+    """A program, or (with `operands`, its inputs) one call of a program inside of another."""
 
     def __init__(self, jaxpr: jex_core.Jaxpr, constants: Sequence[_Given], operands: Sequence[_Given] | None = None):
         self.jaxpr = jaxpr
@@ -144,28 +129,17 @@ class _Way(enum.Enum):
 
 
 class Search:
-    """Follows values back through a program.
-
-    Args:
-        rows: For each argument of the program how many rows of the batch it has; None for one that is no batch.
-        replicas: Number of replicas.
-    """
+    """Follows values back through a program."""
 
     def __init__(self, rows: Sequence[int | None], replicas: int):
-        self._rows, self._replicas = rows, replicas
+        self._rows, self._replicas = rows, replicas  # for each argument its rows of the batch; None: it is no batch
         self._sizes = {size for size in rows if size}
 
     def local_mean(
         self, scope: ProgramScope, atom: Atom, divisor: float = 1.0, local: bool = False
     ) -> LocalMean | None:
-        """Follows a scalar back to where rows are added up, if it is a mean of them there.
-
-        Args:
-            scope: Where it is.
-            atom: The scalar, or what becomes one by sums.
-            divisor: By what it has been divided on the way.
-            local: Whether it has been divided by what each replica computes from its own rows.
-        """
+        """Follows a scalar, or what becomes one by sums, back to where rows are added up, if it is their mean."""
+        # On the way it has been divided by `divisor`, and if `local` by what each replica computes from its own rows.
         made_in, made = scope.origin(atom)
         equation = None if made_in is None else made_in.producer.get(made)
         if made_in is None or equation is None:

@@ -30,17 +30,11 @@ _SHARE, _TOTAL = "replicax_share_", "replicax_total_"
 
 @dataclasses.dataclass(frozen=True)
 class NotSummable:
-    """A total whose parts may not be summed.
+    """A total whose parts may not be summed."""
 
-    Attributes:
-        number: The number that it was marked with.
-        reason: What the step makes of it; ends a sentence that begins with "it".
-        certain: Whether the sum is certainly something else, or that is only not known.
-    """
-
-    number: int
-    reason: str
-    certain: bool
+    number: int  # that it was marked with
+    reason: str  # what the step makes of it; ends a sentence that begins with "it"
+    certain: bool  # whether the sum is certainly something else, or that is only not known
 
 
 class _Kind(enum.Enum):

@@ -50,16 +50,12 @@ def _local_means(equations: Sequence[tuple[ProgramScope, jex_core.JaxprEqn]], se
 
 
 class _Flow:
-    """The values that follow from spreading `1 / size` over `size` numbers.
-
-    Attributes:
-        sums: The sums over replicas of what follows.
-    """
+    """The values that follow from spreading `1 / size` over `size` numbers."""
 
     def __init__(self, search: Search, size: float):
         self._search, self._size = search, size
         self._reached: set[tuple[int, Atom]] = set()
-        self.sums: list[jex_core.JaxprEqn] = []
+        self.sums: list[jex_core.JaxprEqn] = []  # the sums over replicas of what follows
 
     def through(self, scope: ProgramScope) -> None:
         """Follows the values through a program and what it calls."""
@@ -92,12 +88,10 @@ def _is_sum_over_replicas(equation: jex_core.JaxprEqn) -> bool:
 
 
 def _averaged(equations: Sequence[tuple[ProgramScope, jex_core.JaxprEqn]], replicas: int) -> set[int]:
-    """Returns the sums over replicas that are divided by the number of replicas afterwards, by their ids.
-
-    A weight that the loss itself divides by that number, as in `0.5 * w` on two replicas, has its gradient divided by
-    it, once: that makes no average.
-    """
+    """Returns the sums over replicas that are divided by the number of replicas afterwards, by their ids."""
     divisions: Counter[int] = Counter()
+    # A weight that the loss itself divides by that number, as in `0.5 * w` on two replicas, has its gradient divided by
+    # it, once: that makes no average.
     by_the_loss: Counter[tuple[int, ...]] = Counter()
     for scope, equation in equations:
         if equation.primitive.name == "pvary" and _is_divided(scope, equation.invars[0], replicas):

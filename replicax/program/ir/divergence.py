@@ -23,29 +23,24 @@ from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.values.aggregation import assigned_in
 from replicax.values.equality import OWN_DATA, Difference
 
+#: For each of some values, why it may differ; None if it is equal on all replicas.
 Differences = list[Difference | None]
 
 
 @dataclasses.dataclass
 class Divergence:
-    """The values of a program that may differ between replicas.
-
-    Attributes:
-        outputs: For each result of the program, why it may differ; None if it is equal on all replicas.
-        names: The same for the values under JAX's `name` operation, by their names.
-        split_meetings: Collectives that not all replicas would reach, or not equally often, and why.
-        split_gradients: Operations of a backward pass whose results JAX takes to be equal, and why they are not. There
-            JAX does not sum over the replicas where it should.
-        split_draws: Loops that not all replicas repeat equally often, in which numbers are drawn that belong to rows.
-        differing: What may differ in each of the programs in it, by their ids.
-    """
+    """The values of a program that may differ between replicas."""
 
     outputs: Differences
-    names: dict[str, Difference | None]
+    names: dict[str, Difference | None]  # of the values under JAX's `name` operation
+    # Collectives that not all replicas would reach, or not equally often.
     split_meetings: list[tuple[jex_core.JaxprEqn, Difference]]
+    # Operations of a backward pass whose results JAX takes to be equal, and that are not: it does not sum over the
+    # replicas where it should.
     split_gradients: list[tuple[jex_core.JaxprEqn, Difference]]
+    # Loops that not all replicas repeat equally often, in which numbers are drawn that belong to rows.
     split_draws: list[jex_core.JaxprEqn]
-    differing: dict[int, dict[Atom, Difference | None]]
+    differing: dict[int, dict[Atom, Difference | None]]  # by the ids of the programs in it
 
     @property
     def splits_gradients(self) -> bool:
@@ -57,11 +52,7 @@ class Divergence:
         return self.differing[id(jaxpr)]
 
     def check_meetings(self, name: str) -> None:
-        """Checks that all replicas come by all collectives of a program equally often.
-
-        Raises:
-            ProgramError: They may not.
-        """
+        """Checks that all replicas come by all collectives of a program equally often."""
         if not self.split_meetings:
             return
         equation, split = self.split_meetings[0]
@@ -83,15 +74,10 @@ class Divergence:
 
 
 def find_divergence(program: jex_core.ClosedJaxpr, constants: Differences | None = None) -> Divergence:
-    """Finds what may differ between replicas in a replica's program.
-
-    Args:
-        program: What one replica does, as traced inside `jax.shard_map`. Inputs and constants that are typed as varying
-            differ, the others are equal.
-        constants: For each constant of the program why it may differ, if more is known than its type.
-    """
+    """Finds what may differ between replicas in a replica's program, as traced inside `jax.shard_map`."""
     search = _Search()
     jaxpr = program.jaxpr
+    # What is typed as varying differs, and all else is equal, unless more is known of the constants than their types.
     inputs = [_of_type(var.aval) for var in jaxpr.invars]
     constants = [_of_type(var.aval) for var in jaxpr.constvars] if constants is None else constants
     outputs = search.outputs(jaxpr, constants + inputs, None)
@@ -121,10 +107,9 @@ def _joined(differences: Iterable[Difference | None]) -> Difference | None:
 
 
 class _Search:
-    """One pass over a program. Each inner program is looked at once for each way in which its inputs differ.
+    """One pass over a program. Each inner program is looked at once for each way in which its inputs differ."""
 
-    `control` is why the replicas may not all do what is being looked at, or not equally often; None if they do.
-    """
+    # `control` is why the replicas may not all do what is being looked at, or not equally often; None if they do.
 
     def __init__(self) -> None:
         self.names: dict[str, Difference | None] = {}
@@ -196,11 +181,9 @@ class _Search:
         return "rematted_computation" not in names and (self._is_backward or "transpose(" in names)
 
     def _check_gradient(self, equation: jex_core.JaxprEqn, results: Differences) -> None:
-        """Notes an operation of a backward pass whose result is typed as equal and is not.
-
-        A gradient with respect to an equal value is the sum of what the replicas contribute. JAX sums where its types
-        change from varying to equal, so with a wrong type the sum is missing.
-        """
+        """Notes an operation of a backward pass whose result is typed as equal and is not."""
+        # A gradient with respect to an equal value is the sum of what the replicas contribute. JAX sums where its types
+        # change from varying to equal, so with a wrong type the sum is missing.
         for why, out in zip(results, equation.outvars, strict=True):
             if why is not None and _of_type(out.aval) is None and self._goes_backward(equation):
                 self.split_gradients.append((equation, why))

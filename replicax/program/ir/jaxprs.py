@@ -65,12 +65,7 @@ def constants_of(program: jex_core.ClosedJaxpr | jex_core.Jaxpr) -> Iterator[jax
 
 
 def inlined(program: jex_core.ClosedJaxpr, args: Sequence[jax.Array | jax.ShapeDtypeStruct]) -> jex_core.ClosedJaxpr:
-    """Inlines all calls of a program: one flat list of equations.
-
-    Args:
-        program: The program.
-        args: Values of its inputs (or tracers, or their shapes), which tell how they vary over the mesh.
-    """
+    """Inlines all calls of a program: one flat list of equations. The `args` tell how inputs vary over the mesh."""
 
     def flat(*args: jax.Array) -> list[jax.Array]:
         return _written_out(program, args)
@@ -104,19 +99,11 @@ def write_out(equations: Iterable[jex_core.JaxprEqn], values: Values, in_place: 
 def called(
     program: jex_core.ClosedJaxpr,
     args: Sequence[jax.Array],
-    placeholders: Sequence[jax.Array],
+    placeholders: Sequence[jax.Array],  # arrays that the traced function has used in the places of `values`
     values: Sequence[jax.Array],
     evaluated: Callable[[Sequence[jex_core.JaxprEqn], Values], None] | None = None,
 ) -> list[jax.Array]:
-    """Returns the results of a program, inside the JAX trace in which it was made or one enclosed by that.
-
-    Args:
-        program: The program.
-        args: Its arguments.
-        placeholders: Arrays that the traced function has used, each in the place of a value that is known now.
-        values: Those values.
-        evaluated: Evaluates the program's equations; by default `evaluate` does.
-    """
+    """Returns the results of a program, inside the JAX trace in which it was made or one enclosed by that."""
     given = {id(placeholder): value for placeholder, value in zip(placeholders, values, strict=True)}
     jaxpr, consts = program.jaxpr, [given.get(id(const), const) for const in program.consts]
     known: Values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
@@ -125,16 +112,10 @@ def called(
 
 
 def evaluate(equations: Iterable[jex_core.JaxprEqn], values: Values, in_place: bool = True) -> None:
-    """Evaluates equations in their order and puts the results into `values`, a value for each variable of the program.
-
-    Args:
-        equations: Equations all of whose operands are in `values`, or results of earlier ones.
-        values: What is known.
-        in_place: Whether they are evaluated where they have been traced, inside `jax.shard_map` for example.
-    """
+    """Evaluates equations in their order and puts the results into `values`."""
     for equation in equations:
         inputs = [_read(atom, values, in_place) for atom in equation.invars]
-        if in_place:
+        if in_place:  # where they have been traced, inside `jax.shard_map` for example
             results = bind(equation, inputs)
         else:
             # JAX has noted in each loop and condition the mesh that it was used on.
@@ -148,16 +129,11 @@ def _elsewhere(program: jex_core.ClosedJaxpr) -> Callable[..., list[jax.Array]]:
 
 
 def traced_anew(parameter: object, function_of: Callable[[jex_core.ClosedJaxpr], PyTreeFunction]) -> object:
-    """Returns a parameter of an equation with the programs in it (a loop's body, a condition's branches) rewritten.
-
-    Args:
-        parameter: The parameter.
-        function_of: Returns a function that does what a program does; it is traced in the program's place.
-    """
+    """Returns a parameter of an equation with the programs in it (a loop's body, a branch) traced anew."""
 
     def anew(program: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
         shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in program.in_avals]
-        return jax.make_jaxpr(function_of(program))(*shapes)
+        return jax.make_jaxpr(function_of(program))(*shapes)  # a function that does what the program does
 
     return replaced_programs(parameter, anew)
 
@@ -181,13 +157,7 @@ def bind(equation: jex_core.JaxprEqn, inputs: Sequence[jax.Array], **changes: ob
 def leading_to(
     equations: Sequence[jex_core.JaxprEqn], wanted: Iterable[jex_core.Var], and_effects: bool = False
 ) -> tuple[list[jex_core.JaxprEqn], set[jex_core.Var]]:
-    """Returns the equations, in order, that some values need, and all values that take part in that.
-
-    Args:
-        equations: The equations to choose from, in order.
-        wanted: The values.
-        and_effects: Whether equations with effects (such as printing) are needed in any case.
-    """
+    """Returns the equations, in order, that some values need, and all values that take part in that."""
     needed, chosen = set(wanted), []
     for equation in reversed(equations):
         if (and_effects and equation.effects) or any(out in needed for out in equation.outvars):

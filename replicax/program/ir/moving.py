@@ -21,21 +21,13 @@ from replicax.program.ir.jaxprs import Atom, aval_of, is_literal
 
 
 class Moved:
-    """Equations as a program for a place without a mesh, in which nothing is called.
-
-    Args:
-        name: What the program is called in profiles.
-        jaxpr: The program that they are from.
-        equations: Equations without effects, whose values do not vary over a mesh. Their parameters name no mesh.
-        inputs: The values that they need, variables of their program.
-        outputs: Those of their results that are wanted.
-    """
+    """Equations as a program for a place without a mesh, in which nothing is called."""
 
     def __init__(
         self,
-        name: str,
+        name: str,  # in profiles
         jaxpr: jex_core.Jaxpr,
-        equations: Iterable[jex_core.JaxprEqn],
+        equations: Iterable[jex_core.JaxprEqn],  # without effects; no value varies over a mesh, no parameter names one
         inputs: Sequence[jex_core.Var],
         outputs: Sequence[Atom],
     ):

@@ -1,4 +1,9 @@
-"""Keras's backend: its models run under a strategy on JAX only."""
+"""Keras's backend: its models run under a strategy on JAX only.
+
+Keras decides when it is imported: by the variable `KERAS_BACKEND`, otherwise by `~/.keras/keras.json`, which it writes
+itself at its first import on a machine (TensorFlow stands there then). So only the variable can be what the user has
+chosen. A choice of the user's stays, and is an error as soon as a strategy meets Keras.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +25,7 @@ def keras_is_loaded() -> bool:
 
 
 def choose_jax_for_keras(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Makes JAX what Keras will compute with, if that is still open; `import replicax` calls this.
-
-    Keras decides when it is imported: by the variable `KERAS_BACKEND`, otherwise by `~/.keras/keras.json`, which it
-    writes itself at its first import on a machine (TensorFlow stands there then). So only the variable can be what the
-    user has chosen. A choice of the user's stays, and is an error as soon as a strategy meets Keras.
-    """
+    """Makes JAX what Keras will compute with, if that is still open; `import replicax` calls this."""
     if not keras_is_loaded():
         if not environ.get(VARIABLE):
             environ[VARIABLE] = "jax"
@@ -36,11 +36,7 @@ def choose_jax_for_keras(environ: MutableMapping[str, str] = os.environ) -> None
 
 
 def check_keras_backend() -> None:
-    """Checks that Keras, which is loaded, computes with JAX.
-
-    Raises:
-        ProgramError: It does not.
-    """
+    """Checks that Keras, which is loaded, computes with JAX."""
     problem = _problem(sys.modules["keras"], os.environ)
     if problem is not None:
         raise ProgramError(problem)

@@ -64,10 +64,7 @@ def explain_variables_to_jax() -> None:
 
 
 def _with_equal_gradients(original: PyTreeFunction) -> PyTreeFunction:
-    """An optimizer would refuse gradients that differ between replicas, somewhere inside; here it is the first thing.
-
-    Where it uses `cond`, the error would be JAX's, about its branches.
-    """
+    """Returns `apply` that first checks that gradients are equal on all replicas."""
 
     @functools.wraps(original)
     def apply(
@@ -80,6 +77,8 @@ def _with_equal_gradients(original: PyTreeFunction) -> PyTreeFunction:
         if current.replica is not None and (current.manual_replicas or 1) > 1:
             variables = keras_door.trainable_variables_of(self) if trainable_variables is None else trainable_variables
             grads, variables = list(grads), list(variables)
+            # An optimizer would refuse others somewhere inside. Where it uses `cond`, the error would be JAX's, about
+            # its branches.
             for i, (gradient, variable) in enumerate(zip(grads, variables, strict=False)):
                 grads[i] = _checked_equal(gradient, variable)  # Keras says what is wrong with their number
             return original(self, grads, None if trainable_variables is None else variables)
@@ -121,10 +120,7 @@ def _checked_equal(gradient: jax.Array | None, variable: keras.Variable) -> jax.
 
 
 def _with_loss_scale(original: PyTreeFunction) -> PyTreeFunction:
-    """Keras assigns variables in the branches of a `cond`, from which a program cannot take them.
-
-    The optimizer's own `stateless_apply` returns them instead.
-    """
+    """Returns `apply` that assigns, in a program, what the optimizer's own `stateless_apply` returns."""
 
     @functools.wraps(original)
     def apply(
@@ -140,6 +136,7 @@ def _with_loss_scale(original: PyTreeFunction) -> PyTreeFunction:
             self.built = True
         known = keras_door.trainable_variables_of(self)
         given = {id(v): g for v, g in zip(trainable_variables or known, grads, strict=True)}
+        # Keras assigns variables in the branches of a `cond`, from which a program cannot take them.
         new_trainable, new_own = self.stateless_apply(
             [variable.value for variable in self.variables],
             [given.get(id(variable)) for variable in known],
@@ -152,11 +149,7 @@ def _with_loss_scale(original: PyTreeFunction) -> PyTreeFunction:
 
 
 def _with_late_values(original: PyTreeFunction) -> PyTreeFunction:
-    """Keras gives variables that are made in a program their values afterwards, but only if a function computes them.
-
-    Some optimizers (Adafactor, Nadam) and layers make a variable of a number. A strategy may cut an array into parts,
-    one for each device; Keras would put all of it on one first.
-    """
+    """Returns `__init__` that makes an initializer of a value."""
 
     @functools.wraps(original)
     def __init__(
@@ -167,6 +160,9 @@ def _with_late_values(original: PyTreeFunction) -> PyTreeFunction:
         *args: object,
         **kwargs: object,
     ) -> None:
+        # Keras gives variables that are made in a program their values afterwards, but only if a function computes
+        # them; some optimizers (Adafactor, Nadam) and layers make a variable of a number. A strategy may cut an array
+        # into parts, one for each device; Keras would put all of it on one first.
         is_value = not callable(initializer) and not isinstance(initializer, (str, jax.core.Tracer))
         current = context.current()
         if is_value and (current.frame is not None or current.strategy is not None):

@@ -31,11 +31,9 @@ def note_makers(variable: keras.Variable, makers: Sequence[object]) -> None:
 
 
 def makers_of(variable: VariableLike) -> list[object]:
-    """Returns who made a variable, the innermost first: a layer, the layers that built it; or an optimizer, a metric.
-
-    Empty for a variable that no layer made, such as an `rx.Variable`, and for one made before a strategy's scope was
-    first opened. Those that no longer exist are left out.
-    """
+    """Returns the makers of a variable, the innermost first: a layer and the layers that built it, or a metric, say."""
+    # There is none for a variable that no layer made, such as an `rx.Variable`, and for one made before a strategy's
+    # scope was first opened.
     note: _Makers | None = getattr(variable, "_replicax_makers", None)
     makers = (reference() for reference in note.references) if note is not None else ()
     return [maker for maker in makers if maker is not None]

@@ -44,14 +44,12 @@ _GOLDEN_RATIO = 0x9E3779B1  # 2**32 divided by the golden ratio: multiples of it
 
 @contextlib.contextmanager
 def keras_scope() -> Iterator[keras.StatelessScope | None]:
-    """Lets Keras variables read from and write to the current frame; does nothing when Keras is not loaded.
-
-    On leaving the outermost scope Keras gives the variables that were created inside it their initial values, so it
-    must be left outside of any JAX trace when variables may be created.
-    """
+    """Lets Keras variables read from and write to the current frame; does nothing when Keras is not loaded."""
     if not keras_is_loaded():
         yield None
         return
+    # On leaving the outermost scope Keras gives the variables that were created inside it their initial values, so it
+    # must be left outside of any JAX trace when variables may be created.
     with _scope_class()(collect_losses=True) as scope:  # Those of `add_loss`, which a layer's `losses` returns.
         yield scope
 
@@ -134,12 +132,10 @@ def _write(variable: keras.Variable, value: jax.Array, current: context.Context)
 
 
 def _aggregation(variable: keras.Variable) -> VariableAggregation:
-    """How differing assignments to a Keras variable are combined.
-
-    Keras marks the state that its layers keep (BatchNorm's statistics, seed generators) with no aggregation at all,
-    so what it is has to be told from who assigns it, and from its dtype. A state that anybody else keeps, such as an
-    optimizer's slots, is mirrored: the mean of what differing gradients make of it would hide that they differ.
-    """
+    """Returns how differing assignments to a Keras variable are combined."""
+    # Keras marks the state that its layers keep (BatchNorm's statistics, seed generators) with no aggregation at all,
+    # so what it is has to be told from who assigns it, and from its dtype. Any other state, such as an optimizer's
+    # slots, is mirrored: the mean of what differing gradients make of it would hide that they differ.
     declared = VariableAggregation.of(variable.aggregation)
     if declared is not VariableAggregation.NONE or variable.trainable:
         return declared
@@ -171,13 +167,10 @@ def seed_of_replica(state: jax.Array, replica: jax.Array) -> jax.Array:
 
 
 def give_value(variable: keras.Variable, value: np.ndarray) -> None:
-    """Gives a variable that a layer or optimizer has made a value which outlives the trace that it is made in, if any.
-
-    It takes the place of what was assigned in this trace, by `build` say.
-    """
+    """Gives a variable of a layer or optimizer a value that outlives the trace in which the variable is made."""
     frame = context.current().frame
     if frame is not None:
-        frame.forget(variable)
+        frame.forget(variable)  # what was assigned in this trace, by `build` say
     if array_of(variable) is None:  # Keras computes first values when the traced function has ended.
         keras_door.set_initializer(variable, functools.partial(constant, value))
         return
@@ -196,11 +189,7 @@ def owner_of(variable: VariableLike) -> StrategyBase | None:
 
 @contextlib.contextmanager
 def keras_ownership(strategy: StrategyBase) -> Iterator[None]:
-    """Notes `strategy` as the owner of each Keras variable created inside the `with` block.
-
-    Keras tells its active `keras.distribution.Distribution` about every new variable; ours listens and leaves the
-    variable's placement alone.
-    """
+    """Notes `strategy` as the owner of each Keras variable created inside the `with` block."""
     if not keras_is_loaded():
         yield
         return
@@ -209,6 +198,7 @@ def keras_ownership(strategy: StrategyBase) -> Iterator[None]:
     install_keras_hooks()  # They note which layer makes a variable; a strategy may see to first values itself.
     previous = keras.distribution.distribution()
     try:
+        # Keras asks its active distribution for a layout of every new variable; ours leaves its placement alone.
         keras.distribution.set_distribution(_listener_class()(strategy))
         yield
     finally:

@@ -55,11 +55,7 @@ class VariableStore:
 
     @contextlib.contextmanager
     def call(self, goes_on: bool = False) -> Iterator[None]:
-        """Is open while the function runs.
-
-        Args:
-            goes_on: Whether what is made now belongs to the last call: names go on where it ended.
-        """
+        """Is open while the function runs; if it `goes_on`, what is made belongs to the last call, and so do names."""
         if not goes_on:
             self._used.clear()
             self._keras_names = collections.defaultdict(int)
@@ -86,11 +82,9 @@ class VariableStore:
 
     @staticmethod
     def call_for_real(fn: Callable[..., _T], *args: PyTree) -> _T:
-        """Calls a function that makes variables, operation by operation, and forgets what it assigns to them.
-
-        A variable may then be made of any array, also of one that the function has computed (`jnp.zeros(3)`), which in
-        a trace is no number.
-        """
+        """Calls a function that makes variables, operation by operation, and forgets what it assigns to them."""
+        # A variable may then be made of any array, also of one that the function has computed (`jnp.zeros(3)`), which
+        # in a trace is no number.
         frame = OverrideFrame(None, (), ())
         try:
             with context.entered(frame=frame), keras_scope():

@@ -48,11 +48,7 @@ class Carried:
         self._replica = context.current().replica if context.current().manual_replicas is not None else None
 
     def run(self, call: Callable[[list[jax.Array]], tuple[PyTree, list[jax.Array]]]) -> PyTree:
-        """Calls JAX's function until all variables are carried, and stores their last values.
-
-        Args:
-            call: Takes the variables' values before the loop or branch, and returns its result and their last values.
-        """
+        """Calls JAX's function until all variables are carried, stores their last values, and returns its result."""
         while True:
             try:
                 with traced_apart():
@@ -66,14 +62,7 @@ class Carried:
         return result
 
     def body(self, fn: PyTreeFunction, values: Sequence[jax.Array], *args: PyTree) -> tuple[PyTree, list[jax.Array]]:
-        """Calls a body where JAX traces it.
-
-        Returns:
-            What it returns, and the variables' values at its end.
-
-        Raises:
-            VariableError: It gives a variable another shape or dtype.
-        """
+        """Calls a body where JAX traces it; returns its result, and the variables' values at its end."""
         frame = _BodyFrame(list(self._variables.values()), values)
         with context.entered(frame=frame):
             result = fn(*args)
@@ -89,11 +78,7 @@ class Carried:
         ]
 
     def only_reads(self, fn: PyTreeFunction, values: Sequence[jax.Array], *args: PyTree) -> PyTree:
-        """Calls a function that may read variables, such as a loop's condition.
-
-        Raises:
-            VariableError: It assigns one.
-        """
+        """Calls a function that may read variables and assigns none, such as a loop's condition."""
         frame = _BodyFrame(list(self._variables.values()), values)
         with context.entered(frame=frame):
             result = fn(*args)

@@ -317,11 +317,7 @@ def _programs() -> WeakProgramCaches[ProgramCache]:
 
 
 def _decider(name: str, what: str, value: PyTree, kinds: str, wanted: str) -> jax.Array | np.ndarray:
-    """Returns the argument that chooses a branch, checked alike in programs and outside of them.
-
-    Raises:
-        ArgumentError: It has dimensions, or another kind of dtype.
-    """
+    """Returns the argument that chooses a branch, checked alike in programs and outside of them."""
     as_array = getattr(value, "__jax_array__", None)  # Variables have it.
     array = value if as_array is None else as_array()
     array = array if isinstance(array, jax.Array) else np.asarray(array)

@@ -24,26 +24,14 @@ _WORD = 2**32
 
 
 def bits_of_rows(
-    key: jax.Array,
-    bit_width: int | None,
-    shape: tuple[int, ...],
-    dimension: int,
+    key: jax.Array,  # a scalar typed key, the same on all replicas
+    bit_width: int | None,  # None for keys
+    shape: tuple[int, ...],  # of the part
+    dimension: int,  # of the rows, which come in the order of the replicas
     replicas: int,
     draw: Callable[[tuple[int, ...]], jax.Array],
 ) -> jax.Array:
-    """Returns a replica's part of the bits, or the keys, that one device draws for the rows of all replicas.
-
-    Args:
-        key: A scalar typed key, the same on all replicas.
-        bit_width: Bits of each number: 8, 16, 32 or 64; None for keys.
-        shape: The shape of the part.
-        dimension: The dimension of the rows, which come in the order of the replicas.
-        replicas: Number of replicas.
-        draw: Draws numbers, or keys, of a shape as JAX does.
-
-    Returns:
-        Unsigned integers or keys of that shape, typed as varying.
-    """
+    """Returns a replica's part of the bits, or the keys, that one device draws for the rows of all replicas."""
     counts = _counts(shape, dimension, replicas) if _is_hashed(key) else None
     if counts is None:
         return own_rows(draw(_whole(shape, dimension, replicas)), dimension, replicas)
@@ -77,11 +65,7 @@ def _whole(shape: tuple[int, ...], dimension: int, replicas: int) -> tuple[int, 
 
 
 def _counts(shape: tuple[int, ...], dimension: int, replicas: int) -> tuple[jax.Array, jax.Array] | None:
-    """Returns the numbers of the entries in the whole draw, as two words of 32 bits; None if it is too large for that.
-
-    Without 64-bit integers in JAX, a draw of more than 2**32 numbers needs rows that come first: then the numbers of a
-    replica's entries are consecutive.
-    """
+    """Returns the numbers of the entries in the whole draw, as two words of 32 bits; None if it is too large."""
     whole = _whole(shape, dimension, replicas)
     strides = [math.prod(whole[i + 1 :]) for i in range(len(whole))]
     local = sum(
@@ -96,6 +80,8 @@ def _counts(shape: tuple[int, ...], dimension: int, replicas: int) -> tuple[jax.
     if math.prod(whole) <= _WORD:
         step = np.uint32(shape[dimension] * strides[dimension] % _WORD)
         return jnp.zeros(shape, jnp.uint32), local + index.astype(jnp.uint32) * step
+    # Without 64-bit integers in JAX this needs rows that come first: then the numbers of a replica's entries are
+    # consecutive.
     if dimension or math.prod(shape) > _WORD:
         return None
     high, low = (

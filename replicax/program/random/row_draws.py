@@ -32,47 +32,28 @@ _MAX_CORRECTIONS = 6
 
 
 class _Group(NamedTuple):
-    """Draws among which those of the other trace are looked for.
+    """Draws among which those of the other trace are looked for."""
 
-    Attributes:
-        kind: `"bits"`, `"keys"`, or the sampler that draws.
-        refused: The dimensions that cannot have rows.
-        is_in_part: Whether they are made in a micro-batch: those of one device may have another part of the rows.
-        place: Where in the user's code they are made, if that matters.
-    """
-
-    kind: str
-    refused: tuple[int, ...] = ()
-    is_in_part: bool = False
-    place: Hashable = None
+    kind: str  # `"bits"`, `"keys"`, or the sampler that draws
+    refused: tuple[int, ...] = ()  # dimensions that cannot have rows: along them a draw depends on the rows of others
+    is_in_part: bool = False  # made in a micro-batch: those of one device may have another part of the rows
+    place: Hashable = None  # where in the user's code they are made, if that matters
 
 
 class _Draw(NamedTuple):
-    """One draw.
-
-    Attributes:
-        shape: Its shape.
-        dimension: The dimension of the rows; None if it has none.
-    """
-
     shape: tuple[int, ...]
-    dimension: int | None
+    dimension: int | None  # of the rows; None if it has none
 
 
 class RowDraws:
-    """The random numbers that a replica function draws with keys that are the same on all replicas.
-
-    Args:
-        name: The function's name, for messages.
-        replicas: Number of replicas.
-        rows: The numbers of rows that its arguments have on one replica.
-        as_one_device: Traces the function as one device runs it, with the draws noted in another object.
-    """
+    """The random numbers that a replica function draws with keys that are the same on all replicas."""
 
     def __init__(
         self, name: str, replicas: int, rows: frozenset[int], as_one_device: Callable[[RowDraws], None] | None = None
     ):
         self.replicas = replicas
+        # Rows: the numbers of rows that the arguments have on one replica. As one device: traces the function as one
+        # device runs it, with the draws noted in another object.
         self._name, self._rows, self._as_one_device = name, rows, as_one_device
         self._by_place = False
         self._corrections = 0
@@ -85,14 +66,7 @@ class RowDraws:
         self._taken = {}
 
     def dimension(self, kind: str, shape: tuple[int, ...], refused: tuple[int, ...] = ()) -> int | None:
-        """Returns the dimension of the rows in a draw that is made now; None if it has none.
-
-        Args:
-            kind: `"bits"`, `"keys"`, or the sampler that draws.
-            shape: The shape of what is drawn.
-            refused: The dimensions along which what a replica draws depends on the rows of others. If one of them turns
-                out to be that of the rows, `are_right` refuses the draw.
-        """
+        """Returns the dimension of the rows in a draw that is made now; None if it has none."""
         part = context.current().part_of_rows
         group = _Group(kind, refused, part != 1, _place() if self._by_place else None)
         if self._by_place:
@@ -111,15 +85,7 @@ class RowDraws:
         return next((i for i, size in enumerate(shape) if size in rows), None)
 
     def are_right(self, has_built: bool) -> bool:
-        """Returns whether all draws of the last trace were made as one device makes them; if not, trace again.
-
-        Args:
-            has_built: Whether the trace created variables, and may have drawn what no later one draws.
-
-        Raises:
-            ProgramError: One device draws something of which a replica has no part, or the function cannot be traced
-                for all rows.
-        """
+        """Returns whether all draws of the last trace were made as one device makes them; if not, trace again."""
         if not self._taken:
             return True
         if self._of_one is None:
@@ -130,6 +96,7 @@ class RowDraws:
             for group, all_found in right.items()
         }
         for group, draws in known.items():
+            # What a replica would draw depends on the rows of others.
             if any(draw.dimension in group.refused for draw in draws if draw.dimension is not None):
                 raise ProgramError(self._mixing(group))
         if known != self._taken:  # Other keys may be those of rows then, and other draws are to be looked for.
@@ -183,7 +150,7 @@ class RowDraws:
         right: list[_Draw | None] = []
         for shape in shapes:
             fitting = {self._dimension_of(shape, whole) for whole in of_one} - {_NO_PART}
-            if not fitting and has_built:
+            if not fitting and has_built:  # Then it may have drawn what no later trace draws.
                 fitting = {None}
             right.append(_Draw(shape, *fitting) if len(fitting) == 1 else None)
         return right

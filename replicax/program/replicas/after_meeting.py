@@ -32,21 +32,11 @@ from replicax.runtime.mesh import REPLICA_AXIS
 
 
 class Late:
-    """A replica's program in two parts.
-
-    Args:
-        program: What one replica does, as one call of a compiled function (`program/replicas/replica_program.py`).
-        divergence: What may differ between replicas in it.
-
-    Attributes:
-        is_late: For each result of the program whether the second part computes it.
-        needed: Which of the program's constants the first part reads, by their positions.
-        sent: What the first part computes for the second, variables of the program.
-    """
+    """A replica's program in two parts."""
 
     def __init__(self, program: jex_core.ClosedJaxpr, divergence: Divergence):
         self._outer = program.jaxpr
-        [call] = self._outer.eqns
+        [call] = self._outer.eqns  # of a compiled function, see `program/replicas/replica_program.py`
         inner = call.params["jaxpr"]
         self._jaxpr = inner.jaxpr
         self._arguments = list(zip(inner.jaxpr.invars, call.invars, strict=True))
@@ -55,37 +45,28 @@ class Late:
         self._results = [atom if is_literal(atom) else returned.get(atom, atom) for atom in self._outer.outvars]
         self._early, self._late, used = _parted(inner.jaxpr.eqns, divergence.values(inner.jaxpr))
         made_late = {out for equation in self._late for out in equation.outvars}
+        # For each result of the program, whether the second part computes it.
         self.is_late = [not is_literal(atom) and atom in made_late for atom in self._results]
         used |= {
             atom for atom, late in zip(self._results, self.is_late, strict=True) if not late and not is_literal(atom)
         }
         used |= {atom for var, atom in self._arguments if var in used and not is_literal(atom)}
+        # The positions of the program's constants that the first part reads.
         self.needed = [i for i, var in enumerate(self._outer.constvars) if var in used]
         made_early = {out for equation in self._early for out in equation.outvars}
         read_late = dict.fromkeys(atom for equation in self._late for atom in variables_of(equation.invars))
         self._needed_late = [atom for atom in read_late if atom not in made_late]
-        self.sent = [atom for atom in self._needed_late if atom in made_early]
+        self.sent = [atom for atom in self._needed_late if atom in made_early]  # by the first part to the second
 
     def early(
         self,
-        constants: Mapping[int, Any],
+        constants: Mapping[int, Any],  # those of `needed`, by their positions; sharded variables as a `ReplicaShard`
         arrays: Sequence[Any],
-        splits: Mapping[tuple[int, ...], ReplicaSplit],
-        sum_together: SumTogether | None = None,
-        results: Sequence[ReplicaSplit | None] | None = None,
+        splits: Mapping[tuple[int, ...], ReplicaSplit],  # see `sent_splits`
+        sum_together: SumTogether | None = None,  # for small values; None: each is summed by itself
+        results: Sequence[ReplicaSplit | None] | None = None,  # how results are sharded over the replicas
     ) -> tuple[list[Any], list[Any]]:
-        """Evaluates the first part, inside `shard_map`.
-
-        Args:
-            constants: The constants of `needed`, by their positions; sharded variables as a `ReplicaShard`.
-            arrays: The program's arguments.
-            splits: See `sent_splits`.
-            sum_together: Sums small values over the replicas as one; None: each by itself.
-            results: How each of the program's results is sharded over the replicas; by default none is.
-
-        Returns:
-            The program's results, None for the late ones, and the values of `sent`, sharded as `sent_splits` says.
-        """
+        """Evaluates the first part, inside `shard_map`; returns the results, None for late ones, and `sent`."""
         values = self._known(constants, arrays)
         if splits:
             ShardedEvaluation(splits)(self._early, values)
@@ -106,13 +87,7 @@ class Late:
         return [splits.get(aval_of(var).shape) for var in self.sent]
 
     def late(self, constants: Mapping[int, Any], arrays: Sequence[Any], sent: Sequence[Any]) -> list[Any]:
-        """Evaluates the second part, outside of `shard_map`; returns the late results in their order.
-
-        Args:
-            constants: All constants of the program, by their positions.
-            arrays: The program's arguments; it looks at none that differs between replicas.
-            sent: The values of `sent`.
-        """
+        """Evaluates the second part, outside of `shard_map`, with all constants; returns the late results in order."""
         values = self._known(constants, arrays)
         # JAX has noted with each number the mesh that it was used on.
         values |= {var: np.asarray(atom.val, var.aval.dtype) for var, atom in self._arguments if is_literal(atom)}

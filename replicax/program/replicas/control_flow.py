@@ -36,14 +36,9 @@ from replicax.values.equality import OWN_DATA
 
 @once
 def install_control_flow() -> None:
-    """Wraps `scan`, `while_loop`, `fori_loop`, `cond` and `switch` of `jax.lax`; they change in replicas only.
-
-    So do `custom_root` and `custom_linear_solve`, which want the type of a solution for what they begin with, and
-    `jax.closure_convert`, by which `odeint` calls a function with a time that begins equal and comes to differ.
-    Polynomials, which JAX may compute by a loop, are retyped too, and branches of which each row takes one.
-    """
-    retype_polynomials()
-    retype_branches(REPLICA_AXIS, _all_varying)
+    """Wraps the loops, branches and solvers of `jax.lax`, and `closure_convert`; they change in replicas only."""
+    retype_polynomials()  # JAX may compute them by a loop.
+    retype_branches(REPLICA_AXIS, _all_varying)  # those of which each row takes one
     let_constants_keep_their_types()
     source_info_util.register_exclusion(__file__)  # A loop stands where the user has written it.
     lax: Any = jax.lax
@@ -53,12 +48,14 @@ def install_control_flow() -> None:
         "fori_loop": _loop(lax.fori_loop, _fori_loop),
         "cond": _branches(lax.cond, _cond),
         "switch": _branches(lax.switch, _switch),
+        # These want the type of a solution for what they begin with.
         "custom_root": _alike(lax.custom_root),
         "custom_linear_solve": _alike(lax.custom_linear_solve),
     }
     for module in lax_modules():
         for name in filter(functools.partial(hasattr, module), wrapped):
             setattr(module, name, wrapped[name])
+    # By it `odeint` calls a function with a time that begins equal and comes to differ.
     derivatives: Any = jax.custom_derivatives
     everywhere: Any = jax
     everywhere.closure_convert = derivatives.closure_convert = _converted(jax.closure_convert)
@@ -231,14 +228,12 @@ def _converted(original: PyTreeFunction) -> PyTreeFunction:
 
 
 def _without_what_is_captured(fun: PyTreeFunction, examples: PyTree) -> tuple[PyTreeFunction, list[jax.Array]]:
-    """Returns a function that takes what `fun` captures as further arguments, typed as varying already, and these.
-
-    All that follows from captured values alone is computed here, their change of type included: so a derivative by them
-    is summed outside of the function, not in each step of a solver.
-    """
+    """Returns a function that takes what `fun` captures as further arguments, typed as varying already, and these."""
     program, shape = jax.make_jaxpr(fun, return_shape=True)(*examples)
     jaxpr, known = program.jaxpr, dict(zip(program.jaxpr.constvars, program.consts, strict=True))
     own, rest = set(jaxpr.invars), []
+    # All that follows from captured values alone is computed here, their change of type included: so a derivative by
+    # them is summed outside of the function, not in each step of a solver.
     for equation in jaxpr.eqns:
         if equation.effects or own & set(variables_of(equation.invars)):
             own.update(equation.outvars)
@@ -305,11 +300,7 @@ def _or_again(original: PyTreeFunction, args: PyTree, kwargs: PyTree, again: Cal
 
 
 def _checked_op_by_op(name: str, call: Callable[[], PyTree]) -> PyTree:
-    """Returns `call()`; where operations run one by one nothing has looked yet for collectives that would hang in it.
-
-    Raises:
-        ProgramError: There is one that not all replicas may reach.
-    """
+    """Returns `call()`; where operations run one by one, it is first checked for collectives that would hang in it."""
     if context.runs_eagerly() and (context.current().manual_replicas or 1) > 1:
         program = jax.make_jaxpr(call)()
         if find_divergence(program).split_meetings:

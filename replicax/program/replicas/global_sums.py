@@ -50,34 +50,20 @@ from replicax.runtime.packing import arrays_per_pack, packs_by_number
 
 
 class _Gradient(NamedTuple):
-    """A gradient that is a sum over rows.
-
-    Attributes:
-        mark: The equation that marks it.
-        operands: The values that the sum is made of, with rows first.
-        equations: How it is made of them, in order; they are right for any number of rows.
-    """
+    """A gradient that is a sum over rows."""
 
     mark: jex_core.JaxprEqn
-    operands: list[jex_core.Var]
-    equations: list[jex_core.JaxprEqn]
+    operands: list[jex_core.Var]  # the values that the sum is made of, with rows first
+    equations: list[jex_core.JaxprEqn]  # how it is made of them, in order; they are right for any number of rows
 
 
 class RowSums:
-    """A program in which the gradients that are sums over rows are summed over the devices of a mesh.
-
-    Args:
-        program: The program: one call of a compiled function, in which gradients are marked.
-        mesh: The devices, over which the rows of the batch are split.
-        dimensions: By the shapes of gradients of which each device needs a shard only, the sharded dimension.
-
-    Attributes:
-        gradients: The gradients that are summed here. None depends on another.
-    """
+    """A program in which the gradients that are sums over rows are summed over the devices of a mesh."""
 
     def __init__(self, program: jex_core.ClosedJaxpr, mesh: Mesh, dimensions: Mapping[tuple[int, ...], int]):
+        # By the shapes of gradients of which each device needs a shard only, the sharded dimension.
         self._mesh, self._dimensions = mesh, dimensions
-        [self._call] = program.jaxpr.eqns
+        [self._call] = program.jaxpr.eqns  # of a compiled function, in which gradients are marked
         inner = self._call.params["jaxpr"]
         self._jaxpr, self._consts = inner.jaxpr, inner.consts
         rows = {aval.shape[0] for aval in map(aval_of, program.jaxpr.invars) if aval.shape}

@@ -28,14 +28,11 @@ from replicax.values.equality import difference
 
 @once
 def install_mapped_axes() -> None:
-    """Wraps `psum`, `pmean`, `pmax`, `pmin` and `all_gather` of `jax.lax`; they change in replicas only.
-
-    `psum` refuses what is equal on all replicas, as `all_reduce` does.
-    """
+    """Wraps `psum`, `pmean`, `pmax`, `pmin` and `all_gather` of `jax.lax`; they change in replicas only."""
     source_info_util.register_exclusion(__file__)  # A collective stands where the user has written it.
     lax: Any = jax.lax
     summed = _over_axes(lax.psum, _sum)
-    lax.psum = _refusing_equal(summed)
+    lax.psum = _refusing_equal(summed)  # what is equal on all replicas, as `all_reduce` does
     lax.pmean = _over_axes(lax.pmean, _mean(summed))
     lax.pmax = _over_axes(lax.pmax, _reduction(jnp.max))
     lax.pmin = _over_axes(lax.pmin, _reduction(jnp.min))

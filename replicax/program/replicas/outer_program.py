@@ -50,10 +50,8 @@ def agree(program: ProgramFrame, strategy: StrategyBase, count: int | None) -> i
 
 
 def hold_to_strategy(strategy: StrategyBase) -> None:
-    """Tells the program that is being traced, if any, that it combines values of a strategy's replicas.
-
-    The batch it is called with may be a partial one, which lives on fewer devices; then the program runs there.
-    """
+    """Holds the program that is being traced, if any, to a strategy: it combines values of its replicas."""
+    # Not to a number of replicas: a partial batch lives on fewer devices, and the program runs there.
     program = enclosing_program()
     if program is not None:
         _hold_to_strategy(program, strategy)

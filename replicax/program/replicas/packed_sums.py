@@ -24,13 +24,7 @@ SumTogether: TypeAlias = Callable[[list[jax.Array]], list[jax.Array]]
 
 
 def evaluate_joined(equations: Iterable[jex_core.JaxprEqn], values: Values, sum_together: SumTogether) -> None:
-    """Evaluates equations as `jaxprs.evaluate` does, inside `shard_map`, small sums over the replicas together.
-
-    Args:
-        equations: Equations all of whose operands are in `values`, or results of earlier ones.
-        values: What is known; the results are put into it.
-        sum_together: Sums arrays over the replicas.
-    """
+    """Evaluates equations as `jaxprs.evaluate` does, inside `shard_map`, small sums over the replicas together."""
     for others, sums in _rounds(equations):
         evaluate(others, values)
         operands = [read(atom, values) for equation in sums for atom in equation.invars]

@@ -13,16 +13,11 @@ from replicax.values.containers import opened
 
 
 def without_per_replica(tree: PyTree, component_of: Callable[[jax.Array], Leaf] | None = None) -> PyTree:
-    """Replaces each per-replica value in `tree` by this replica's component, inside `shard_map`.
-
-    Args:
-        tree: Any pytree.
-        component_of: What to make of the array in a `PerReplica`; by default its row for this replica is taken, which
-            is right for a value that was captured or computed outside.
-    """
+    """Replaces each per-replica value in `tree` by this replica's component, inside `shard_map`."""
 
     def component(leaf: Leaf) -> Leaf:
         if isinstance(leaf, PerReplica):
+            # Its row for this replica is right for a value that was captured or computed outside.
             return leaf.own() if component_of is None else component_of(leaf.stacked)
         return leaf.component if isinstance(leaf, ManualPerReplica) else leaf
 

@@ -126,16 +126,14 @@ class _Apart:
         return self._summed(result, flags[0] if one else tuple(flags))
 
     def _typed(self, leaf: PyTree) -> tuple[PyTree, bool]:
-        """Returns an operand as a replica's own, and whether it is equal on all replicas: its gradient is a sum then.
-
-        In a loss that is differentiated all that is made of weights is typed as the replica's own.
-        """
+        """Returns an operand as a replica's own, and whether it is equal on all of them: its gradient is a sum then."""
         if not _is_float(leaf):
             return leaf, False
         if REPLICA_AXIS not in varying_axes(leaf):
             return vary(jnp.asarray(leaf), REPLICA_AXIS), True
         if not self._is_inner:
             return leaf, False
+        # In a loss that is differentiated all that is made of weights is typed as the replica's own.
         leaf, why = self._frame.decide(leaf, refused_if_equal=False)
         return leaf, why is None
 

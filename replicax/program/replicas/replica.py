@@ -84,19 +84,13 @@ _AXES = {REPLICA_AXIS}  # A mesh may have more axes; those are XLA's to partitio
 
 @dataclasses.dataclass
 class ReplicaCall:
-    """One call of a function on all replicas.
-
-    Attributes:
-        strategy: The strategy whose replicas run it.
-        fn: The function, as one replica sees it.
-        args: Pytree `(args, kwargs)`; each replica gets its component of a per-replica value, and all else as it is.
-        in_replica_context: Whether `fn` is a replica function; False for `update`, which is a cross-replica one.
-    """
+    """One call of a function on all replicas."""
 
     strategy: StrategyBase
-    fn: PyTreeFunction
+    fn: PyTreeFunction  # as one replica sees it
+    # `(args, kwargs)`: each replica gets its component of a per-replica value, and all else as it is.
     args: tuple[tuple[PyTree, ...], dict[str, PyTree]]
-    in_replica_context: bool = True
+    in_replica_context: bool = True  # False for `update`, whose function is a cross-replica one
 
     def __post_init__(self) -> None:
         self._arrays, self._structure = flatten_inputs(self.args)
@@ -174,12 +168,9 @@ class ReplicaCall:
         return self._wrapped(outputs, site.varying)
 
     def _rows(self, variable: VariableLike, value: jax.Array) -> jax.Array:
-        """Returns the rows that the replicas of this call have of a stacked variable; others as they are.
-
-        Rows that are split over the replicas are filled up, so that each has as many.
-        """
+        """Returns the rows that the replicas of this call have of a stacked variable; others as they are."""
         if has_split_rows(variable):
-            missing = -value.shape[0] % self.replicas
+            missing = -value.shape[0] % self.replicas  # Filled up, so that each replica has as many.
             return jnp.pad(value, [(0, missing), *[(0, 0)] * (value.ndim - 1)]) if missing else value
         return value[: self.replicas] if self._leaves_rows_out(variable) else value
 
@@ -365,17 +356,14 @@ class ReplicaCall:
         return results[:first_stored], results[first_stored:]
 
     def _cut(self, site: ReplicaProgram) -> PyTreeFunction:
-        """Returns the function whose replicas end with the gradients: the update comes after them.
-
-        The replicas get no more of the variables than they need for that.
-        """
+        """Returns the function whose replicas end with the gradients: the update comes after them."""
         in_specs, (output_specs, stored_specs) = self._specs_of(site)
         specs = [*in_specs[0], *in_specs[1]]
 
         def cut(arrays: Sequence[jax.Array], values: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
             args = [*arrays, *values]
             split = cut_at_gradients(self._program_of_one(site, arrays, values), len(arrays), site)
-            used = split.worker_inputs
+            used = split.worker_inputs  # The replicas get no more of the variables than they need for that.
 
             def body(
                 given: Sequence[jax.Array],

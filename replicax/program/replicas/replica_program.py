@@ -30,43 +30,24 @@ _MAX_PASSES = 10
 
 @dataclasses.dataclass
 class ReplicaProgram:
-    """A traced replica function.
-
-    Attributes:
-        name: The function's name.
-        inputs: The variables that the replicas read.
-        outputs: The variables that they assign.
-        varying: For each array in the result, whether it may differ between replicas.
-        program: One replica's program: arguments -> results, then the assigned variables' new values. Its constants
-            are the placeholders of `inputs`, and what the function has captured.
-        placeholders: For each variable that is read, what stands for its value in `program`.
-        saw_new: Whether variables were created meanwhile.
-        accumulators: The variables whose parts are combined at the end, in the order of their numbers.
-        late: The same program in two parts, the second of which needs no replica; None where it is not known.
-    """
+    """A traced replica function."""
 
     name: str
-    inputs: list[VariableLike]
-    outputs: list[VariableLike]
-    varying: list[bool]
+    inputs: list[VariableLike]  # the variables that the replicas read
+    outputs: list[VariableLike]  # the variables that they assign
+    varying: list[bool]  # for each array in the result, whether it may differ between replicas
+    # One replica's: arguments -> results, then the assigned variables' new values. Its constants are the placeholders
+    # of `inputs`, and what the function has captured.
     program: jex_core.ClosedJaxpr
-    placeholders: list[jax.Array]
-    saw_new: bool
-    accumulators: list[VariableLike]
-    late: Late | None = None
+    placeholders: list[jax.Array]  # what stands in `program` for the values of `inputs`
+    saw_new: bool  # whether variables were created meanwhile
+    accumulators: list[VariableLike]  # in the order of their numbers
+    late: Late | None = None  # the program in two parts, of which the second needs no replica; None: not known
 
     def __call__(
         self, arrays: Sequence[jax.Array], values: Sequence[jax.Array]
     ) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Evaluates the program inside `shard_map`, in the JAX trace in which it was made or one enclosed by that.
-
-        Args:
-            arrays: This replica's arguments, as the function was traced with.
-            values: This replica's values of `inputs`.
-
-        Returns:
-            The results, typed as `varying` says, and the new values of `outputs`.
-        """
+        """Evaluates the program inside `shard_map`, in the JAX trace in which it was made or one enclosed by that."""
         found = called(self.program, arrays, self.placeholders, values)
         return self.typed(found[: len(self.varying)]), found[len(self.varying) :]
 
@@ -91,31 +72,16 @@ class ReplicaProgram:
 def trace_replica(
     name: str,
     call: Callable[[ReplicaFrame, Sequence[jax.Array]], list[jax.Array]],
-    arrays: Sequence[jax.Array],
+    arrays: Sequence[jax.Array],  # global ones, which `shard_map` deals out
     shard_map: Callable[[PyTreeFunction], PyTreeFunction],
     replicas: int,
     accesses: Accesses,
-    draws: RowDraws | None = None,
+    draws: RowDraws | None = None,  # None: each replica draws its own random numbers
 ) -> ReplicaProgram:
-    """Traces a replica function.
-
-    A decision that its Python has taken by a type may turn out to be wrong when the program is known, and so may what
-    was believed about its random numbers. Then it is traced again, with the right one. So it is where JAX sums a
-    gradient in a place that not all replicas come by.
-
-    Args:
-        name: The function's name, for messages.
-        call: Calls it: (frame, this replica's arrays) -> its results.
-        arrays: Global arrays that `shard_map` deals out.
-        shard_map: Maps a function of lists of arrays over the replicas.
-        replicas: Their number.
-        accesses: Records what is done with variables.
-        draws: Decides about its random numbers; None: each replica draws its own.
-
-    Raises:
-        ReplicaDivergenceError: A mirrored variable would get values that differ.
-        ProgramError: A collective waits for replicas that do something else.
-    """
+    """Traces a replica function until all decisions of its Python turn out to be right."""
+    # A decision that its Python has taken by a type may turn out to be wrong when the program is known, and so may what
+    # was believed about its random numbers. Then it is traced again, with the right one. So it is where JAX sums a
+    # gradient in a place that not all replicas come by.
     answers: Answers | None = None
     apart = False
     for _ in range(_MAX_PASSES):
@@ -148,18 +114,11 @@ def trace_replica(
 
 def trace_as_one_device(
     call: Callable[[ReplicaFrame, Sequence[jax.Array]], list[jax.Array]],
-    arrays: Sequence[jax.Array],
+    arrays: Sequence[jax.Array],  # only shapes: those for one replica, with the rows of all of them
     shard_map: Callable[[PyTreeFunction], PyTreeFunction],
     draws: RowDraws,
 ) -> None:
-    """Traces a replica function as the only replica, for the random numbers that it draws alone.
-
-    Args:
-        call: See `trace_replica`.
-        arrays: Shapes of arrays for one replica, with the rows of all of them.
-        shard_map: Maps a function over one device.
-        draws: Notes the random numbers.
-    """
+    """Traces a replica function as the only replica, for the random numbers that it draws alone."""
     accesses = Accesses()
     with tracing_anew(), drawing(draws):
         _trace("as_one_device", call, arrays, shard_map, Decisions(), accesses)

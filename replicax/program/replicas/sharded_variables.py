@@ -45,24 +45,17 @@ from replicax.runtime.mesh import REPLICA_AXIS
 
 
 class ReplicaSplit(NamedTuple):
-    """How a value is sharded over the replicas.
+    """How a value is sharded over the replicas."""
 
-    Attributes:
-        dimension: The dimension that is sharded over them.
-        beside: How it is sharded over the devices that share the work of one replica, if there are several.
-    """
-
-    dimension: int
-    beside: PartitionSpec = PartitionSpec()
+    dimension: int  # the one that is sharded over them
+    beside: PartitionSpec = PartitionSpec()  # over the devices that share the work of one replica, if there are several
 
     def collective(self, function: Callable[[jax.Array], jax.Array], value: jax.Array) -> jax.Array:
-        """Returns what a collective over the replicas makes of a value or a shard, each device doing its own part.
-
-        Otherwise XLA would begin by gathering the parts of the devices of a replica.
-        """
+        """Returns what a collective over the replicas makes of a value or a shard, each device doing its own part."""
         axes = {axis for axis in self.beside if axis is not None}
         if not axes:
             return function(value)
+        # Otherwise XLA would begin by gathering the parts of the devices of a replica.
         mapped = jax.shard_map(function, axis_names=axes, in_specs=self.beside, out_specs=self.beside)
         result: jax.Array = mapped(value)
         return result
@@ -70,25 +63,15 @@ class ReplicaSplit(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaShard:
-    """A replica's shard of a value, and cheap operations on the whole value that have not been done yet.
-
-    Attributes:
-        array: The shard.
-        split: How the whole value is sharded.
-        pending: The operations: equations of one operand.
-    """
+    """A replica's shard of a value, and cheap operations on the whole value that have not been done yet."""
 
     array: jax.Array
     split: ReplicaSplit
-    pending: tuple[jex_core.JaxprEqn, ...] = ()
+    pending: tuple[jex_core.JaxprEqn, ...] = ()  # the operations: equations of one operand
 
     def whole(self, needed_with: Sequence[jax.Array] = ()) -> jax.Array:
-        """Returns the whole value, gathered from all replicas.
-
-        Args:
-            needed_with: What it is used with: it is not gathered before this is computed. Otherwise XLA would gather
-                each variable once, as early as it can, and keep it for the backward pass.
-        """
+        """Returns the whole value, gathered from all replicas when what it is `needed_with` is computed."""
+        # Otherwise XLA would gather each variable once, as early as it can, and keep it for the backward pass.
         array = self.array
         for each in needed_with[:1]:
             array = _not_before(each, array)
@@ -111,13 +94,11 @@ class ReplicaShard:
 
 
 def _not_before(other: jax.Array, array: jax.Array) -> jax.Array:
-    """Returns `array`, which XLA believes to depend on `other`.
-
-    XLA takes optimization barriers away before it looks for what is computed twice, at least on CPUs. So here is a
-    choice between `array` and zeros whose outcome the compiler does not know.
-    """
+    """Returns `array`, which XLA believes to depend on `other`."""
     if not other.size or not jnp.issubdtype(other.dtype, jnp.number):
         return array
+    # XLA takes optimization barriers away before it looks for what is computed twice, at least on CPUs. So here is a
+    # choice between `array` and zeros whose outcome the compiler does not know.
     number = other[(0,) * other.ndim]
     bits = jax.lax.bitcast_convert_type(jnp.real(number).astype(jnp.float32), jnp.int32)
     return jnp.where((bits & 1) < 2, array, jnp.zeros_like(array))
@@ -131,14 +112,10 @@ def own_shard(value: jax.Array, dimension: int) -> jax.Array:
 
 
 class ShardedEvaluation:
-    """Evaluates equations inside `jax.shard_map`, some of whose values are shards.
-
-    Args:
-        splits: By the shapes of the sharded variables, how they are sharded. A sum over the replicas that has one of
-            these shapes becomes a shard.
-    """
+    """Evaluates equations inside `jax.shard_map`, some of whose values are shards."""
 
     def __init__(self, splits: Mapping[tuple[int, ...], ReplicaSplit]):
+        # By the shapes of the sharded variables. A sum over the replicas that has one of these shapes becomes a shard.
         self._splits = splits
 
     def __call__(self, equations: Iterable[jex_core.JaxprEqn], values: dict[Any, Any]) -> None:
@@ -195,16 +172,11 @@ def whole_value(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Sharded:
-    """Which values are sharded over the replicas of one `run`.
+    """Which values are sharded over the replicas of one `run`."""
 
-    Attributes:
-        variables: For each variable that is read, how it is sharded; None for one that is not.
-        shapes: By the shapes of these variables, how they are. Gradients of these shapes are sharded too.
-        in_update: The variables that only the update reads: they are where the strategy has an optimizer's variables.
-    """
-
-    variables: list[ReplicaSplit | None]
-    shapes: dict[tuple[int, ...], ReplicaSplit]
+    variables: list[ReplicaSplit | None]  # for each variable that is read
+    shapes: dict[tuple[int, ...], ReplicaSplit]  # by the shapes of these variables; gradients of them are sharded too
+    # Those that only the update reads: they are where the strategy has an optimizer's variables.
     in_update: list[VariableLike]
 
 
@@ -215,16 +187,8 @@ def sharded_in(
     needed: Sequence[int],
     replicas: int,
 ) -> Sharded:
-    """Returns what is sharded over replicas.
-
-    Args:
-        host: Runs the replicas.
-        inputs: The variables that are read.
-        outputs: Those that are assigned.
-        needed: Which of `inputs` the replicas read, by their positions; only the update reads the others.
-        replicas: How many replicas take part.
-    """
-    assigned, read = set(map(id, outputs)), set(needed)
+    """Returns what is sharded over replicas, which read the variables of `inputs` at the positions `needed`."""
+    assigned, read = set(map(id, outputs)), set(needed)  # Only the update reads the others.
     in_update = [
         variable
         for i, variable in enumerate(inputs)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 _CLOSE = 1e-5  # How far a hyperparameter may be from the one here: TensorFlow keeps them in float32.
 _WARM = 2000  # Steps after which the warm-up of Nadam's momentum has no effect in float64.
 _LAST_COUNT = 2**31 - 1
-_LOSS_SCALE = ("DynamicLossScale", "LossScaleOptimizer")
 
 
 class OptimizerState:

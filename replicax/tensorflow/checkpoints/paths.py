@@ -40,7 +40,6 @@ class Walk:
         self.graph, self._matches = graph, matches
         self.optimizers: list[Pair] = []
         self.layers: list[Pair] = []  # and models
-        self.waiting: list[Pair] = []  # what was met and is not built
         self._seen: dict[tuple[int, int], PyTree] = {}  # It holds the objects, so that no other gets their id.
 
     @functools.cached_property
@@ -141,7 +140,6 @@ class Walk:
         if is_keras_object(pair.value):
             self.layers.append(pair)
             if is_unbuilt(pair.value):
-                self.waiting.append(pair)
                 return
         is_model = isinstance(pair.value, keras.Model)
         for name, child in node.children.items():

@@ -196,7 +196,6 @@ PREFIXES: dict[str, str | Rule] = {
     f"{_K}.backend.experimental": Refuse("Keras 3 has no such name."),
 }
 
-_GENERATOR = "_generator"
 _METRIC_NAMES = Refuse(
     "Keras 3 names all compiled metrics together: `model.evaluate(..., return_dict=True)` has their names."
 )
