@@ -55,6 +55,7 @@ def compiled_again() -> object:
     rx.config.run_eagerly(False)
 
 
+@pytest.mark.slow  # A page is a program of several trainings.
 @pytest.mark.daily(10)
 @pytest.mark.parametrize(
     "page",

@@ -341,7 +341,7 @@ class StrategyCheckError(ReplicaxError, AssertionError):
         broken: Each rule that it breaks, and what was found.
     """
 
-    def __init__(self, strategy: str, broken: Mapping[str, str]):
+    def __init__(self, strategy: str, broken: Mapping[str, str] = types.MappingProxyType({})):
         self.strategy, self.broken = strategy, dict(broken)
         lines = "".join(f"\n- {rule}: {found}" for rule, found in broken.items())
         super().__init__(f"{strategy} breaks {len(broken)} rules of strategies:{lines}")

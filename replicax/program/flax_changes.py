@@ -40,8 +40,8 @@ class ModuleChanges:
 
     def note(self, module: object) -> None:
         """Notes a module from outside before it changes."""
-        # `nnx.grad` and `nnx.jit` empty a module and fill it again. What says in which trace it was made is then new,
-        # but the module is still one from outside.
+        # `nnx.grad` and `nnx.jit` empty a module and fill it again. Its mark of the trace in which it was made is then
+        # new, but the module is still one from outside.
         if id(module) not in self._before:
             self._before[id(module)] = (module, dict(vars(module)))
 

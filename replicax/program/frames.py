@@ -106,7 +106,7 @@ class _Frame:
                 "jax.checkpoint, scan, cond, while_loop or jit), from which an update of its rows cannot come out. "
                 "Call the layer outside of it."
             )
-        # What `make` returns, now or at an earlier call for the owner: a function of the factor that the gradients get.
+        # It is returned by `make`, now or at an earlier call for the owner: a function of the gradients' factor.
         return self.row_updates.waiting(owner, make)
 
     def update_rows(self, factor: float, refused: str | None, is_checked: bool) -> None:

@@ -199,7 +199,11 @@ def _donated(args: Sequence[PyTree], kwargs: PyTree, argnums: frozenset[int]) ->
 
 
 class Function(Advised, Generic[_P, _T]):
-    """A function that `rx.function` has wrapped; call it like the original."""
+    """A function that `rx.function` has wrapped; call it like the original.
+
+    Attributes:
+        python_function: The original.
+    """
 
     def __init__(
         self,
@@ -257,19 +261,31 @@ class Function(Advised, Generic[_P, _T]):
 
     @entry_point
     def lower(self, *args: _P.args, **kwargs: _P.kwargs) -> jax.stages.Lowered:
-        """Returns the program for these arguments as JAX lowers it; `.compile().as_text()` of it is optimised HLO."""
-        signature = self._signature
-        program, arrays = self._cache.program(
-            *((args, kwargs) if signature is None else (signature.bound(args, kwargs), {}))
-        )
+        """Returns the program for these arguments as JAX lowers it, without running it.
+
+        `.compile().as_text()` of the result is the optimised HLO, `.compile().memory_analysis()` its memory.
+        """
+        program, arrays = self._program(args, kwargs)
         return program.lower(arrays)
 
     @entry_point
     def build(self, *args: _P.args, **kwargs: _P.kwargs) -> list[VariableLike]:
-        """Traces the function and runs nothing, so that its variables exist; returns those that it reads or assigns."""
-        program, _ = self._cache.program(args, kwargs)
+        """Traces the function for these arguments and runs nothing: the variables that it creates exist then.
+
+        Returns:
+            The variables that it reads or assigns.
+
+        Raises:
+            ProgramError: It gives variables that it creates their first values itself, which only running it can do.
+        """
+        program, _ = self._program(args, kwargs)
         _, updated, others = program.parts()
         return [*updated, *others]
+
+    def _program(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> tuple[Program, list[jax.Array]]:
+        if self._signature is not None:
+            args, kwargs = self._signature.bound(args, kwargs), {}
+        return self._cache.program(args, kwargs)
 
     @property
     def input_signature(self) -> tuple[PyTree, ...] | None:

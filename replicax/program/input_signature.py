@@ -35,7 +35,7 @@ class InputSignature:
                     f"`input_signature` holds specs with a shape and a dtype (rx.TensorSpec), got {spec!r:.200}."
                 )
         self.specs = tuple(specs)  # a pytree for each of the first parameters; None in a shape stands for any size
-        self._fn, self._bound = fn, bound  # So many of its parameters are filled in already (`self`).
+        self._fn, self._bound = fn, bound  # how many of its parameters are filled in already (`self`)
         self._name = getattr(fn, "__name__", repr(fn))
 
     @functools.cached_property

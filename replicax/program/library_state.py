@@ -103,6 +103,6 @@ def replicas_draw_apart(current: context.Context) -> bool:
 
 
 def state_of_random_numbers(value: jax.Array, current: context.Context) -> jax.Array:
-    """Returns the state of a generator that all replicas share, typed as equal; in a micro-batch it is not."""
+    """Returns the state of a generator that all replicas share, typed as equal; in a micro-batch it varies before."""
     varies = (current.manual_replicas or 1) > 1 and REPLICA_AXIS in varying_axes(value)
     return taken_as_equal_over_axis(value, REPLICA_AXIS) if varies else value

@@ -57,7 +57,7 @@ class RowUpdates:
         self, read: Callable[[VariableLike], jax.Array], factor: float, refused: str | None, is_checked: bool
     ) -> None:
         """Does what is to be done for the gradients of one loss, which are multiplied by `factor`."""
-        # Checked: an optimizer has to apply the gradients, since there are some of other variables.
+        # It is checked that an optimizer applies the gradients, if there are gradients of other variables, too.
         while self._waiting:
             key, (owner, update_rows) = self._waiting.popitem()
             if refused is not None:

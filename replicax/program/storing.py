@@ -46,7 +46,7 @@ def run_and_keep(program: PyTreeFunction, inputs: Sequence[PyTree], keep: Callab
 
 
 def staged(program: CompiledStep, inputs: Sequence[PyTree]) -> tuple[PyTreeFunction, Sequence[PyTree], PyTreeFunction]:
-    """Returns the call that overwrites inputs, its arguments, and what makes the program's results of its own."""
+    """Returns the call that overwrites inputs, its arguments, and what turns its result into the program's."""
     # A program of several parts has done all others by then.
     in_parts = getattr(program, "staged", None)
     return (program, inputs, _itself) if in_parts is None else in_parts(*inputs)

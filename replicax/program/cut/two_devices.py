@@ -35,8 +35,8 @@ class Halves:
     """A pure function of variables and arguments, cut at its gradients; traced and compiled at the first call."""
 
     def __init__(self, step: PyTreeFunction, assigned: Sequence[int | None], places: Places, in_place: bool):
-        # A step is `(updated variables, other variables, donated, other arguments) -> (new values, results)`. In place:
-        # the values of updated variables and the donated arguments may be overwritten.
+        # A step is `(updated variables, other variables, donated, other arguments) -> (new values, results)`.
+        # `in_place` says that the values of updated variables and the donated arguments may be overwritten.
         self.step, self.places, self.in_place = step, places, in_place
         # `assigned` has for each new value the number of its variable among the variables; None if that is not read.
         self._assigned = [Assigned(i, number) for i, number in enumerate(assigned) if places.written[i] is None]

@@ -41,7 +41,7 @@ class FlaxVariable:
 
     def __init__(self, variable: object, index: int | None):
         nnx = sys.modules["flax.nnx"]
-        self.variable, self._index = variable, index  # None: it holds an array, otherwise a pytree of them
+        self.variable, self._index = variable, index  # of the array in a pytree; None: it holds just one
         self.name = f"nnx.{type(variable).__name__}"  # later its path in the modules that a function uses, if known
         self.trainable = isinstance(variable, nnx.Param)
         self.synchronization = "auto"

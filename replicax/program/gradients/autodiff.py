@@ -108,7 +108,7 @@ _value_and_grad = jax.value_and_grad
 
 
 class Differentiated:
-    """The result of `value_and_grad` and `grad`: a function; one taken for its result says so in an error."""
+    """The result of `value_and_grad` and `grad`: a function, which refuses to be used as if it were its own result."""
 
     def __init__(
         self,

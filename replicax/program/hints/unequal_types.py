@@ -40,7 +40,7 @@ def types_explained() -> Iterator[None]:
 
 @contextlib.contextmanager
 def axes_explained() -> Iterator[None]:
-    """Says how the axis of the replicas is called, where a collective asks for another one."""
+    """Raises an error that names the axis of the replicas where a collective asks for another one."""
     try:
         yield
     except (NameError, AssertionError) as error:

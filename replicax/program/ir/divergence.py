@@ -77,7 +77,7 @@ def find_divergence(program: jex_core.ClosedJaxpr, constants: Differences | None
     """Finds what may differ between replicas in a replica's program, as traced inside `jax.shard_map`."""
     search = _Search()
     jaxpr = program.jaxpr
-    # What is typed as varying differs, and all else is equal, unless more is known of the constants than their types.
+    # Values that are typed as varying differ, all others are equal; of constants, more than the type may be known.
     inputs = [_of_type(var.aval) for var in jaxpr.invars]
     constants = [_of_type(var.aval) for var in jaxpr.constvars] if constants is None else constants
     outputs = search.outputs(jaxpr, constants + inputs, None)

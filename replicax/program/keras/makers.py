@@ -31,7 +31,7 @@ def note_makers(variable: keras.Variable, makers: Sequence[object]) -> None:
 
 
 def makers_of(variable: VariableLike) -> list[object]:
-    """Returns the makers of a variable, the innermost first: a layer and the layers that built it, or a metric, say."""
+    """Returns the makers of a variable, the innermost first: a layer and those that built it, or a metric, say."""
     # There is none for a variable that no layer made, such as an `rx.Variable`, and for one made before a strategy's
     # scope was first opened.
     note: _Makers | None = getattr(variable, "_replicax_makers", None)

@@ -55,7 +55,7 @@ class VariableStore:
 
     @contextlib.contextmanager
     def call(self, goes_on: bool = False) -> Iterator[None]:
-        """Is open while the function runs; if it `goes_on`, what is made belongs to the last call, and so do names."""
+        """Opens the store for one call of the function; if `goes_on`, for more of the last call, whose names go on."""
         if not goes_on:
             self._used.clear()
             self._keras_names = collections.defaultdict(int)

@@ -52,8 +52,8 @@ class RowDraws:
         self, name: str, replicas: int, rows: frozenset[int], as_one_device: Callable[[RowDraws], None] | None = None
     ):
         self.replicas = replicas
-        # Rows: the numbers of rows that the arguments have on one replica. As one device: traces the function as one
-        # device runs it, with the draws noted in another object.
+        # `rows` are the numbers of rows that the arguments have on one replica. `as_one_device` traces the function as
+        # one device runs it, and notes the draws in the object that it is given.
         self._name, self._rows, self._as_one_device = name, rows, as_one_device
         self._by_place = False
         self._corrections = 0
@@ -96,7 +96,7 @@ class RowDraws:
             for group, all_found in right.items()
         }
         for group, draws in known.items():
-            # What a replica would draw depends on the rows of others.
+            # A replica's part of such a draw would depend on the rows of others.
             if any(draw.dimension in group.refused for draw in draws if draw.dimension is not None):
                 raise ProgramError(self._mixing(group))
         if known != self._taken:  # Other keys may be those of rows then, and other draws are to be looked for.
@@ -150,7 +150,7 @@ class RowDraws:
         right: list[_Draw | None] = []
         for shape in shapes:
             fitting = {self._dimension_of(shape, whole) for whole in of_one} - {_NO_PART}
-            if not fitting and has_built:  # Then it may have drawn what no later trace draws.
+            if not fitting and has_built:  # The trace created variables, and may have drawn what no later one draws.
                 fitting = {None}
             right.append(_Draw(shape, *fitting) if len(fitting) == 1 else None)
         return right

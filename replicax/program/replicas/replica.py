@@ -170,7 +170,7 @@ class ReplicaCall:
     def _rows(self, variable: VariableLike, value: jax.Array) -> jax.Array:
         """Returns the rows that the replicas of this call have of a stacked variable; others as they are."""
         if has_split_rows(variable):
-            missing = -value.shape[0] % self.replicas  # Filled up, so that each replica has as many.
+            missing = -value.shape[0] % self.replicas  # filled up, so that each replica has as many
             return jnp.pad(value, [(0, missing), *[(0, 0)] * (value.ndim - 1)]) if missing else value
         return value[: self.replicas] if self._leaves_rows_out(variable) else value
 

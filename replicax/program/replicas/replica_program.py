@@ -42,7 +42,7 @@ class ReplicaProgram:
     placeholders: list[jax.Array]  # what stands in `program` for the values of `inputs`
     saw_new: bool  # whether variables were created meanwhile
     accumulators: list[VariableLike]  # in the order of their numbers
-    late: Late | None = None  # the program in two parts, of which the second needs no replica; None: not known
+    late: Late | None = None  # the program in two parts, of which the second needs no replica; None: unknown
 
     def __call__(
         self, arrays: Sequence[jax.Array], values: Sequence[jax.Array]
