@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import replicax as rx
-from replicax.contracts.advice import advised_attribute
+from replicax.contracts.advice import AdvisedType
 from replicax.contracts.called_as import tensorflow_keywords
 from replicax.errors import AbsentNameError
 from replicax.tensorflow.names import NAMES, Row, asked_as, resolved
@@ -117,7 +117,7 @@ def asked(path: str) -> Any:
         try:
             found = getattr(found, part)
         except AbsentNameError:
-            if inspect.isclass(found) and found.__getattr__ is not advised_attribute:
+            if inspect.isclass(found) and not isinstance(found, AdvisedType):
                 raise AttributeError(f"An object of {found} gives no advice about {part!r}.") from None
             return None
     return found

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 
 import jax
+import numpy as np
 from jax._src import config as jax_config, core as jax_core
 from jax._src.core import Trace as Trace  # for who types traces
 from jax.extend import core as jex_core
@@ -201,3 +202,15 @@ def traced_apart() -> Iterator[None]:
         yield
     finally:
         trace_readers_anew()
+
+
+def conversion_of(array: np.ndarray) -> np.ndarray | None:
+    """Returns JAX's own copy of an array whose dtype it does not have, such as float64; None if it needs none."""
+    # JAX keeps it for as long as some program has it, whatever happens to the array meanwhile.
+    if array.dtype.kind not in "fciu" or (dtype := jax.dtypes.canonicalize_dtype(array.dtype)) == array.dtype:
+        return None
+    like = jax.ShapeDtypeStruct(array.shape, dtype)
+    for kept in jax.make_jaxpr(lambda like: jax.lax.add(like, array))(like).consts:
+        if isinstance(kept, np.ndarray) and kept.flags.writeable:
+            return kept.view(np.ndarray)
+    return None

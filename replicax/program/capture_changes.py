@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
+from replicax.compat.jax_tracing import conversion_of
 from replicax.program.captures import SETTINGS, Found, found_outside, is_of_settings
 from replicax.program.flax.modules import is_of_flax
 from replicax.typing import Leaf
@@ -66,9 +67,10 @@ class Watched:
         self._places: dict[tuple[int, Callable[[Any, Any], Any], Any], int] = {}
         #: Lists and dicts of numbers: their places, what must be in them, their names.
         self._contents: list[tuple[int, object, str]] = []
-        #: NumPy's arrays, or some of their numbers; their bytes; their names; whether the program depends on them.
-        self._memory: list[tuple[np.ndarray, bytes, str, bool]] = []
-        self._addresses: set[int] = set()
+        #: NumPy's arrays, or some of their numbers; their bytes; their names; whether the program depends on them; and
+        #: the arrays themselves.
+        self._memory: list[tuple[np.ndarray, bytes, str, bool, np.ndarray]] = []
+        self._views: set[tuple[object, ...]] = set()
         self._looks_left, self._items_left, self._bytes_left = _MAX_LOOKS, _MAX_ITEMS, _MAX_BYTES
         #: For what the program did not depend on, how often it has changed.
         self._harmless: dict[str, int] = {}
@@ -113,15 +115,17 @@ class Watched:
         return place
 
     def _watch_memory(self, array: np.ndarray, where: str, is_sure: bool) -> None:
-        if array.dtype.hasobject or array.ctypes.data in self._addresses or len(self._memory) == _MAX_ARRAYS:
+        view = array.ctypes.data, array.shape, array.strides, array.dtype
+        if array.dtype.hasobject or view in self._views or len(self._memory) == _MAX_ARRAYS:
             return
-        self._addresses.add(array.ctypes.data)
+        self._views.add(view)
+        whole = array
         if array.ndim and array.nbytes > self._bytes_left:
             most = max(1, round(_SAMPLE ** (1 / array.ndim)))
             array = array[tuple(slice(None, None, -(-size // most) or None) for size in array.shape)]
         else:
             self._bytes_left -= array.nbytes
-        self._memory.append((array, array.tobytes(), where, is_sure))
+        self._memory.append((array, array.tobytes(), where, is_sure, whole))
 
     def changed(self, get_fn: Callable[[], object], objects: Sequence[tuple[int, Leaf]]) -> Change | None:
         """Returns what is another one now than then; None if nothing is on which the program may depend."""
@@ -139,11 +143,13 @@ class Watched:
                 if is_sure:
                     return Change(where)
                 doubts.append((looks, i, (place, get, key, _wanted(now), where, False), where))
-        for i, (array, content, where, is_sure) in enumerate(self._memory):
+        for i, (array, content, where, is_sure, whole) in enumerate(self._memory):
             if (now := array.tobytes()) != content:
+                if (converted := conversion_of(whole)) is not None:
+                    np.copyto(converted, whole, casting="unsafe")  # JAX would go on with the values of then.
                 if is_sure:
                     return Change(where)
-                doubts.append((self._memory, i, (array, now, where, False), where))
+                doubts.append((self._memory, i, (array, now, where, False, whole), where))
         for i, (place, items, where) in enumerate(self._contents):
             if not _is_equal(items, found[place]):
                 doubts.append((self._contents, i, (place, _items(found[place]), where), where))
@@ -211,7 +217,8 @@ class _Used:
     def _has(self, leaf: Leaf) -> bool:
         array = _array_of(leaf)
         if isinstance(array, np.ndarray):
-            return array.ctypes.data in self._memory
+            converted = conversion_of(array)
+            return (array if converted is None else converted).ctypes.data in self._memory
         return id(array) in self._arrays
 
 

@@ -228,7 +228,7 @@ class _Search:
         is_own = not _is_library(fn.__module__)
         names = self._reads.add(fn.__code__) if is_own else ()
         for i, (name, cell) in enumerate(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)):
-            if (content := _content(cell)) is not _EMPTY:
+            if (content := content_of(cell)) is not _EMPTY:
                 yield at.part(content, name, (getattr, "__closure__"), (_in_cell, i), named=is_own)
         for i, default in enumerate(fn.__defaults__ or ()):
             yield at.part(default, "default", (getattr, "__defaults__"), (operator.getitem, i), perhaps=is_own)
@@ -313,7 +313,8 @@ _EMPTY = object()
 _item = operator.getitem
 
 
-def _content(cell: types.CellType) -> object:
+def content_of(cell: types.CellType) -> object:
+    """Returns what a variable of an enclosing function holds."""
     try:
         return cell.cell_contents
     except ValueError:  # not assigned yet

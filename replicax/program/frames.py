@@ -8,7 +8,7 @@ one `ProgramFrame`; each `strategy.run` in it opens a `ReplicaFrame`, and each `
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import jax
 
@@ -32,9 +32,6 @@ from replicax.program.results import Counts
 from replicax.program.row_updates import RowUpdates
 from replicax.values.aggregation import VariableAggregation
 from replicax.values.equality import Difference
-
-if TYPE_CHECKING:
-    pass
 
 
 # Not an `Exception`, so that the traced function's own handlers let it pass. It never reaches the user.

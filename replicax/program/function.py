@@ -184,8 +184,8 @@ def _positions(donate_argnums: int | Iterable[int]) -> tuple[int, ...]:
     """Returns positions of arguments as a tuple; one alone may be given by itself, as to `jax.jit`."""
     given = (donate_argnums,) if isinstance(donate_argnums, int) else donate_argnums
     positions = tuple(given) if isinstance(given, Iterable) else (None,)
-    if not all(isinstance(each, int) for each in positions):
-        raise ArgumentError(f"donate_argnums are positions of arguments, such as (0,), got {donate_argnums!r:.100}.")
+    if not all(isinstance(each, int) and each >= 0 for each in positions):
+        raise ArgumentError(f"donate_argnums are positions of arguments from 0, such as (0,), got {donate_argnums!r:.100}.")
     return positions
 
 
@@ -248,14 +248,20 @@ class Function(Advised, Generic[_P, _T]):
             return self
         key = id(instance)
         if key not in self._bound:
-            reference = weakref.ref(instance, lambda _: self._bound.pop(key, None))
+            try:
+                reference = weakref.ref(instance, lambda _: self._bound.pop(key, None))
+            except TypeError:
+                raise ArgumentError(
+                    f"rx.function cannot decorate {self.python_function.__qualname__}: objects of "
+                    f"{type(instance).__name__} cannot be weakly referenced. Add '__weakref__' to its __slots__."
+                ) from None
             unbound: PyTreeFunction = self.python_function
 
             @functools.wraps(self.python_function)
             def method(*args: PyTree, **kwargs: PyTree) -> PyTree:
                 return unbound(reference(), *args, **kwargs)
 
-            argnums, signature = [i - 1 for i in self._donate_argnums], self._signature
+            argnums, signature = [i - 1 for i in self._donate_argnums if i], self._signature
             self._bound[key] = (reference, Function(method, argnums, signature and signature.of_method(method)))
         return self._bound[key][1]
 

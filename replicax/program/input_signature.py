@@ -89,7 +89,8 @@ class InputSignature:
             )
         value = leaf if isinstance(leaf, (PerReplica, jax.Array)) else np.asarray(leaf)
         shape, dtype = _kind(value)
-        wanted = jnp.dtype(spec.dtype) if not jnp.issubdtype(spec.dtype, jax.dtypes.extended) else spec.dtype
+        is_key = jnp.issubdtype(spec.dtype, jax.dtypes.extended)
+        wanted = spec.dtype if is_key else jax.dtypes.canonicalize_dtype(spec.dtype)  # that of arrays in JAX
         converts = isinstance(value, np.ndarray) and _converts(dtype, wanted)
         if not _shapes_fit(shape, spec.shape) or (dtype != wanted and not converts):
             raise ArgumentError(

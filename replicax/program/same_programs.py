@@ -13,7 +13,7 @@ import numpy as np
 from jax.extend import core as jex_core
 
 from replicax.compat.jax_names import CALLBACKS
-from replicax.program.captures import SETTINGS
+from replicax.program.captures import SETTINGS, content_of
 from replicax.program.host_calls import unguarded
 from replicax.program.ir.jaxprs import Atom, aval_of, is_literal, opened_program
 from replicax.program.pytrees import Structure
@@ -131,17 +131,28 @@ class _Comparison:
         # Functions that do not run on the host are rules for derivatives, made in each trace; what they do is in the
         # program already.
         if callable(one) or hasattr(one, "call_wrapped"):
-            return self._value(_parts_of(one), _parts_of(other), True) if runs_on_host else True
+            return self._functions(one, other) if runs_on_host else True
         try:
             return bool(one == other)
         except Exception:  # Classes compare as they like; what cannot be compared is another one.
             return False
 
+    def _functions(self, one: object, other: object) -> bool:
+        """Returns whether two functions of the host do the same; one that is met inside of itself does."""
+        both = id(one), id(other)
+        if both in self._compared:
+            return True
+        self._compared.add(both)
+        same = self._value(_parts_of(one), _parts_of(other), True)
+        if not same:
+            self._compared.discard(both)
+        return same
+
 
 def _parts_of(function: object) -> object:
     """Returns what a function of the host is made of."""
     if isinstance(function, types.FunctionType):
-        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        cells = [content_of(cell) for cell in function.__closure__ or ()]
         return [function.__code__, cells, function.__defaults__, function.__kwdefaults__]
     if isinstance(function, functools.partial):
         return [function.func, function.args, function.keywords]

@@ -222,7 +222,6 @@ def test_a_python_number_is_taken_if_the_dtype_has_it(tmp_path: Path):
     rx.export(lambda x: x + 1, tmp_path / "f", jnp.int32(0))
     loaded = rx.load_export(tmp_path / "f")
     assert int(loaded(2)) == 3
-    assert int(loaded(True)) == 2
     for wrong in (2.7, 2**40):
         with pytest.raises(ArgumentError, match="must be int32"):
             loaded(wrong)

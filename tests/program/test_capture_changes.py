@@ -566,3 +566,24 @@ def test_what_pytest_writes_into_a_step_is_not_looked_into():
     assert any("pytest" in name for name in step.__code__.co_names)
     assert {each.where for each in found_outside(step, (), lambda value: False)} >= {"scale"}
     assert len(found_outside(step, (), lambda value: False)) < 5
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "float32"])
+def test_an_array_of_a_dtype_that_jax_converts_is_noticed_too(dtype):
+    weights = np.ones(3, dtype)
+    beside = rx.function(lambda x: x - weights)  # Its program keeps JAX's conversion, too.
+    step = rx.function(lambda x: x * weights)
+    beside(jnp.ones(3)), step(jnp.ones(3))
+    for value in (5, 7):
+        weights[0] = value
+        np.testing.assert_array_equal(step(jnp.ones(3)), [value, 1, 1])
+        np.testing.assert_array_equal(beside(jnp.ones(3)), [1 - value, 0, 0])
+
+
+def test_an_array_is_watched_beside_a_view_of_its_beginning():
+    whole = np.ones(8, np.float32)
+    first = whole[:1]
+    step = rx.function(lambda x: x * first + jnp.sum(jnp.asarray(whole)))
+    assert step(1.0).tolist() == [9.0]
+    whole[5] = 100.0
+    assert step(1.0).tolist() == [108.0]

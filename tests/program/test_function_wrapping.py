@@ -262,3 +262,20 @@ def test_what_is_no_position_cannot_be_donated(positions):
 
 def test_one_position_may_be_given_by_itself():
     assert float(rx.function(lambda x: x + 1, donate_argnums=0)(jnp.float32(1.0))) == 2.0
+
+
+def test_positions_of_donated_arguments_count_from_0():
+    with pytest.raises(rx.errors.ArgumentError, match="positions of arguments from 0"):
+        rx.function(lambda x: x, donate_argnums=-1)
+
+
+def test_a_method_of_objects_without_weak_references_is_refused_in_our_words():
+    class Slotted:
+        __slots__ = ("weight",)
+
+        @rx.function
+        def step(self, x):
+            return x
+
+    with pytest.raises(rx.errors.ArgumentError, match="Add '__weakref__' to its __slots__"):
+        Slotted().step(jnp.ones(2))

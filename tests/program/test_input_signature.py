@@ -169,3 +169,19 @@ def test_lowering_checks_too():
     with pytest.raises(ArgumentError, match="must be an array"):
         doubled(SCALAR).lower(jnp.ones(2))
     assert "HloModule" in doubled(SCALAR).lower(2).compile().as_text()
+
+
+def test_a_dtype_that_jax_does_not_have_means_the_one_that_it_takes_for_it():
+    double = rx.function(lambda x: 2 * x, input_signature=[rx.TensorSpec([None], "int64")])
+    for given in (np.arange(3), jnp.arange(3)):
+        assert double(given).tolist() == [0, 2, 4]
+    assert double.num_programs == 1
+
+
+def test_build_takes_the_arguments_as_calls_do():
+    double = rx.function(lambda x: 2 * x, input_signature=[rx.TensorSpec([None], "float32")])
+    double.build(np.arange(3))
+    double(np.arange(3))
+    assert double.num_programs == 1
+    with pytest.raises(rx.errors.ArgumentError, match="input_signature"):
+        double.build(np.ones((2, 2)))

@@ -78,3 +78,21 @@ def test_programs_are_the_same_where_the_number_is(name):
     fn = FUNCTIONS[name]
     assert are_same_programs(traced(fn, 2.0), traced(fn, 2.0))
     assert not are_same_programs(traced(fn, 2.0), traced(fn, 3.0))
+
+
+def on_the_host(number, is_assigned=True):
+    def count(x):
+        return x * number if x.sum() < 0 or not is_assigned else again(x)
+
+    def again(x):
+        return count(-x - 1) if x.sum() >= 0 else later
+
+    if is_assigned:
+        later = 1.0
+    return jax.make_jaxpr(lambda x: jax.pure_callback(count, x, x))(jnp.ones(3))
+
+
+@pytest.mark.parametrize("is_assigned", [True, False])
+def test_host_functions_that_call_themselves_or_name_what_is_not_there_yet_are_compared(is_assigned):
+    assert are_same_programs(on_the_host(2.0, is_assigned), on_the_host(2.0, is_assigned))
+    assert not are_same_programs(on_the_host(2.0, is_assigned), on_the_host(3.0, is_assigned))

@@ -145,7 +145,7 @@ class UsedModules:
 
     def __init__(self, fn: PyTreeFunction, structure: _Arguments):
         self._seen: dict[int, _Seen] = {}
-        self._variables: dict[int, tuple[FlaxVariable, ...]] = {}  # They have names as long as somebody keeps them.
+        self._variables: dict[int, tuple[FlaxVariable, ...]] = {}  # Held, since their names go with them.
         if flax_door.nnx() is None:
             return
         for module in (leaf.module for _, leaf in structure.static if isinstance(leaf, HeldModule)):
@@ -159,7 +159,7 @@ class UsedModules:
         return any(seen.changed() for seen in self._seen.values())
 
     def note_in(self, frame: StateFrame) -> None:
-        """Tells a frame, where its function begins, which modules are from outside."""
+        """Notes in a frame, where its function begins, which modules are from outside."""
         for seen in self._seen.values():
             frame.note_changed(seen.module)
             flax_door.move_outside(seen.module)

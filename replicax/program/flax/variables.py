@@ -95,7 +95,7 @@ class FlaxVariable:
         return self._value if current.frame is None else _read(self, current)
 
     def assign(self, value: jax.Array) -> None:
-        """Gives it another array."""
+        """Assigns another array."""
         current = context.current()
         if current.frame is None:
             new = value if is_random_key(value) else jnp.asarray(value, self._dtype)
@@ -111,7 +111,7 @@ class FlaxVariable:
 
 
 def flax_variable(variable: object, index: int | None = None) -> FlaxVariable:
-    """Returns what stands for an array of an `nnx.Variable` in programs: one object as long as anybody keeps it."""
+    """Returns what stands for an array of an `nnx.Variable` in programs: one object for as long as it is referenced."""
     key = (id(variable), index)
     found = _known().get(key)
     if found is None:
@@ -134,7 +134,7 @@ def is_flax_variable(value: object) -> bool:
 
 @functools.cache
 def _known() -> weakref.WeakValueDictionary[tuple[int, int | None], FlaxVariable]:
-    """Returns those that are in use. Each holds its variable, so that ids stay unique as long as it is here."""
+    """Returns the `FlaxVariable`s in use, by id of the variable, which each holds: so the id stays unique."""
     return weakref.WeakValueDictionary()
 
 
@@ -185,7 +185,7 @@ def is_from_outside(thing: object) -> bool:
 
 
 class _ToFrame:
-    """Answers for the variables from outside: by the frame of the thread that asks."""
+    """Reads and writes the variables from outside in the current frame of the calling thread."""
 
     def read(self, variable: object, value: PyTree) -> PyTree:
         current = context.current()

@@ -97,7 +97,7 @@ class _Accumulated:
         evaluation = self._fn.evaluation()
         evaluation.is_in_parts = True
         batch = Batch.of(args, kwargs, self._steps)
-        if not evaluation.variables:  # It says what is wrong, or builds the model.
+        if not evaluation.variables:  # This builds the model, or raises an error.
             first = [part[0] for part in batch.stacked(batch.groups[0])]
             evaluation(*batch.arguments(first))
         run = _one_by_one if context.runs_eagerly() else _repeated

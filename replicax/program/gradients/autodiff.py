@@ -221,11 +221,11 @@ class Differentiation:
             outer.update_rows(self._factor(), self._refused(), self._is_applied())
         if self._replica is not None and self._op is ReduceOp.SUM and not self._loss_is_equal:
             loss = marked_as_summed_loss(loss)
-        # None for variables that the loss does not depend on.
+        # A gradient is None where the loss does not depend on the variable.
         return loss, aux, [None if cut else g for g, cut in zip(gradients, self._unconnected, strict=True)]
 
     def _factor(self) -> float:
-        """Returns by what the sum over the replicas of their gradients is multiplied."""
+        """Returns the factor by which the sum of the replicas' gradients is multiplied."""
         if self._replica is None or self._op is not ReduceOp.MEAN or self._loss_is_equal:
             return 1.0
         return 1.0 / (context.current().manual_replicas or 1)

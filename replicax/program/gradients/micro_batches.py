@@ -111,7 +111,7 @@ class MicroFrame(TracedFrame):
         return value if id(variable) in self._values else self._shown_of(variable, value)
 
     def lends(self, variable: VariableLike) -> bool:
-        """Asks the step's frame."""
+        """Returns whether the step's frame lends the value of `variable`."""
         return self._parent.lends(variable)
 
     def holds(self, variable: VariableLike) -> bool:
@@ -119,7 +119,7 @@ class MicroFrame(TracedFrame):
         return True
 
     def number(self, variable: VariableLike) -> int:
-        """Asks the replica's frame for the accumulator's number."""
+        """Returns the accumulator's number in the replica's frame."""
         return self._of_replica().number(variable)
 
     def defer(self, variable: VariableLike, aggregate: Callable[[jax.Array], jax.Array]) -> int:

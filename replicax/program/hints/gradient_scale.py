@@ -181,7 +181,7 @@ class Search:
         return None
 
     def _selected(self, scope: ProgramScope, inputs: Sequence[Atom], divisor: float, local: bool) -> LocalMean | None:
-        """Follows a choice between one value and constants, as in a division that knows zero."""
+        """Follows a choice between one value and constants, such as the guard of a division by zero."""
         which = self.constant(scope, inputs[0])
         cases = list(inputs[1:]) if which is None else [inputs[1 + int(which)]]
         others = [case for case in cases if self.constant(scope, case) is None]
@@ -297,7 +297,7 @@ def _known_number(value: Constant | None) -> float | None:
 
 
 def _is_unknown(value: Constant | None) -> bool:
-    """Returns whether a constant is none: it is large, traced elsewhere, or stands for a variable."""
+    """Returns whether a constant's number is unknown: it is large, traced elsewhere, or stands for a variable."""
     if value is None or isinstance(value, jax.core.Tracer) or is_random_key(value):
         return True
     return bool(np.size(value) > _LARGEST_CONSTANT)

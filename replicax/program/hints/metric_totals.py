@@ -56,7 +56,7 @@ def marked_as_total(value: jax.Array, number: int) -> jax.Array:
 
 
 def find_not_summable(top: ProgramScope) -> list[NotSummable]:
-    """Returns the totals in a replica's program whose parts may not be summed, those first of which that is certain."""
+    """Returns the totals in a replica's program whose parts may not be summed, the certain ones first."""
     found: dict[int, NotSummable] = {}
     for scope, equation in equations_of(top):
         if equation.primitive.name != "name" or not equation.params["name"].startswith(_TOTAL):
@@ -108,7 +108,7 @@ class _SumSearch:
         return self._with_total(made_in, equation, made)
 
     def _unmoved(self, scope: ProgramScope | None, atom: Atom) -> tuple[ProgramScope | None, Any]:
-        """Returns where a value comes from, without what gives the same numbers other places."""
+        """Returns where a value comes from, before the operations that only move its numbers."""
         while scope is not None:
             scope, atom = scope.origin(atom)
             equation = None if scope is None else scope.producer.get(atom)
@@ -118,7 +118,7 @@ class _SumSearch:
         return scope, atom
 
     def _varies(self, scope: ProgramScope, atom: Atom) -> bool:
-        """Returns whether JAX types a value as varying for more than where it is used."""
+        """Returns whether a value itself varies: JAX also types one as varying because of where it is used."""
         made_in, made = self._unmoved(scope, atom)
         return made_in is not None and REPLICA_AXIS in axes_of_type(made.aval)
 

@@ -107,7 +107,7 @@ def _averaged(equations: Sequence[tuple[ProgramScope, jex_core.JaxprEqn]], repli
 
 
 def _scaled(scope: ProgramScope, equation: jex_core.JaxprEqn) -> Iterator[tuple[Atom, float]]:
-    """Yields the operand that an equation divides by a constant, and that, if it does."""
+    """Yields each operand that an equation divides by a constant, with that constant."""
     if equation.primitive.name not in ("div", "mul"):
         return
     first, second = equation.invars
@@ -130,7 +130,7 @@ def _is_divided(scope: ProgramScope, atom: Atom, replicas: int) -> bool:
 
 
 def _number(scope: ProgramScope, atom: Atom, name: str) -> float | None:
-    """Returns by what an operand divides; None if it is no constant."""
+    """Returns the number by which an operand divides, as a divisor or a factor; None if it is no constant."""
     made_in, value = scope.origin(atom)
     while made_in is not None:
         equation = made_in.producer.get(value)

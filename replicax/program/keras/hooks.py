@@ -1,4 +1,4 @@
-"""The places where Keras has to be told about programs.
+"""The hooks in Keras that programs need.
 
 The hooks are installed once, when Keras first takes part in a program. Everything else goes through
 `keras.StatelessScope`. These cannot: they concern JAX control flow inside Keras, which traces its body on its own.
@@ -88,8 +88,9 @@ def _with_equal_gradients(original: PyTreeFunction) -> PyTreeFunction:
 
 
 def _with_checked_variables(original: PyTreeFunction) -> PyTreeFunction:
-    """`fit` calls this method of an optimizer that scales losses, which calls that of the optimizer inside."""
+    """Returns `stateless_apply` that first checks that the optimizer can train its variables."""
 
+    # `fit` calls this method of an optimizer that scales losses, which calls that of the optimizer inside.
     @functools.wraps(original)
     def stateless_apply(self: keras.optimizers.LossScaleOptimizer, *args: object, **kwargs: object) -> object:
         if self.built:
@@ -102,7 +103,7 @@ def _with_checked_variables(original: PyTreeFunction) -> PyTreeFunction:
 def _check_optimizer(
     optimizer: keras.optimizers.Optimizer, trainable_variables: Sequence[keras.Variable] | None
 ) -> None:
-    """Asks variables that not every optimizer can train whether this one can."""
+    """Lets variables that not every optimizer can train refuse this one."""
     variables = keras_door.trainable_variables_of(optimizer) if trainable_variables is None else trainable_variables
     for variable in variables:
         check = getattr(variable, "optimizer_check", None)
@@ -178,9 +179,10 @@ def _with_late_values(original: PyTreeFunction) -> PyTreeFunction:
 
 
 def _with_values_of_host(original: PyTreeFunction, adopt: PyTreeFunction) -> PyTreeFunction:
-    """A strategy may see to the first value of a variable itself, such as that of a table that no process has whole."""
+    """Returns a maker of first values that lets the strategy make them where it wants to."""
 
     def first_value(self: keras.Variable, initializer: Callable[..., jax.Array]) -> None:
+        # A strategy creates some itself, such as that of a table that no process has whole.
         if or_null(context.current().strategy).creates(self, initializer):
             adopt(self)  # Keras would do so too: its distribution is asked for a layout.
         else:
@@ -190,10 +192,11 @@ def _with_values_of_host(original: PyTreeFunction, adopt: PyTreeFunction) -> PyT
 
 
 def _with_makers(original: PyTreeFunction) -> PyTreeFunction:
-    """Which layer makes a variable is known only then: its first value may come later, outside of `build`."""
+    """Returns `__init__` that notes which layers make the variable."""
 
     @functools.wraps(original)
     def __init__(self: keras.Variable, *args: object, **kwargs: object) -> None:
+        # It is known only now: the first value may come later, outside of `build`.
         note_makers(self, keras_door.open_scopes())
         original(self, *args, **kwargs)
 
@@ -201,7 +204,7 @@ def _with_makers(original: PyTreeFunction) -> PyTreeFunction:
 
 
 def _found_again(original: PyTreeFunction) -> PyTreeFunction:
-    """A model function makes its layers each time it is called; their variables are those of the first call."""
+    """Returns `__new__` that finds a variable of the first call again, in later calls of a model function."""
 
     def __new__(cls: type[keras.Variable], *args: object, **kwargs: object) -> object:
         def new() -> object:
@@ -235,7 +238,7 @@ def _made_once(original: PyTreeFunction) -> PyTreeFunction:
 
 
 def _refused_in_traces(original: PyTreeFunction) -> PyTreeFunction:
-    """Where no scope takes it, a value that JAX traces would stay in the variable when the trace has ended."""
+    """Returns `assign` that refuses a traced value which would stay in the variable when its trace has ended."""
 
     @functools.wraps(original)
     def assign(self: keras.Variable, value: Leaf) -> jax.Array:
@@ -251,7 +254,7 @@ def _refused_in_traces(original: PyTreeFunction) -> PyTreeFunction:
 
 
 def _with_shards_of_others(original: PyTreeFunction) -> PyTreeFunction:
-    """NumPy cannot have an array of JAX of which other processes hold shards: they are collected first."""
+    """Returns `__array__` that first collects the shards that other processes hold."""
 
     @functools.wraps(original)
     def __array__(

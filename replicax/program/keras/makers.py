@@ -26,7 +26,7 @@ class _Makers:
 
 
 def note_makers(variable: keras.Variable, makers: Sequence[object]) -> None:
-    """Notes on a new variable who makes it, the innermost first."""
+    """Notes the makers of a new variable on it, the innermost first."""
     variable._replicax_makers = _Makers(makers)
 
 

@@ -134,7 +134,7 @@ def _write(variable: keras.Variable, value: jax.Array, current: context.Context)
 def _aggregation(variable: keras.Variable) -> VariableAggregation:
     """Returns how differing assignments to a Keras variable are combined."""
     # Keras marks the state that its layers keep (BatchNorm's statistics, seed generators) with no aggregation at all,
-    # so what it is has to be told from who assigns it, and from its dtype. Any other state, such as an optimizer's
+    # so its kind is derived from where it is assigned, and from its dtype. Any other state, such as an optimizer's
     # slots, is mirrored: the mean of what differing gradients make of it would hide that they differ.
     declared = VariableAggregation.of(variable.aggregation)
     if declared is not VariableAggregation.NONE or variable.trainable:

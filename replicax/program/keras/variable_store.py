@@ -67,7 +67,7 @@ class VariableStore:
             yield
 
     def skip(self, name: str) -> None:
-        """Notes that a name is in use in this call: whatever else wants it gets a number."""
+        """Notes that a name is in use in this call: the next variable of that name gets a number."""
         self._used[name] += 1
 
     def variable(self, name: str, new: Callable[[], object]) -> object:

@@ -1,4 +1,4 @@
-"""Variables in the bodies of loops and branches: they are carried, as whoever writes for JAX alone carries state.
+"""Variables in the bodies of loops and branches: they are carried, as code for JAX alone carries its state.
 
 JAX traces the body of a loop or branch on its own, and no value leaves it by assignment. So a body is run with a frame
 of its own: reads are answered from it, and what is assigned goes out as a part of the carry, or of the branch's

@@ -65,7 +65,7 @@ def _intercept() -> None:
 
 
 def _draws_of(key: jax.Array) -> RowDraws | None:
-    """Returns who decides about what is drawn with a key, if it is the same on all replicas."""
+    """Returns the active `RowDraws`; None for a key that differs between replicas, or outside of a program."""
     draws = _active.get()
     # Numbers that are drawn at once, such as the first value of a variable, are no part of the program.
     if draws is None or not (is_kept_by_jax() or is_on_devices()):

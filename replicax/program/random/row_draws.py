@@ -160,7 +160,7 @@ class RowDraws:
         return [draw.shape for draw in self._of_one.get(group, [])]
 
     def _dimension_of(self, part: tuple[int, ...], whole: tuple[int, ...]) -> int | None:
-        """Returns the dimension by which a draw for all replicas is larger; None if it is no larger."""
+        """Returns the dimension by which a draw for all replicas is larger; None: no larger; `_NO_PART`: no fit."""
         if part == whole:
             return None
         if len(part) != len(whole):
