@@ -185,7 +185,9 @@ def _positions(donate_argnums: int | Iterable[int]) -> tuple[int, ...]:
     given = (donate_argnums,) if isinstance(donate_argnums, int) else donate_argnums
     positions = tuple(given) if isinstance(given, Iterable) else (None,)
     if not all(isinstance(each, int) and each >= 0 for each in positions):
-        raise ArgumentError(f"donate_argnums are positions of arguments from 0, such as (0,), got {donate_argnums!r:.100}.")
+        raise ArgumentError(
+            f"donate_argnums are positions of arguments from 0, such as (0,), got {donate_argnums!r:.100}."
+        )
     return positions
 
 

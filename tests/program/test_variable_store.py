@@ -141,3 +141,11 @@ def test_build_makes_the_variables_and_computes_nothing():
     assert {id(variable) for variable in used} == {id(variable) for variable in layer.variables}
     jax.effects_barrier()
     assert ran == []
+
+
+def test_a_name_that_was_made_of_another_one_is_nobody_elses():
+    store = VariableStore()
+    for _ in range(2):
+        with store.call():
+            made = [rx.Variable(float(i), name=name) for i, name in enumerate(["w", "w", "w_1", "w", "w_1"])]
+        assert [float(variable.numpy()) for variable in made] == [0.0, 1.0, 2.0, 3.0, 4.0]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -72,9 +73,11 @@ class VariableStore:
 
     def variable(self, name: str, new: Callable[[], object]) -> object:
         """Returns the next variable of a name in this call: that of an earlier call, or what `new` returns."""
-        count = self._used[name]
+        count, asked = self._used[name], name
         self._used[name] += 1
-        name = name if count == 0 else f"{name}_{count}"
+        if count:  # As TensorFlow numbers names; another variable may have asked for the numbered one.
+            name = next(each for i in itertools.count(count) if not self._used[each := f"{asked}_{i}"])
+            self._used[name] += 1
         known = self._variables.get(name)
         if known is None or not was_made(known):
             known = self._variables[name] = new()  # type: ignore[assignment]  # a variable, when it is complete
