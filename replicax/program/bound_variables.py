@@ -25,13 +25,13 @@ class BoundVariables:
         self,
         read: Sequence[VariableLike],
         written: Sequence[VariableLike],
-        host: StrategyBase,
+        strategy: StrategyBase,
         replicas: int,
         view: GlobalView | None,
         in_update: Collection[int] = (),  # ids of the variables that live where an optimizer's are updated
     ):
-        self._host, self._replicas, self._view, self._in_update = host, replicas, view, in_update
-        self._is_partial = replicas != host.num_replicas_in_sync
+        self._strategy, self._replicas, self._view, self._in_update = strategy, replicas, view, in_update
+        self._is_partial = replicas != strategy.num_replicas_in_sync
         assigned = {id(variable) for variable in written}
         # Read and overwritten: their buffers are given to the program. On a sub-mesh the inputs are views of buffers
         # that other replicas keep: those are not ours to give away.
@@ -65,8 +65,8 @@ class BoundVariables:
         if self._view is not None:
             return self._view.sharding_of(variable)
         if id(variable) in self._in_update:
-            return self._host.optimizer_sharding(variable)
-        return self._host.placement.program_sharding(variable, self._replicas)
+            return self._strategy.optimizer_sharding(variable)
+        return self._strategy.placement.program_sharding(variable, self._replicas)
 
     def fetched(self) -> dict[int, jax.Array]:
         """Returns the values of the variables that live elsewhere, by `id`; the program may overwrite its own."""
@@ -81,7 +81,7 @@ class BoundVariables:
         if self._is_partial:
             return [], self._loaded(self._placements)
         self._place()
-        if self._host.placement.worlds is None:  # Elsewhere no program overwrites anything.
+        if self._strategy.placement.worlds is None:  # Elsewhere no program overwrites anything.
             own(self._here)
         return _values(self.updated, fetched), _values(self.constant, fetched)
 
@@ -102,7 +102,7 @@ class BoundVariables:
         """Returns the values of variables at their shardings, those that the host places all at once."""
         hosts = [variable for variable, _ in placements if self._is_placed_by_host(variable)]
         homes = None if self._is_partial else list(map(self._sharding_by_host, hosts))
-        values = iter(self._host.placement.load(hosts, self._replicas, homes))
+        values = iter(self._strategy.placement.load(hosts, self._replicas, homes))
         return [
             next(values) if self._is_placed_by_host(variable) else put(array_of(variable), sharding)
             for variable, sharding in placements

@@ -32,10 +32,10 @@ class _KnownVariable(Variable):
 
     def _initialize(self, value: jax.Array) -> None:
         with outside_traces():
-            host, first = or_null(self.strategy), np.asarray(value)
+            strategy, first = or_null(self.strategy), np.asarray(value)
             if self.per_replica:
-                first = np.broadcast_to(first, (host.num_replicas_in_sync, *first.shape))
-            sharding = host.placement.variable_sharding(self)
+                first = np.broadcast_to(first, (strategy.num_replicas_in_sync, *first.shape))
+            sharding = strategy.placement.variable_sharding(self)
             assert sharding is not None  # Gradients are compressed on their way over a mesh only.
             set_array(self, placed_copy(first, sharding))
 

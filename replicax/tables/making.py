@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     import keras
 
 
-def make_table(layer: keras.Layer, spec: TableSpec, deal: Deal, host: StrategyBase, hook: keras.Variable) -> Table:
+def make_table(layer: keras.Layer, spec: TableSpec, deal: Deal, strategy: StrategyBase, hook: keras.Variable) -> Table:
     """Makes the variables of a table, weights of a layer; each device computes the first value of its own rows."""
-    home = host.placement.sharding(stacked=True) if deal.replicas > 1 else None
-    initializer = _agreed(spec, host)
+    home = strategy.placement.sharding(stacked=True) if deal.replicas > 1 else None
+    initializer = _agreed(spec, strategy)
 
     def made(name: str, initializer: object) -> keras.Variable:
         variable = layer.add_weight(
@@ -34,7 +34,7 @@ def make_table(layer: keras.Layer, spec: TableSpec, deal: Deal, host: StrategyBa
         mark_as_table(variable, spec)
         if deal.replicas > 1:
             variable.split_rows = True
-            variable.stored_form = RowsInOrder(deal, spec.columns, host.placement)
+            variable.stored_form = RowsInOrder(deal, spec.columns, strategy.placement)
         return variable
 
     import keras
@@ -48,15 +48,15 @@ def make_table(layer: keras.Layer, spec: TableSpec, deal: Deal, host: StrategyBa
         for slot in spec.optimizer.slots
     }
     step = layer.add_weight(shape=(), initializer="zeros", dtype="int32", trainable=False, name=f"{spec.name}_step")
-    index = _index(layer, spec, rows, host) if spec.grows else None
-    return Table(spec, deal, rows, slots, step, host.placement, hook, index)
+    index = _index(layer, spec, rows, strategy) if spec.grows else None
+    return Table(spec, deal, rows, slots, step, strategy.placement, hook, index)
 
 
-def _index(layer: keras.Layer, spec: TableSpec, rows: keras.Variable, host: StrategyBase) -> keras.Variable:
+def _index(layer: keras.Layer, spec: TableSpec, rows: keras.Variable, strategy: StrategyBase) -> keras.Variable:
     """Makes the index of a growing table: for each row its id, and when it was used. Servers keep it."""
     import keras
 
-    if not host.is_asynchronous:
+    if not strategy.is_asynchronous:
         raise ArgumentError(
             f"Table {spec.name!r} is a GrowingTable, and only parameter servers give rows to ids as they come. Make "
             "the layer in the scope of a ParameterServerStrategy; elsewhere let rx.keras.hashed_ids hash ids into the "
@@ -71,13 +71,13 @@ def _index(layer: keras.Layer, spec: TableSpec, rows: keras.Variable, host: Stra
     )
 
 
-def _agreed(spec: TableSpec, host: StrategyBase) -> keras.initializers.Initializer:
+def _agreed(spec: TableSpec, strategy: StrategyBase) -> keras.initializers.Initializer:
     """Returns the table's initializer, with process 0's seed where there are several processes."""
     seed = getattr(spec.initializer, "seed", None)
-    if not host.placement.spans_processes or not isinstance(seed, int):
+    if not strategy.placement.spans_processes or not isinstance(seed, int):
         return spec.initializer
     given = [np.asarray(part, np.int32) for part in (seed % 2**31, seed // 2**31)]
-    low, high = map(np.asarray, host.placement.agreed(given, [f"{spec.name} seed"] * 2))
+    low, high = map(np.asarray, strategy.placement.agreed(given, [f"{spec.name} seed"] * 2))
     agreed = int(low) + int(high) * 2**31
     return type(spec.initializer).from_config({**spec.initializer.get_config(), "seed": agreed})
 

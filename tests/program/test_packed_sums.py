@@ -78,3 +78,23 @@ def test_a_program_without_sums_asks_for_none():
     [result] = mapped(lambda x: [jnp.float32(3.0) + 1], recorder)(np.zeros((2, 4), "float32"))
     assert result == 4
     assert recorder.calls == []
+
+
+def stored_and_read(x):
+    memory = jax.new_ref(jnp.zeros(2))
+    memory[...] = total(x[0, :2])
+    return [memory[...] * 2]
+
+
+def test_a_mutable_array_is_read_after_a_sum_was_stored_in_it():
+    program = jax.make_jaxpr(stored_and_read, axis_env=[(REPLICA_AXIS, 2)])(jnp.ones((1, 4)))
+    seen = []
+
+    def doubled(arrays):
+        seen.append(len(arrays))
+        return [2 * array for array in arrays]
+
+    values = dict(zip(program.jaxpr.invars, [jnp.arange(4.0).reshape(1, 4)], strict=True))
+    evaluate_joined(program.jaxpr.eqns, values, doubled)
+    np.testing.assert_array_equal(values[program.jaxpr.outvars[0]], [0.0, 4.0])
+    assert seen == [1]

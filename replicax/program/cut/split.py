@@ -226,7 +226,7 @@ class Split:
         return self.worker_results(values)
 
     def worker_results(self, values: Values) -> tuple[list[jax.Array | None], list[jax.Array]]:
-        """Evaluates it, given the values of all variables of the program."""
+        """Returns what `worker` returns, from values of which the worker's half has been evaluated."""
         served = {each.output for each, flag in zip(self.assigned, self.updates, strict=True) if flag}
         outputs = [None if i in served else read(atom, values) for i, atom in enumerate(self.program.jaxpr.outvars)]
         return outputs, [values[leaf] for leaf in self.sent]
@@ -241,7 +241,7 @@ class Split:
 
     def part(self, number: int) -> Part:
         """Returns the server's part that computes the new value of a variable, by its number in `assigned`."""
-        if number not in self._parts:  # Placing, and the programs of all servers, use it.
+        if number not in self._parts:  # Kept, since placing and the programs of all servers use it.
             self._parts[number] = self._part(number)
         return self._parts[number]
 

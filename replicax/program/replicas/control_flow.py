@@ -271,7 +271,7 @@ def _varying(tree: PyTree) -> PyTree:
 
 
 def _all_varying(program: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
-    """Returns a program that does the same, in which all values vary, also those in its loops and branches."""
+    """Returns a program retyped so that all its values vary, also those in its loops and branches."""
     own = [_varying(jnp.zeros(aval.shape, aval.dtype)) for aval in program.in_avals]
     return jax.make_jaxpr(lambda *args: _varying(called(program, args, (), (), _evaluate_varying)))(*own)
 
@@ -287,7 +287,7 @@ def _evaluate_varying(equations: Sequence[jex_core.JaxprEqn], values: Values) ->
 
 
 def _or_again(original: PyTreeFunction, args: PyTree, kwargs: PyTree, again: Callable[[], PyTree]) -> PyTree:
-    """Calls a function of JAX's; where it refuses types that differ in nothing else, it is called in another way."""
+    """Calls a function of JAX; if it refuses types that differ in the axis of the replicas alone, calls `again`."""
     if context.current().manual_replicas is None:
         return original(*args, **kwargs)
     call: Callable[[], PyTree] = lambda: original(*args, **kwargs)  # noqa: E731

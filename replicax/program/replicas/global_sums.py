@@ -144,7 +144,7 @@ def _independent(gradients: Sequence[_Gradient], equations: Sequence[jex_core.Ja
 
 
 def _sums_rows(equation: jex_core.JaxprEqn, rows: set[int]) -> bool:
-    """Returns whether an equation is a sum over the first dimension of its operands, which has as many rows."""
+    """Returns whether an equation sums over the first dimension of its operands, whose size is one of `rows`."""
     if any(is_literal(atom) or aval_of(atom).shape[:1] not in {(each,) for each in rows} for atom in equation.invars):
         return False
     if not jnp.issubdtype(aval_of(equation.outvars[0]).dtype, np.inexact):

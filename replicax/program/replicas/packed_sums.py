@@ -37,8 +37,11 @@ def _rounds(equations: Iterable[jex_core.JaxprEqn]) -> list[tuple[list[jex_core.
     """Deals equations out to rounds: in each first what needs no sums but those of earlier rounds, then small sums."""
     rounds: list[tuple[list[jex_core.JaxprEqn], list[jex_core.JaxprEqn]]] = []
     known_in: dict[jex_core.Var, int] = {}
+    last_effect = 0
     for equation in equations:
         number = max((known_in.get(atom, 0) for atom in variables_of(equation.invars)), default=0)
+        if equation.effects:  # Reads and writes of mutable arrays, and calls of the host, keep their order.
+            number = last_effect = max(number, last_effect)
         is_sum = _is_small_sum(equation)
         known_in.update(dict.fromkeys(equation.outvars, number + is_sum))
         while len(rounds) <= number:

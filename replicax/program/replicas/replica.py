@@ -242,7 +242,7 @@ class ReplicaCall:
         )
 
     def _row_draws(self) -> RowDraws | None:
-        """Returns who decides about random numbers; None: each replica draws its own."""
+        """Returns what decides about random numbers; None: each replica draws its own."""
         if self.replicas == 1 or self.strategy.random_numbers != PER_ROW:
             return None
         return RowDraws(_name(self.fn), self.replicas, self._row_numbers(), self._as_one_device)
@@ -260,7 +260,7 @@ class ReplicaCall:
             trace_as_one_device(alone._call, alone._arrays, shard_map, draws)
 
     def _look_at(self, site: ReplicaProgram) -> None:
-        """Looks for what the traced function computes, but is hardly meant."""
+        """Advises of what the traced function computes but probably does not intend."""
         if self.replicas == 1 or not self.in_replica_context:
             return
         batches = self._batch_rows()

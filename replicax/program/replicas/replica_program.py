@@ -41,7 +41,7 @@ class ReplicaProgram:
     program: jex_core.ClosedJaxpr
     placeholders: list[jax.Array]  # what stands in `program` for the values of `inputs`
     saw_new: bool  # whether variables were created meanwhile
-    accumulators: list[VariableLike]  # in the order of their numbers
+    accumulators: list[VariableLike]  # their parts are combined at the end; in the order of their numbers
     late: Late | None = None  # the program in two parts, of which the second needs no replica; None: unknown
 
     def __call__(

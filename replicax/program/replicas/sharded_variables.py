@@ -181,7 +181,7 @@ class Sharded:
 
 
 def sharded_in(
-    host: StrategyBase,
+    strategy: StrategyBase,
     inputs: Sequence[VariableLike],
     outputs: Sequence[VariableLike],
     needed: Sequence[int],
@@ -192,7 +192,7 @@ def sharded_in(
     in_update = [
         variable
         for i, variable in enumerate(inputs)
-        if replicas == host.num_replicas_in_sync
+        if replicas == strategy.num_replicas_in_sync
         and i not in read
         and id(variable) in assigned
         and layout_of(variable) is None
@@ -201,7 +201,8 @@ def sharded_in(
     ]
     updated = set(map(id, in_update))
     shardings = [
-        host.optimizer_sharding(v) if id(v) in updated else host.placement.program_sharding(v, replicas) for v in inputs
+        strategy.optimizer_sharding(v) if id(v) in updated else strategy.placement.program_sharding(v, replicas)
+        for v in inputs
     ]
     splits = list(map(split_over_replicas, shardings, inputs))
     shapes = {shape_of(v): split for v, split in zip(inputs, splits, strict=True) if split is not None}

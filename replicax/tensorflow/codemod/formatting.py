@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import re
 import subprocess
@@ -25,8 +26,24 @@ def formatted(before: str, after: str) -> str:
 
 def _changed(before: str, after: str) -> list[tuple[int, int]]:
     """Returns the ranges of lines of `after` that are not in `before`: from 1, the end not included."""
-    matcher = difflib.SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False)
-    return [(j1 + 1, j2 + 1) for tag, _, _, j1, j2 in matcher.get_opcodes() if tag in ("replace", "insert")]
+    lines, written = before.splitlines(), after.splitlines()
+    matcher = difflib.SequenceMatcher(None, lines, written, autojunk=False)
+    ranges: list[tuple[int, int]] = []
+    for tag, _, _, j1, j2 in matcher.get_opcodes():
+        if tag in ("replace", "insert"):
+            # Where lines are there several times, what is compared may take a line that stayed for a new one.
+            stayed = [j for j in range(j1, j2) if _is_own_statement(written[j]) and written[j] in lines]
+            starts, ends = [j1, *(j + 1 for j in stayed)], [*stayed, j2]
+            ranges += [(start + 1, end + 1) for start, end in zip(starts, ends, strict=True) if start < end]
+    return ranges
+
+
+def _is_own_statement(line: str) -> bool:
+    """Returns whether a line at the left margin is a whole statement."""
+    try:
+        return bool(line) and not line[0].isspace() and bool(ast.parse(line).body)
+    except SyntaxError:
+        return False
 
 
 def _indentation(text: str) -> int:

@@ -69,3 +69,34 @@ def test_any_program(text):
             assert f"\n{line}\n" in f"\n{found.after}"
     if not found.edits:
         assert "tensorflow" not in found.after
+
+
+def test_a_statement_between_changed_ones_stays_as_it_is_written():
+    # Lines that are there several times: what compares the two texts takes the one in the middle for a new one.
+    text = """import tensorflow as tf
+for optimizer in data:
+  b = 1 ; c=2
+  b = 1 ; c=2
+model = tf.distribute.MirroredStrategy(devices=None)
+@other
+def step_0(x):
+  b = 1 ; c=2
+  with tf.GradientTape() as tape:
+    b = 1 ; c=2
+    loss = strategy.experimental_local_results(y)
+  strategy = tape.gradient(loss, x)
+x = tf.distribute.MirroredStrategy(devices=None)
+y = tf.reduce_sum(x)
+print( 'text' , end = '' )
+for x in tf.range(3):
+  y = tf.distribute.MirroredStrategy(devices=None)
+  for w in tf.range(3):
+    w = tf.reduce_sum(x)
+  with tf.GradientTape() as tape:
+    y = strategy.experimental_local_results(y)
+    w = strategy.experimental_local_results(y)
+    y = tf.something_new(x, tf.float32)
+    loss = tf.reduce_sum(x)
+  strategy = tape.gradient(loss, w)
+"""
+    assert "\nprint( 'text' , end = '' )\n" in convert(text).after
