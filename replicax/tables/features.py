@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from replicax.errors import ArgumentError
@@ -16,6 +17,7 @@ from replicax.typing import PyTree
 #: The key by which inputs are known that `preprocess` has returned; they have the form of `keras_rs`.
 PREPROCESSED = "preprocessed_inputs_per_placement"
 _PLACE = "default_device"
+_NO_ID = 2**31 - 1  # No table has so many rows.
 
 
 class Feature(NamedTuple):
@@ -125,5 +127,21 @@ def parts_of(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 def as_ids(ids: jax.Array | np.ndarray) -> jax.Array:
-    """Returns ids as int32; Keras makes floating numbers of inputs whose dtype is not given."""
-    return jax.numpy.asarray(ids).astype(jax.numpy.int32)
+    """Returns ids as int32; Keras makes floating numbers of inputs whose dtype is not given.
+
+    An id that int32 does not have, such as 1.5, NaN or 2**31, becomes one that no table has.
+    """
+    ids = jnp.asarray(ids)
+    is_floating = jnp.issubdtype(ids.dtype, jnp.floating)
+    if not is_floating and not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise ArgumentError(
+            f"Ids are integers, got an array of {ids.dtype}. Other keys can be hashed: rx.keras.hashed_ids."
+        )
+    if jnp.can_cast(ids.dtype, jnp.int32):
+        return ids.astype(jnp.int32)
+    fits = ids < _NO_ID
+    if not jnp.issubdtype(ids.dtype, jnp.unsignedinteger):
+        fits &= ids > -_NO_ID
+    if is_floating:
+        fits &= ids == jnp.rint(ids)
+    return jnp.where(fits, ids, 0).astype(jnp.int32) + jnp.where(fits, 0, _NO_ID).astype(jnp.int32)

@@ -37,6 +37,8 @@ def hashed_ids(keys: object, vocabulary_size: int, salt: int = 0) -> jax.Array |
         (True, 'int32')
     """
     rows = checked_int("vocabulary_size", vocabulary_size, least=1)
+    if rows >= 2**31:
+        raise ArgumentError(f"`vocabulary_size` is below 2**31, since programs have ids as int32; got {rows}.")
     if isinstance(keys, jax.Array):
         if not jnp.issubdtype(keys.dtype, jnp.integer):
             raise ArgumentError(f"Keys are integers, strings or bytes, got an array of {keys.dtype}.")

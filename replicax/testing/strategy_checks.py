@@ -6,6 +6,8 @@ replicax. So a check names the rule that a strategy breaks.
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,7 +25,7 @@ from replicax.strategies import ReplicaContext, Strategy, get_replica_context, g
 from replicax.typing import PyTree
 from replicax.variables import Variable
 
-_FEATURES, _RATE, _ROWS = 5, 0.1, 24
+_FEATURES, _OUTPUTS, _RATE, _ROWS = 5, 2, 0.05, 24
 _SIZES = (24, 23, 1, 24, 6)  # rows of batches: many numbers of replicas divide some of them only
 
 
@@ -46,7 +48,7 @@ def check_strategy(factory: Callable[[], Strategy], *, rtol: float = 1e-6) -> tu
         The rules that were checked, a sentence each.
 
     Raises:
-        ArgumentError: `factory` is not callable, or does not make an `rx.Strategy`.
+        ArgumentError: `factory` is not callable, or does not make an `rx.Strategy`; or `rtol` is not between 0 and 1.
         StrategyCheckError: The strategy breaks rules; the error has all of them, each with what was found.
 
     Example:
@@ -58,6 +60,8 @@ def check_strategy(factory: Callable[[], Strategy], *, rtol: float = 1e-6) -> tu
         raise ArgumentError(
             f"`factory` is a function that makes a strategy, such as rx.MirroredStrategy, got {factory!r:.100}."
         )
+    if isinstance(rtol, bool) or not isinstance(rtol, (int, float)) or not 0 < rtol < 1:
+        raise ArgumentError(f"`rtol` is a number between 0 and 1, got {rtol!r:.100}.")
     broken: dict[str, str] = {}
     name = ""
     for check in _CHECKS:
@@ -103,7 +107,8 @@ def _true(holds: bool, what: str) -> None:
 def _batches(sizes: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(sum(sizes), _FEATURES)).astype(np.float32)
-    y = (x @ np.arange(_FEATURES) + rng.normal(size=len(x))).astype(np.float32)
+    true = np.arange(_FEATURES * _OUTPUTS).reshape(_FEATURES, _OUTPUTS)
+    y = (x @ true + rng.normal(size=(len(x), _OUTPUTS))).astype(np.float32)
     ends = np.cumsum(sizes)
     return [(x[end - size : end], y[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
 
@@ -116,7 +121,7 @@ def _loss(params: Sequence[Any], x: Any, y: Any) -> jax.Array:
 
 def _trained_alone(sizes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
     """Trains with momentum in plain JAX, each batch as a whole."""
-    params = jnp.zeros(_FEATURES), jnp.zeros(())
+    params = jnp.zeros((_FEATURES, _OUTPUTS)), jnp.zeros(())
     momenta = params
     for x, y in _batches(sizes):
         gradients = jax.grad(lambda p, x, y: _loss(p, x, y) / len(x))(params, x, y)
@@ -131,8 +136,8 @@ class _Regression:
     def __init__(self, strategy: Strategy):
         self.strategy = strategy
         with strategy.scope():
-            self.params = [Variable(jnp.zeros(_FEATURES), name="weights"), Variable(0.0, name="offset")]
-            self.momenta = [Variable(jnp.zeros(_FEATURES), trainable=False), Variable(0.0, trainable=False)]
+            self.params = [Variable(jnp.zeros((_FEATURES, _OUTPUTS)), name="weights"), Variable(0.0, name="offset")]
+            self.momenta = [Variable(jnp.zeros((_FEATURES, _OUTPUTS)), trainable=False), Variable(0.0, trainable=False)]
 
     def step(self, x: Any, y: Any) -> jax.Array:
         rows = _replica().num_replicas_in_sync * len(x)
@@ -241,7 +246,7 @@ def _gradients(strategy: Strategy, rtol: float) -> None:
         unused = Variable(jnp.ones(3))
     given = _batches(_SIZES)
     for (x, y), batch in zip(given, strategy.distribute_dataset(given), strict=True):
-        expected = jax.grad(lambda p, x=x, y=y: _loss(p, x, y))((jnp.zeros(_FEATURES), jnp.zeros(())))
+        expected = jax.grad(lambda p, x=x, y=y: _loss(p, x, y))((jnp.zeros((_FEATURES, _OUTPUTS)), jnp.zeros(())))
 
         def step(x: Any, y: Any) -> PyTree:
             def loss() -> jax.Array:
@@ -263,7 +268,7 @@ def _gradients(strategy: Strategy, rtol: float) -> None:
 def _plain_gradients(strategy: Strategy, rtol: float) -> None:
     given = _batches(_SIZES)
     for (x, y), batch in zip(given, strategy.distribute_dataset(given), strict=True):
-        params = np.zeros(_FEATURES, np.float32), np.zeros((), np.float32)
+        params = np.zeros((_FEATURES, _OUTPUTS), np.float32), np.zeros((), np.float32)
         expected = jax.grad(_loss)(params, x, y)
         found = strategy.run(jax.grad(_loss), args=(strategy.replicate(params), *batch))
         found = strategy.reduce("mean", found)
@@ -277,6 +282,26 @@ def _training(sizes: Sequence[int]) -> Callable[[Strategy, float], None]:
         model.check(sizes, rtol)
 
     return check
+
+
+def _fitted(strategy: Strategy, rtol: float) -> None:
+    if sys.modules.get("keras") is None:
+        return  # A script without Keras does not pay for it.
+    found, expected = _weights_of_fit(strategy.scope()), _weights_of_fit(contextlib.nullcontext())
+    _same(found, expected, "what `Model.fit` has made of the weights")
+
+
+def _weights_of_fit(scope: contextlib.AbstractContextManager[object]) -> np.ndarray:
+    import keras
+
+    ((x, y),) = _batches((3 * _ROWS + 1,))
+    with scope:
+        init = keras.initializers.RandomNormal(seed=1)
+        layers = [keras.layers.Dense(size, "tanh", kernel_initializer=init) for size in (4, _OUTPUTS)]
+        model = keras.Sequential([keras.Input((_FEATURES,)), *layers])
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+    model.fit(x, y, batch_size=_ROWS, epochs=2, shuffle=False, verbose=0)
+    return np.concatenate([np.ravel(weight) for weight in model.get_weights()])
 
 
 def _equal_copies(strategy: Strategy, rtol: float) -> None:
@@ -399,6 +424,7 @@ _CHECKS = (
     _Check("gradients of `jax.grad` are summed over all rows", _plain_gradients),
     _Check("training on even batches is that of one device", _training((_ROWS,) * 5)),
     _Check("training on batches that do not divide is that of one device", _training(_SIZES)),
+    _Check("`Model.fit` is that of Keras, where the script has imported Keras", _fitted),
     _Check("all replicas have the same parameters after training", _equal_copies),
     _Check("a mirrored variable refuses a value that differs between replicas", _divergence),
     _Check("variables count on each replica, and are combined when they are read", _on_read),

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from replicax.tables.features import _NO_ID as NO_ID, as_ids
 from replicax.tables.inputs import check_range
 from tests.tables import problem
 
@@ -249,3 +250,15 @@ def test_padding_changes_no_row(optimizer: str, replicas: int):
 def test_ids_that_would_share_a_row_in_silence_are_refused(ids: np.ndarray, said: str):
     with pytest.raises(rx.errors.ArgumentError, match=said):
         check_range(ids, None, "item")
+
+
+def test_what_int32_does_not_have_becomes_an_id_that_no_table_has():
+    for ids, expected in (
+        (jnp.array([1.0, 1.5, jnp.nan, jnp.inf, -jnp.inf, 3e9]), [1, NO_ID, NO_ID, NO_ID, NO_ID, NO_ID]),
+        (jnp.array([7, 2**32 - 1], jnp.uint32), [7, NO_ID]),
+        (jnp.array([-3, 5], jnp.int8), [-3, 5]),
+    ):
+        np.testing.assert_array_equal(jax.jit(as_ids)(ids), expected)
+    for wrong in (jnp.array([True]), jnp.array([1j])):
+        with pytest.raises(rx.errors.ArgumentError, match="Ids are integers"):
+            jax.jit(as_ids)(wrong)

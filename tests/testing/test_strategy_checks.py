@@ -23,7 +23,7 @@ OURS = {name: make for name, make in ALL.items() if name != "default"}
 @pytest.mark.filterwarnings("ignore:The layout patterns")
 def test_our_strategies_keep_the_contract(name: str):
     rules = rx.testing.check_strategy(OURS[name])
-    assert len(rules) == len(set(rules)) == 19
+    assert len(rules) == len(set(rules)) == 20
 
 
 def in_context(**methods: Any) -> type[rx.Strategy]:
@@ -107,7 +107,21 @@ class SameValue(rx.MirroredStrategy):
         return super().distribute_values_from_function(lambda context: value_fn(rx.ValueContext(0, 2)))
 
 
+def transposed(self: Any, op: Any, gradients: Any, variables: Any) -> Any:
+    summed = rx.ReplicaContext.reduce_gradients(self, op, gradients, variables)
+    return [each if each is None or each.ndim < 2 else each.T.reshape(each.shape) for each in summed]
+
+
+class FitTwice(rx.MirroredStrategy):
+    @contextlib.contextmanager
+    def around_loop(self, model, name, given):
+        given.arguments["epochs"] = 2 * given.arguments["epochs"]
+        yield
+
+
 WRONG = {
+    "transposed": (in_context(reduce_gradients=transposed), "gradients of `rx.grad`"),
+    "fit twice": (FitTwice, "`Model.fit` is that of Keras"),
     "mean for sum": (in_context(reduce_gradients=mean_for_sum), "gradients of `rx.grad`"),
     "first only": (in_context(reduce_gradients=first_only), "training on even batches"),
     "half precision": (in_context(reduce_gradients=half_precision), "gradients of `rx.grad`"),
@@ -138,3 +152,6 @@ def test_something_else_than_a_factory_of_strategies_is_refused():
     for wrong in (rx.MirroredStrategy(["cpu:0"]), lambda: 3):
         with pytest.raises(ArgumentError, match="factory"):
             rx.testing.check_strategy(wrong)
+    for rtol in (float("nan"), -1, "x", True, float("inf")):
+        with pytest.raises(ArgumentError, match="`rtol` is a number between 0 and 1"):
+            rx.testing.check_strategy(rx.MirroredStrategy, rtol=rtol)
