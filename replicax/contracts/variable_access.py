@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Protocol, TypeGuard, cast
 
 import jax
@@ -69,6 +70,12 @@ def dtype_of(variable: VariableLike) -> jax.typing.DTypeLike:
 def name_of(variable: VariableLike) -> str:
     """Returns the name for messages: a Keras variable's path, otherwise its name."""
     return getattr(variable, "path", None) or variable.name
+
+
+def free_name(name: str, taken: Container[str], first: int = 2) -> str:
+    """Returns a name, and if it is taken, the name with the first number at its end that makes it another one."""
+    numbered = (f"{name}_{number}" for number in itertools.count(first))
+    return name if name not in taken else next(each for each in numbered if each not in taken)
 
 
 def layout_of(variable: VariableLike) -> NamedSharding | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import os
 import shutil
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 
 from replicax.checkpoint import write_variables
 from replicax.checkpoint.writing import absolute
-from replicax.contracts.variable_access import VariableLike, array_of, name_of
+from replicax.contracts.variable_access import VariableLike, array_of, free_name, name_of
 from replicax.dtensor.arrays import layout_of
 from replicax.dtensor.mesh import Mesh
 from replicax.errors import ExportError
@@ -249,10 +248,9 @@ def _described_array(value: jax.Array | jax.ShapeDtypeStruct) -> ArrayEntry:
 
 def _unique(names: list[str]) -> list[str]:
     """Returns names that differ: repeated ones get a number at the end, which makes none that is there already."""
-    taken, unique = set(names), list[str]()
+    taken, seen, unique = set(names), set[str](), list[str]()
     for name in names:
-        numbered = (f"{name}_{number}" for number in itertools.count(2))
-        new = name if name not in unique else next(each for each in numbered if each not in taken)
-        taken.add(new)
-        unique.append(new)
+        unique.append(free_name(name, taken) if name in seen else name)
+        seen.add(name)
+        taken.add(unique[-1])
     return unique

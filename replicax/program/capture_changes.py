@@ -145,8 +145,6 @@ class Watched:
                 doubts.append((looks, i, (place, get, key, _wanted(now), where, False), where))
         for i, (array, content, where, is_sure, whole) in enumerate(self._memory):
             if (now := array.tobytes()) != content:
-                if (converted := conversion_of(whole)) is not None:
-                    np.copyto(converted, whole, casting="unsafe")  # JAX would go on with the values of then.
                 if is_sure:
                     return Change(where)
                 doubts.append((self._memory, i, (array, now, where, False, whole), where))
@@ -154,6 +152,12 @@ class Watched:
             if not _is_equal(items, found[place]):
                 doubts.append((self._contents, i, (place, _items(found[place]), where), where))
         return self._doubted(doubts) if doubts else None
+
+    def renew_conversions(self) -> None:
+        """Gives JAX the present values of arrays of which it keeps its own copy, before the function is traced anew."""
+        for *_, whole in self._memory:
+            if (converted := conversion_of(whole)) is not None:
+                np.copyto(converted, whole, casting="unsafe")
 
     def _doubted(self, doubts: Sequence[_Doubt]) -> Change | None:
         """Returns what is to be looked at by tracing, of what has changed; notes the rest as it is now."""

@@ -94,6 +94,8 @@ class ProgramCache:
     ) -> Program:
         """Makes a program; where things have changed of which that is not known, finds out if it is an earlier one."""
         outdated = [(each, change) for each in self._programs.get(key, ()) if (change := each.changed(structure))]
+        for each, _ in outdated:
+            each.renew_conversions()
         doubted = [(each, change) for each, change in outdated if change.perhaps and _fits(each, arrays)]
         program = self._traced(args, kwargs, arrays, structure, doubted[::-1])
         if program.replaced is None and outdated:

@@ -161,6 +161,10 @@ class Program:
             return Change("a module of flax")
         return self._watched.changed(self._get_users, structure.static)
 
+    def renew_conversions(self) -> None:
+        """Has the next trace find the present values of the arrays that this program has captured."""
+        self._watched.renew_conversions()
+
     @property
     def strategy(self) -> StrategyBase | None:
         """The strategy that the program runs under; None without one."""

@@ -16,6 +16,7 @@ from replicax.contracts.variable_access import (
     VariableLike,
     array_of,
     dtype_of,
+    free_name,
     has_array,
     is_variable,
     name_of,
@@ -127,7 +128,7 @@ class ExponentialMovingAverage(Module):
                 self.weight = Variable(first, trainable=False, name=f"{self.name}/weight")
                 self.num_updates = Variable(0, trainable=False, name=f"{self.name}/num_updates")
             # Strategies that shard know by this name whose layout it has.
-            name = _free(f"{name_of(variable).replace('/', '_')}_average", self.averages)
+            name = free_name(f"{name_of(variable).replace('/', '_')}_average", self.averages, first=1)
             made = Variable(lambda: self._first_value(variable), trainable=False, name=f"{self.name}/{name}")
         self.averages[name] = made
         self._tracked.add(variable, made)
@@ -321,14 +322,6 @@ def _is_float(dtype: jax.typing.DTypeLike) -> bool:
 def _dtype(dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
     """Returns the dtype of an average: at least float32."""
     return jnp.promote_types(dtype, jnp.float32)
-
-
-def _free(name: str, taken: dict[str, Variable]) -> str:
-    number, free = 0, name
-    while free in taken:
-        number += 1
-        free = f"{name}_{number}"
-    return free
 
 
 def _variables_of(given: PyTree) -> list[VariableLike]:

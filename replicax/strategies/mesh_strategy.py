@@ -39,7 +39,7 @@ from replicax.program.replicas.outer_program import enclosing_program, hold_to_s
 from replicax.program.replicas.per_replica_arguments import without_per_replica
 from replicax.program.replicas.replica import ReplicaCall
 from replicax.runtime.calls import together
-from replicax.runtime.devices import device_name
+from replicax.runtime.devices import chosen_devices, device_name
 from replicax.runtime.mesh import REPLICA_AXIS, mirrored_sharding
 from replicax.runtime.transfer import host_copy, put
 from replicax.strategies.base import Strategy
@@ -51,7 +51,7 @@ from replicax.strategies.replica_context import ReplicaContext
 from replicax.strategies.replica_devices import placed_copies
 from replicax.strategies.sharded_update import update_layout
 from replicax.strategies.values_from_function import values_from_function
-from replicax.strategies.workers import ALONE, Workers, chosen_with_workers, is_default, patience
+from replicax.strategies.workers import ALONE, Workers, is_default, patience
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import Mirrored, PerReplica, is_per_replica
 from replicax.values.containers import opened, settings_among
@@ -124,8 +124,11 @@ class MeshStrategy(Strategy):
         """Returns the devices that a user has chosen; by default those of all workers, for whom it waits."""
         self.waits_for_workers = is_default(devices)
         stall_timeout = patience(stall_timeout, self._checked_options(options).timeout_seconds)
-        found, workers = chosen_with_workers(devices, cluster_resolver, start_timeout, stall_timeout)
-        self._set_workers(workers)
+        if self.waits_for_workers:
+            self._set_workers(Workers.joined(cluster_resolver, start_timeout, stall_timeout))
+            return self._joined.devices() if self.num_workers > 1 else chosen_devices(None)
+        found = chosen_devices(devices)
+        self._set_workers(Workers.of(found, cluster_resolver, start_timeout, stall_timeout))
         return found
 
     def _set_workers(self, workers: Workers) -> None:

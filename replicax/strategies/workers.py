@@ -77,20 +77,6 @@ def is_default(devices: int | Sequence[str | jax.Device] | None) -> bool:
     return devices is None or (not isinstance(devices, int) and not len(devices))
 
 
-def chosen_with_workers(
-    devices: int | Sequence[str | jax.Device] | None,
-    resolver: ClusterResolver | None,
-    start_timeout: float,
-    stall_timeout: float | None,
-) -> tuple[list[jax.Device], Workers]:
-    """Returns the devices that a user has chosen, and their processes; by default it waits for all workers'."""
-    if is_default(devices):
-        workers = Workers.joined(resolver, start_timeout, stall_timeout)
-        return workers.devices() if len(workers.names) > 1 else chosen_devices(None), workers
-    found = chosen_devices(devices)
-    return found, Workers.of(found, resolver, start_timeout, stall_timeout)
-
-
 def own_devices(
     strategy: StrategyBase, devices: int | Sequence[str | jax.Device] | None, argument: str
 ) -> list[jax.Device]:

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.errors import ArgumentError
-from replicax.tables.inputs import check_range, dense_ids
+from replicax.tables.inputs import MOST_IDS, check_range, dense_ids
 from replicax.tables.specs import FeatureConfigLike, TableConfigLike, TableSpec, table_spec
 from replicax.typing import PyTree
 
 #: The key by which inputs are known that `preprocess` has returned; they have the form of `keras_rs`.
 PREPROCESSED = "preprocessed_inputs_per_placement"
 _PLACE = "default_device"
-_NO_ID = 2**31 - 1  # No table has so many rows.
+_NO_ID = MOST_IDS - 1  # No table has so many rows.
 
 
 class Feature(NamedTuple):
@@ -144,4 +144,4 @@ def as_ids(ids: jax.Array | np.ndarray) -> jax.Array:
         fits &= ids > -_NO_ID
     if is_floating:
         fits &= ids == jnp.rint(ids)
-    return jnp.where(fits, ids, 0).astype(jnp.int32) + jnp.where(fits, 0, _NO_ID).astype(jnp.int32)
+    return jnp.where(fits, ids.astype(jnp.int32), _NO_ID)

@@ -10,6 +10,7 @@ import numpy as np
 
 from replicax.checks import checked_int
 from replicax.errors import ArgumentError
+from replicax.tables.inputs import MOST_IDS
 
 _SPREAD = (0x7FEB352D, 0x846CA68B)  # the multipliers of a 32-bit hash with little bias (Wellons, "hash-prospector")
 
@@ -37,7 +38,7 @@ def hashed_ids(keys: object, vocabulary_size: int, salt: int = 0) -> jax.Array |
         (True, 'int32')
     """
     rows = checked_int("vocabulary_size", vocabulary_size, least=1)
-    if rows >= 2**31:
+    if rows >= MOST_IDS:
         raise ArgumentError(f"`vocabulary_size` is below 2**31, since programs have ids as int32; got {rows}.")
     if isinstance(keys, jax.Array):
         if not jnp.issubdtype(keys.dtype, jnp.integer):

@@ -10,7 +10,7 @@ import numpy as np
 
 from replicax.errors import ArgumentError
 
-_MOST_IDS = 2**31  # Programs have ids as int32.
+MOST_IDS = 2**31  # Programs have ids as int32.
 
 
 class Ids(NamedTuple):
@@ -49,7 +49,7 @@ def check_range(ids: object, rows: int | None, feature: str) -> None:
     known = np.asarray(ids)
     if jnp.issubdtype(known.dtype, jnp.floating):
         _check_floats(known, feature)
-    least, end = (0, _MOST_IDS) if rows is None else (-rows, rows)
+    least, end = (0, MOST_IDS) if rows is None else (-rows, rows)
     wrong = known[(known < least) | (known >= end)]
     if wrong.size:
         has = f"has the rows 0 to {end - 1}" if rows is not None else f"grows by ids from 0 to {end - 1}"

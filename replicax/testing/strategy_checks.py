@@ -7,7 +7,6 @@ replicax. So a check names the rule that a strategy breaks.
 from __future__ import annotations
 
 import contextlib
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ import replicax.context as context
 from replicax.checkpoint import Checkpoint
 from replicax.errors import ArgumentError, ReplicaDivergenceError, StrategyCheckError
 from replicax.program import Function, grad, value_and_grad
+from replicax.program.keras.backend import keras_is_loaded
 from replicax.strategies import ReplicaContext, Strategy, get_replica_context, get_strategy
 from replicax.typing import PyTree
 from replicax.variables import Variable
@@ -285,7 +285,7 @@ def _training(sizes: Sequence[int]) -> Callable[[Strategy, float], None]:
 
 
 def _fitted(strategy: Strategy, rtol: float) -> None:
-    if sys.modules.get("keras") is None:
+    if not keras_is_loaded():
         return  # A script without Keras does not pay for it.
     found, expected = _weights_of_fit(strategy.scope()), _weights_of_fit(contextlib.nullcontext())
     _same(found, expected, "what `Model.fit` has made of the weights")

@@ -19,6 +19,7 @@ import optax
 import pytest
 
 import replicax as rx
+from replicax.program import capture_changes
 from replicax.program.captures import found_outside
 from tests.program import watched_names
 
@@ -587,3 +588,14 @@ def test_an_array_is_watched_beside_a_view_of_its_beginning():
     assert step(1.0).tolist() == [9.0]
     whole[5] = 100.0
     assert step(1.0).tolist() == [108.0]
+
+
+def test_steady_steps_do_not_look_for_conversions(monkeypatch):
+    weights, asked = np.ones(3), []
+    step = rx.function(lambda x: x * weights)
+    step(jnp.ones(3))
+    weights[0] = 5.0
+    step(jnp.ones(3))
+    monkeypatch.setattr(capture_changes, "conversion_of", lambda array: asked.append(array))
+    np.testing.assert_array_equal([step(jnp.ones(3)) for _ in range(3)], [[5, 1, 1]] * 3)
+    assert asked == []

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import replicax.compat.keras as keras_door
 import replicax.context as context
-from replicax.contracts.variable_access import VariableLike, was_made
+from replicax.contracts.variable_access import VariableLike, free_name, was_made
 from replicax.program.frames import OverrideFrame
 from replicax.program.keras.backend import keras_is_loaded
 from replicax.program.keras.hooks import install_keras_hooks
@@ -73,10 +72,9 @@ class VariableStore:
 
     def variable(self, name: str, new: Callable[[], object]) -> object:
         """Returns the next variable of a name in this call: that of an earlier call, or what `new` returns."""
-        count, asked = self._used[name], name
-        self._used[name] += 1
-        if count:  # As TensorFlow numbers names; another variable may have asked for the numbered one.
-            name = next(each for i in itertools.count(count) if not self._used[each := f"{asked}_{i}"])
+        asked, name = name, free_name(name, self._used, first=self._used[name])  # as TensorFlow numbers names
+        self._used[asked] += 1
+        if name != asked:
             self._used[name] += 1
         known = self._variables.get(name)
         if known is None or not was_made(known):

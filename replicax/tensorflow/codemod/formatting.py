@@ -27,12 +27,13 @@ def formatted(before: str, after: str) -> str:
 def _changed(before: str, after: str) -> list[tuple[int, int]]:
     """Returns the ranges of lines of `after` that are not in `before`: from 1, the end not included."""
     lines, written = before.splitlines(), after.splitlines()
+    known = set(lines)
     matcher = difflib.SequenceMatcher(None, lines, written, autojunk=False)
     ranges: list[tuple[int, int]] = []
     for tag, _, _, j1, j2 in matcher.get_opcodes():
         if tag in ("replace", "insert"):
             # Where lines are there several times, what is compared may take a line that stayed for a new one.
-            stayed = [j for j in range(j1, j2) if _is_own_statement(written[j]) and written[j] in lines]
+            stayed = [j for j in range(j1, j2) if written[j] in known and _is_own_statement(written[j])]
             starts, ends = [j1, *(j + 1 for j in stayed)], [*stayed, j2]
             ranges += [(start + 1, end + 1) for start, end in zip(starts, ends, strict=True) if start < end]
     return ranges

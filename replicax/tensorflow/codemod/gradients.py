@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 
 import libcst as cst
 from libcst import matchers as m
 
+from replicax.contracts.variable_access import free_name
 from replicax.tensorflow.codemod.reading import Flow
 from replicax.tensorflow.codemod.rewriter import Action
 from replicax.tensorflow.codemod.script import Script
@@ -51,10 +51,10 @@ class _Written:
 
     def __init__(self, tape: Tape, use: Use, taken: set[str]):
         self._tape = tape
-        self._function = _free("loss_fn", taken)
+        self._function = free_name("loss_fn", taken)
         self._use = use
         self._assigned = tape.assigned_to()
-        self._target = self._assigned or cst.Name(_free("gradients", taken))
+        self._target = self._assigned or cst.Name(free_name("gradients", taken))
 
     def actions(self) -> dict[cst.CSTNode, Action]:
         """Returns what becomes of the block, the statement of the gradient, and statements of the tape alone."""
@@ -131,12 +131,6 @@ class _Written:
 
 def _removed(writer: Writer, node: cst.CSTNode, updated: cst.CSTNode) -> cst.RemovalSentinel:
     return cst.RemoveFromParent()
-
-
-def _free(name: str, taken: set[str]) -> str:
-    """Returns a name, with a number if the script uses it."""
-    numbered = (f"{name}_{number}" for number in itertools.count(2))
-    return name if name not in taken else next(each for each in numbered if each not in taken)
 
 
 def _bracketed(target: cst.BaseExpression) -> cst.BaseExpression:
