@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 from jax._src import config as jax_config, core as jax_core
-from jax._src.core import Trace as Trace  # for who types traces
+from jax._src.core import Trace as Trace, trace_state_clean as trace_state_clean
 from jax.extend import core as jex_core
 
 from replicax.typing import PyTree
@@ -33,14 +33,14 @@ def trace_state() -> object:
 def is_tracing() -> bool:
     """Returns whether the code runs inside a function that JAX traces or transforms."""
     # Without the name: `jax.extend.core.get_opaque_trace_state` compared with the one of a thread that traces nothing.
-    return not jax_core.trace_state_clean()
+    return not trace_state_clean()
 
 
 def constants_are_traced() -> bool:
     """Returns whether what is computed here is traced even if all operands are known, as in a constant."""
     # It is not where a function is only differentiated or mapped, nor in `jax.ensure_compile_time_eval`. JAX could be
     # asked by making an array, which takes a hundred times as long; that is what is done if the names here go.
-    if jax_core.trace_state_clean():
+    if trace_state_clean():
         return False
     trace = current_trace()
     while type(trace).__name__ in _PASS_CONSTANTS_ON:

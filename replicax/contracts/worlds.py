@@ -114,20 +114,21 @@ class Worlds(Protocol):
         """Lets this process leave between two calls, and end. For signal handlers."""
 
 
-_running: Worlds | None = None
+#: The worlds of this process; None if its job is not elastic. Each step looks here.
+present: Worlds | None = None
 
 
 def running() -> Worlds | None:
     """Returns the worlds of this process; None if its job is not elastic."""
-    return _running
+    return present
 
 
 def number() -> int:
     """Returns the number of the present world; 0 if the job is not elastic."""
-    return 0 if _running is None else _running.world.number
+    return 0 if present is None else present.world.number
 
 
 def install(worlds: Worlds) -> None:
     """Makes `worlds` those of this process."""
-    global _running
-    _running = worlds
+    global present
+    present = worlds

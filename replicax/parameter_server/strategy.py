@@ -37,7 +37,7 @@ from replicax.parameter_server.scheduling.server_actors import ServerActors
 from replicax.parameter_server.variables.partition import count_shards
 from replicax.parameter_server.variables.remote import Home, RemoteVariable, home_of, move_to_servers, variable_bytes
 from replicax.parameter_server.variables.sharded import ShardedVariable
-from replicax.program.call_checks import called
+from replicax.program.call_checks import called, check_function
 from replicax.ray_cluster import connect, serve_if_task
 from replicax.strategies.base import Strategy
 from replicax.strategies.no_strategy import DefaultStrategy, default_replica_context, default_strategy
@@ -200,6 +200,7 @@ class ParameterServerStrategy(Strategy):
         self, fn: PyTreeFunction, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], donate: tuple[int, ...]
     ) -> PyTree:
         del donate
+        check_function("`fn`", fn)
         if recorder() is None:
             _log.warning(
                 "strategy.run was called outside of a scheduled function: it runs on the coordinator and fetches "

@@ -20,8 +20,8 @@ in and out; here the first is turned into the second. For example:
    and `keras/hooks.py`, flax's through `flax/`. Layers that build themselves in the first call need another pass.
 3. The traced function is `(w, x) -> (w + x, 2 * (w + x))`. `compiled_pass.py` compiles it with the buffer of `w`
    donated, so that the update happens in place. `bound_variables.py` knows where the values of its variables live.
-4. Each call places the arguments, copies buffers that somebody else holds before they are donated (`buffers.py`), runs
-   the program, and stores the new values in the variables, all at once or not at all (`storing.py`).
+4. Each call places the arguments, copies buffers that somebody else holds before they are donated (`own`), runs the
+   program, and stores the new values in the variables, all at once or not at all (`storing.py`).
 
 Under a strategy, `strategy.run(fn, args)` inside `step` adds one level:
 
@@ -43,7 +43,7 @@ The mistakes that it guards against:
 - A value that a step computes while it is traced, and would lose with the trace (`accesses.py`).
 - A value that differs between replicas and is stored as if it did not, also where control flow decides about it
   (`ir/divergence.py`), or a gradient that lacks its sum (`gradients/autodiff.py`).
-- A buffer that is donated while somebody else holds it (`buffers.py`).
+- A buffer that is donated while somebody else holds it (`bound_variables.py`).
 - A step that fails after some variables have got new values (`storing.py`), or in a callback of the host
   (`host_calls.py`).
 - An old program that goes on when what the step finds outside of its arguments has changed (`capture_changes.py`).

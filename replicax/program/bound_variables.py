@@ -1,20 +1,28 @@
-"""The variables of one program: what it does with each of them, and where their values are when it runs."""
+"""The variables of one program: what it does with each of them, and where their values are when it runs.
+
+A program may overwrite only buffers that nobody else can see. There is one rule, and it is applied in one place.
+Between programs the values of variables are in the variables. Before a program updates some of them in place, `own`
+looks who else refers to their arrays. An array that only its variable refers to is given to the program; of any other
+the program gets a copy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import functools
+import itertools
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from replicax.contracts.strategy import StrategyBase
-from replicax.contracts.variable_access import VariableLike, array_of, layout_of, name_of
+from replicax.contracts.variable_access import VariableLike, array_of, layout_of, name_of, set_array
 from replicax.errors import LayoutError
-from replicax.program.buffers import own
 from replicax.program.global_view import GlobalView
 from replicax.program.storing import store_values
-from replicax.runtime.transfer import beside_device, put
+from replicax.runtime.transfer import beside_device, copy_of, put
 from replicax.variables import lives_elsewhere
 
 
@@ -41,8 +49,9 @@ class BoundVariables:
         # gets its own back; in any other XLA would have to copy.
         self.written = [*self.updated, *(variable for variable in written if id(variable) not in updated)]
         self.constant = [variable for variable in read if id(variable) not in updated]
-        self._elsewhere = [variable for variable in read if lives_elsewhere(variable)]
+        self.elsewhere = [variable for variable in read if lives_elsewhere(variable)]
         self._here = [variable for variable in self.updated if not lives_elsewhere(variable)]
+        self._overwrites = strategy.placement.worlds is None
         self._mesh = _mesh_of_layouts(read)
         # Empty where nothing places values: variables are left where they are.
         shardings = [(variable, self.sharding(variable)) for variable in read]
@@ -70,10 +79,8 @@ class BoundVariables:
 
     def fetched(self) -> dict[int, jax.Array]:
         """Returns the values of the variables that live elsewhere, by `id`; the program may overwrite its own."""
-        if not self._elsewhere:
-            return {}
         updated = set(map(id, self.updated))
-        arrays = {id(each): array_of(each) for each in self._elsewhere}
+        arrays = {id(each): array_of(each) for each in self.elsewhere}
         return {key: jnp.copy(array) if key in updated else array for key, array in arrays.items()}
 
     def inputs(self, fetched: Mapping[int, jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
@@ -81,8 +88,10 @@ class BoundVariables:
         if self._is_partial:
             return [], self._loaded(self._placements)
         self._place()
-        if self._strategy.placement.worlds is None:  # Elsewhere no program overwrites anything.
+        if self._overwrites:
             own(self._here)
+        if not fetched:
+            return list(map(array_of, self.updated)), list(map(array_of, self.constant))
         return _values(self.updated, fetched), _values(self.constant, fetched)
 
     def _place(self) -> None:
@@ -138,7 +147,29 @@ def _mesh_of_layouts(variables: Sequence[VariableLike]) -> Mesh | AbstractMesh |
 
 
 def _values(variables: Sequence[VariableLike], fetched: Mapping[int, jax.Array]) -> list[jax.Array]:
-    if not fetched:
-        return [array_of(variable) for variable in variables]
     known = map(fetched.get, map(id, variables))
     return [array_of(variable) if value is None else value for variable, value in zip(variables, known, strict=True)]
+
+
+def own(variables: Sequence[VariableLike]) -> None:
+    """Gives each variable a buffer that nothing else refers to: a program is about to overwrite it."""
+    # One after the other: of two variables that share an array only the first gets a copy.
+    for variable in itertools.compress(variables, map(_references_if_alone().__lt__, _references(variables))):
+        # A user has read it, or variables share it: after `a.assign(b)`, or weights and their moving averages in Keras.
+        set_array(variable, copy_of(array_of(variable)))
+
+
+def _references(variables: Iterable[VariableLike]) -> Iterator[int]:
+    """Yields how many references there are to the array of each variable, those of counting among them."""
+    return map(sys.getrefcount, map(array_of, variables))
+
+
+@functools.cache
+def _references_if_alone() -> int:
+    """Returns what `_references` counts where only the variable refers to its array (Pythons differ)."""
+    return next(_references([_Probe()]))  # type: ignore[list-item]  # it has what is looked at
+
+
+class _Probe:
+    def __init__(self) -> None:
+        self._value = object()

@@ -14,6 +14,11 @@ from replicax.typing import PyTree, PyTreeFunction
 def checked_call(name: str, fn: object, args: PyTree, kwargs: PyTree) -> tuple[tuple[PyTree, ...], dict[str, PyTree]]:
     """Returns the arguments of a call `fn(*args, **kwargs)` to come, checked; messages call `fn` by `name`."""
     check_function(f"`{name}`", fn)
+    return checked_arguments(args, kwargs)
+
+
+def checked_arguments(args: PyTree, kwargs: PyTree) -> tuple[tuple[PyTree, ...], dict[str, PyTree]]:
+    """Returns the arguments of a call to come, checked."""
     if not isinstance(args, (list, tuple)):
         raise ArgumentError(f"`args` must be a list or tuple of arguments, got {type(args).__name__}. One: args=(x,).")
     if kwargs is None:

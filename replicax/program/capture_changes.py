@@ -139,7 +139,9 @@ class Watched:
                     return Change(where)
                 now = _GONE
             found.append(now)
-            if now is not wanted and wanted is not _WAY and not _is_same(wanted, now):
+            if now is wanted or wanted is _WAY or (type(wanted) is weakref.ref and wanted() is now):
+                continue
+            if not _is_same(wanted, now):
                 if is_sure:
                     return Change(where)
                 doubts.append((looks, i, (place, get, key, _wanted(now), where, False), where))

@@ -229,7 +229,8 @@ class _Search:
         names = self._reads.add(fn.__code__) if is_own else ()
         for i, (name, cell) in enumerate(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)):
             if (content := content_of(cell)) is not _EMPTY:
-                yield at.part(content, name, (getattr, "__closure__"), (_in_cell, i), named=is_own)
+                cells: Step = (getattr, "__closure__")
+                yield at.part(content, name, cells, (operator.getitem, i), (getattr, "cell_contents"), named=is_own)
         for i, default in enumerate(fn.__defaults__ or ()):
             yield at.part(default, "default", (getattr, "__defaults__"), (operator.getitem, i), perhaps=is_own)
         for name, default in (fn.__kwdefaults__ or {}).items():
@@ -319,10 +320,6 @@ def content_of(cell: types.CellType) -> object:
         return cell.cell_contents
     except ValueError:  # not assigned yet
         return _EMPTY
-
-
-def _in_cell(cells: tuple[types.CellType, ...], i: int) -> object:
-    return cells[i].cell_contents
 
 
 def _referent(reference: weakref.ref[Any], _: None) -> object:

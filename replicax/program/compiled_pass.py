@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from replicax.compat.jax_tracing import is_kept_by_jax, is_tracing
+from replicax.compat.jax_tracing import is_kept_by_jax, trace_state_clean
 from replicax.contracts.strategy import CompiledStep, StrategyBase, or_null
 from replicax.contracts.variable_access import array_of, is_trained, shape_of
 from replicax.contracts.worlds import Worlds
@@ -33,18 +33,19 @@ from replicax.program.pytrees import Structure
 from replicax.program.replicas.global_sums import RowSums
 from replicax.program.replicas.sharded_variables import split_over_replicas
 from replicax.program.results import mark, marked_with
-from replicax.program.storing import explain_devices, explain_loss, run_and_keep, shown_names, staged, store_values
+from replicax.program.storing import explain_devices, explain_loss, run_and_keep, shown_names, store_values
 from replicax.program.tracing import Pass
 from replicax.runtime import REPLICA_AXIS, turns
 from replicax.runtime.calls import Call, Calls
 from replicax.runtime.transfer import host_copy, with_kind_of
-from replicax.typing import PyTree
+from replicax.typing import PyTree, PyTreeFunction
 
 Arrays: TypeAlias = Sequence[jax.Array]
 #: Values of the updated variables, values of the others, donated arguments, other arguments.
 Inputs: TypeAlias = tuple[list[jax.Array], list[jax.Array], list[jax.Array], Arrays]
 #: New values of the variables, and the result's arrays.
 Outputs: TypeAlias = tuple[list[jax.Array], list[jax.Array]]
+_NONE_FETCHED: Mapping[int, jax.Array] = {}
 
 
 @dataclasses.dataclass
@@ -76,7 +77,7 @@ class CompiledPass:
         placement = self._host.placement
         #: Whether a device of this process is among those that the program runs on.
         self._takes_part = not self._is_partial or placement.takes_part(self._replicas)
-        self._host_calls = HostCalls(name, self._function.program)
+        self._host_calls = HostCalls.of(name, self._function.program)
         self._worlds = placement.worlds
         #: How results are sharded over the devices when the program ends; those of a partial batch are cut afterwards.
         self._layouts = {} if self._is_partial or view is not None else self.returned.layouts
@@ -84,8 +85,10 @@ class CompiledPass:
             self._function.read, self._function.written, self._host, self._replicas, self._view, frame.in_update
         )
         self.compiled = self._jit()  # `Inputs` -> `Outputs`
+        self._in_parts = getattr(self.compiled, "staged", None)
         self._calls = Calls(name, placement.spans_processes)
         self._counted_by = self._counters()
+        self._is_marked = bool(self.returned.counted or self.returned.passed)
         if self._worlds is not None:
             placement.follow([*self.variables.written, *self.variables.constant])
 
@@ -148,7 +151,8 @@ class CompiledPass:
 
     def __call__(self, arrays: Arrays) -> PyTree:
         """Runs the program, updates the variables and returns the result."""
-        self._check_caller(arrays)
+        if not trace_state_clean():
+            self._check_caller()
         if not self._counted_by:
             return self._call(arrays)
         with contextlib.ExitStack() as counted:
@@ -165,8 +169,8 @@ class CompiledPass:
         if self._worlds is not None:
             return self._call_in_world(self._worlds, arrays)
         with self._calls.one() as call:
-            fetched = self.variables.fetched()
-            if self._host_calls:
+            fetched = self.variables.fetched() if self.variables.elsewhere else _NONE_FETCHED
+            if self._host_calls is not None:
                 with turns.of_thread(), self._host_calls.watched(): return self._run(arrays, fetched, call)  # noqa: E701  # fmt: skip
             with turns.of_thread(), turns.DISPATCH: return self._run(arrays, fetched, call)  # noqa: E701  # fmt: skip
 
@@ -174,13 +178,14 @@ class CompiledPass:
         """Returns the program as JAX lowers it."""
         return self.compiled.lower(*self._inputs(arrays, self.variables.fetched()))
 
-    def _check_caller(self, arrays: Arrays) -> None:
-        if self.variables.written and (is_tracing() or any(isinstance(array, jax.core.Tracer) for array in arrays)):
+    def _check_caller(self) -> None:
+        """Checks that the program may run inside of a function that JAX traces."""
+        if self.variables.written:
             raise ProgramError(
                 "A function that assigns variables was called inside a function that JAX traces (jax.jit, jax.grad, "
                 "...). Decorate the outer function with @rx.function instead."
             )
-        if self.variables.constant and is_tracing() and is_kept_by_jax():
+        if self.variables.constant and is_kept_by_jax():
             raise ProgramError(
                 f"{self._name!r} reads variables ({shown_names(self.variables.constant)}) and was called inside a "
                 "function that JAX compiles (jax.jit, or the body of jax.lax.scan, cond, ...), which would keep the "
@@ -205,8 +210,9 @@ class CompiledPass:
             call.sent(next(iter([*new_values[:1], *leaves[:1]]), None))
         if self._is_partial:
             return self._store_partial(leaves, new_values, arrays)
-        apply_changes(self.returned.changes)
-        if self.returned.counted or self.returned.passed:
+        if self.returned.changes:
+            apply_changes(self.returned.changes)
+        if self._is_marked:
             self._mark(leaves, arrays)
         return self.returned.structure.rebuild(leaves)
 
@@ -247,14 +253,14 @@ class CompiledPass:
         """Runs the program and returns its outcome when it has ended."""
         with self._calls.one() as call, turns.of_thread():
             with turns.DISPATCH: inputs = self._inputs(arrays, self.variables.fetched())  # noqa: E701  # fmt: skip
-            with self._host_calls.watched() if self._host_calls else contextlib.nullcontext():
+            with contextlib.nullcontext() if self._host_calls is None else self._host_calls.watched():
                 if not self._takes_part:
                     outputs = self._placeholders(inputs)
                 else:
                     with turns.DISPATCH: outputs = self.compiled(*inputs)  # noqa: E701  # fmt: skip
                     if call is not None:
                         call.sent(next(iter([*outputs[0][:1], *outputs[1][:1]]), None))
-                    if self._host_calls:
+                    if self._host_calls is not None:
                         self._host_calls.wait(outputs)
                     if self._worlds is not None:
                         self._worlds.wait(outputs)
@@ -295,16 +301,21 @@ class CompiledPass:
         if self._is_partial:
             with turns.DISPATCH: outputs: Outputs = self.compiled(*inputs)  # noqa: E701  # fmt: skip
             return outputs
-        with turns.DISPATCH: program, given, results_of = staged(self.compiled, inputs)  # noqa: E701  # fmt: skip
+        if self._in_parts is None and self._host_calls is None:
+            return run_and_keep(self.compiled, inputs, self._keep)
+        program: PyTreeFunction = self.compiled
+        given, results_of = inputs, _itself
+        if self._in_parts is not None:
+            # Only the last part overwrites its inputs; the others have run by then.
+            with turns.DISPATCH: program, given, results_of = self._in_parts(*inputs)  # noqa: E701  # fmt: skip
+        if self._host_calls is not None:
+            program = _in_turn(program)
+        return run_and_keep(program, given, lambda returned: self._keep(results_of(returned)))
 
-        def keep(returned: PyTree) -> Outputs:
-            new_values, leaves = results_of(returned)
-            if self._host_calls:
-                self._host_calls.wait((new_values, leaves))
-            store_values(self.variables.written, new_values)
-            return new_values, leaves
-
-        outputs = run_and_keep(_in_turn(program) if self._host_calls else program, given, keep)
+    def _keep(self, outputs: Outputs) -> Outputs:
+        if self._host_calls is not None:
+            self._host_calls.wait(outputs)
+        store_values(self.variables.written, outputs[0])
         return outputs
 
     def _placeholders(self, inputs: Inputs) -> Outputs:
@@ -313,7 +324,7 @@ class CompiledPass:
         return outputs
 
     def _store_partial(self, leaves: list[jax.Array], new_values: list[jax.Array], arrays: Arrays) -> PyTree:
-        if self._host_calls:
+        if self._host_calls is not None:
             self._host_calls.wait((new_values, leaves))
         with turns.DISPATCH: return self._stored_partial(leaves, new_values, arrays)  # noqa: E701  # fmt: skip
 
@@ -343,6 +354,10 @@ class CompiledPass:
 def _placeholder(result: jax.ShapeDtypeStruct) -> jax.Array | np.ndarray:
     is_key = jnp.issubdtype(result.dtype, jax.dtypes.prng_key)
     return jnp.empty(result.shape, result.dtype) if is_key else np.zeros(result.shape, result.dtype)
+
+
+def _itself(results: PyTree) -> PyTree:
+    return results
 
 
 def _in_turn(program: Callable[..., PyTree]) -> Callable[..., PyTree]:

@@ -14,11 +14,10 @@ import jax
 import numpy as np
 
 import replicax.context as context
-from replicax.compat.jax import is_weak
+import replicax.contracts.worlds as worlds
 from replicax.contracts.advice import Advised
 from replicax.contracts.called_as import called_as
 from replicax.contracts.variable_access import VariableLike
-from replicax.contracts.worlds import number, running
 from replicax.errors import ArgumentError, ProgramError
 from replicax.program.call_checks import check_function
 from replicax.program.capture_changes import Change
@@ -53,28 +52,28 @@ class ProgramCache:
         self._donate_argnums = frozenset(donate_argnums)
         self._programs: dict[Hashable, list[Program]] = {}
         self._lock = threading.Lock()
-        self._world = number()
+        self._world = worlds.number()
 
     def __call__(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
         """Runs the function compiled for these arguments, compiling it first if they are of a new kind."""
-        worlds = running()
-        if worlds is None:
-            program, arrays = self.program(args, kwargs)
-            return program(arrays)
-        return worlds.attempt(lambda: self._call_in_world(*worlds.renewed((args, kwargs))))
+        running = worlds.present
+        if running is not None:
+            return running.attempt(lambda: self._call_in_world(*running.renewed((args, kwargs))))
+        program, arrays = self.program(args, kwargs)
+        return program(arrays)
 
     def _call_in_world(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
         """Runs it in an elastic job: each world has programs, and shares of a batch, of its own."""
-        if self._world != number():
+        if self._world != worlds.number():
             self._programs.clear()
-            self._world = number()
+            self._world = worlds.number()
         program, arrays = self.program(args, kwargs)
         return program(arrays)
 
     def program(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> tuple[Program, list[jax.Array]]:
         """Returns the program for these arguments, traced if they are of a new kind, and its array arguments."""
         arrays, structure = flatten_inputs((args, kwargs))
-        key = self._key(arrays, structure)
+        key = id(context.current().strategy), signature(arrays, structure)
         program = self._found(key, arrays, structure)
         if program is None:
             with self._lock:
@@ -85,7 +84,7 @@ class ProgramCache:
 
     def _found(self, key: Hashable, arrays: list[jax.Array], structure: Structure) -> Program | None:
         for program in self._programs.get(key, ()):
-            if program.changed(structure) is None and _fits(program, arrays):
+            if program.changed(structure) is None and program.fits(arrays):
                 return program
         return None
 
@@ -96,7 +95,7 @@ class ProgramCache:
         outdated = [(each, change) for each in self._programs.get(key, ()) if (change := each.changed(structure))]
         for each, _ in outdated:
             each.renew_conversions()
-        doubted = [(each, change) for each, change in outdated if change.perhaps and _fits(each, arrays)]
+        doubted = [(each, change) for each, change in outdated if change.perhaps and each.fits(arrays)]
         program = self._traced(args, kwargs, arrays, structure, doubted[::-1])
         if program.replaced is None and outdated:
             self._drop_outdated(key, outdated)
@@ -127,20 +126,13 @@ class ProgramCache:
             donate = _donated(args, kwargs, self._donate_argnums)
         return Program(self._get_fn, structure, arrays, donate, replicas, self._view, self._get_users, earlier)
 
-    def _key(self, arrays: list[jax.Array], structure: Structure) -> Hashable:
-        return id(context.current().strategy), signature(arrays, structure)
-
     def __len__(self) -> int:
         return sum(map(len, self._programs.values()))
 
 
-def _fits(program: Program, arrays: list[jax.Array]) -> bool:
-    return not (program.asked or program.layouts) or program.fits(arrays)
-
-
 def signature(arrays: Sequence[jax.Array | np.ndarray], structure: Structure) -> Hashable:
     """Returns what a program is specialised to: calls with the same signature share one."""
-    kinds = tuple([_kind(array) for array in arrays])
+    kinds = tuple(map(_kind, arrays))
     if not structure.static:
         return structure.treedef, kinds
     return structure.treedef, kinds, tuple((i, _Static(leaf)) for i, leaf in structure.static)
@@ -176,7 +168,7 @@ class _Static:
 def _kind(array: jax.Array | np.ndarray) -> Hashable:
     """Returns what a program is specialised to: shape, dtype and weakness; for a Python number, its type."""
     if isinstance(array, jax.Array):
-        return array.shape, array.dtype, is_weak(array)
+        return array.shape, array.dtype, getattr(array, "weak_type", False)  # those of random keys have none
     if isinstance(array, np.ndarray):
         return array.shape, array.dtype
     return type(array)
@@ -398,13 +390,14 @@ class WeakProgramCaches(Generic[_Cache]):
         found = self._caches.get(key)
         if found is not None:
             return found[1]
+        check_function("`fn`", fn)
         forget = functools.partial(self._forget, weakref.ref(self), key)
         reference: Callable[[], PyTreeFunction | None]
         try:
             reference = weakref.WeakMethod(fn, forget) if hasattr(fn, "__func__") else weakref.ref(fn, forget)
         except TypeError:  # not everything that can be called can be referred to weakly
             reference = lambda: fn  # noqa: E731
-        cache = make(lambda: _alive(reference))
+        cache = make(functools.partial(_alive, reference))
         self._caches[key] = (reference, cache)
         return cache
 

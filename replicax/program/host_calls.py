@@ -24,17 +24,18 @@ from replicax.typing import PyTree, PyTreeFunction
 class HostCalls:
     """The calls of a program's functions of the host, which are made by way of this from now on."""
 
-    def __init__(self, name: str, program: jex_core.ClosedJaxpr):
+    def __init__(self, name: str, equations: Sequence[jex_core.JaxprEqn]):
         self._name = name
         self._failures: list[tuple[str, BaseException]] = []
         self._is_watched = False
-        equations = list(_calls_in(program))
         for equation in equations:
             equation.params["callback"] = _Guarded(equation, self)
-        self._any = bool(equations)
 
-    def __bool__(self) -> bool:
-        return self._any
+    @classmethod
+    def of(cls, name: str, program: jex_core.ClosedJaxpr) -> HostCalls | None:
+        """Returns those of a program; None if it makes none."""
+        equations = list(_calls_in(program))
+        return cls(name, equations) if equations else None
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:

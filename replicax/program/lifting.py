@@ -153,11 +153,11 @@ class Program:
         """Returns whether the arguments count, and are cut, as they did and were when the program was traced."""
         if self.layouts is not None and self.layouts != list(map(layout_in, arrays)):
             return False
-        return all(marked_with(arrays[i]) == replicas for i, replicas in self.asked.items())
+        return not self.asked or all(marked_with(arrays[i]) == replicas for i, replicas in self.asked.items())
 
     def changed(self, structure: Structure) -> Change | None:
         """Returns what the function would find outside of its arrays that is not what it was; None if all is."""
-        if self._modules.changed():
+        if self._modules.seen and self._modules.changed():
             return Change("a module of flax")
         return self._watched.changed(self._get_users, structure.static)
 

@@ -16,7 +16,6 @@ from typing import TypeVar
 import jax
 
 from replicax.compat.jax_errors import is_about_devices
-from replicax.contracts.strategy import CompiledStep
 from replicax.contracts.variable_access import VariableLike, array_of, name_of
 from replicax.errors import LayoutError, ProgramError
 from replicax.typing import PyTree, PyTreeFunction
@@ -43,17 +42,6 @@ def run_and_keep(program: PyTreeFunction, inputs: Sequence[PyTree], keep: Callab
         if made:
             keep(made[0])  # again, if an exception (an interrupt) has come in its way
         raise
-
-
-def staged(program: CompiledStep, inputs: Sequence[PyTree]) -> tuple[PyTreeFunction, Sequence[PyTree], PyTreeFunction]:
-    """Returns the call that overwrites inputs, its arguments, and what turns its result into the program's."""
-    # A program of several parts has done all others by then.
-    in_parts = getattr(program, "staged", None)
-    return (program, inputs, _itself) if in_parts is None else in_parts(*inputs)
-
-
-def _itself(results: PyTree) -> PyTree:
-    return results
 
 
 def explain_loss(error: BaseException, variables: Sequence[VariableLike], values: Sequence[jax.Array]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
@@ -26,7 +27,7 @@ from replicax.data import (
 )
 from replicax.errors import ArgumentError, ContextError
 from replicax.keras.strategy_scope import keras_entered
-from replicax.program.call_checks import checked_call
+from replicax.program.call_checks import checked_arguments, checked_call
 from replicax.program.hints.foreign import check_outside_of_graphs
 from replicax.program.replicas.outer_program import noted
 from replicax.program.results import COMBINED
@@ -208,20 +209,22 @@ class Strategy(StrategyBase):
             ReplicaShapeError: A per-replica argument has components of different shapes or of another step.
             ReplicaDivergenceError: `fn` assigns a mirrored variable a value that may differ between replicas.
         """
-        args, kwargs = checked_call("fn", fn, args, kwargs)
-        check_outside_of_graphs("strategy.run")
+        if type(args) is not tuple or kwargs is not None:
+            args, kwargs = checked_arguments(args, kwargs)
+        if "tensorflow" in sys.modules:
+            check_outside_of_graphs("strategy.run")
         self._check_cross_replica("strategy.run")
         try:
-            return self._run(fn, args, kwargs, tuple(donate_argnums))
+            return self._run(fn, args, kwargs or {}, tuple(donate_argnums))
         except TypeError:
-            explain_misfit("fn", fn, args, kwargs)
+            explain_misfit("fn", fn, args, kwargs or {})
             raise
 
     @abc.abstractmethod
     def _run(
         self, fn: PyTreeFunction, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], donate: tuple[int, ...]
     ) -> PyTree:
-        """Runs `fn` on all replicas; the arguments have been checked."""
+        """Runs `fn`, which is not checked yet, on all replicas."""
 
     @entry_point
     @called_as("tf.distribute.StrategyExtended.update")

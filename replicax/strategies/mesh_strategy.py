@@ -213,15 +213,19 @@ class MeshStrategy(Strategy):
         donate: tuple[int, ...],
         in_replica_context: bool,
     ) -> PyTree:
-        if context.current().manual_replicas is not None:
+        here = context.current()
+        if here.manual_replicas is not None:
             raise ContextError(
                 "strategy.run was called inside merge_call or update, which run on the replicas already."
             )
-        if enclosing_program() is not None:
-            return self._traced(ReplicaCall(self, fn, (args, kwargs), in_replica_context))
-        if context.current().frame is not None:
-            raise ContextError("Differentiating strategy.run needs a program around it: decorate it with @rx.function.")
-        if context.runs_eagerly():
+        if here.frame is not None or context.runs_eagerly():
+            check_function("`fn`", fn)
+            if enclosing_program() is not None:
+                return self._traced(ReplicaCall(self, fn, (args, kwargs), in_replica_context))
+            if here.frame is not None:
+                raise ContextError(
+                    "Differentiating strategy.run needs a program around it: decorate it with @rx.function."
+                )
             return ReplicaCall(self, fn, (args, kwargs), in_replica_context).eager()
         make = functools.partial(self._program_cache, donate=donate, in_replica_context=in_replica_context)
         return self._programs.get(fn, (donate, in_replica_context), make)(args, kwargs)

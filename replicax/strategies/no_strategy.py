@@ -54,6 +54,7 @@ class DefaultStrategy(Strategy):
         self, fn: PyTreeFunction, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], donate: tuple[int, ...]
     ) -> PyTree:
         del donate
+        check_function("`fn`", fn)
         return fn(*args, **kwargs)
 
     def _update(

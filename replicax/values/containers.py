@@ -39,8 +39,11 @@ def flattened(
     tree: PyTree, is_leaf: Callable[[Leaf], bool] | None = None
 ) -> tuple[list[Leaf], jax.tree_util.PyTreeDef]:
     """Returns the leaves of a tree and its structure, also inside of containers of arrays that JAX does not know."""
-    leaves, structure = flattened_by_jax(tree, is_leaf)
-    if _any_container(leaves):
+    try:
+        leaves, structure = jax.tree_util.tree_flatten(tree, is_leaf)
+    except ValueError as error:
+        raise _explained(error) from error
+    if any(map(_opener, set(map(type, leaves)))):  # Every argument of every call comes by here.
         return flattened_by_jax(_opened(tree, ()), is_leaf)
     return leaves, structure
 
@@ -72,12 +75,15 @@ def flattened_by_jax(
     try:
         return jax.tree_util.tree_flatten(tree, is_leaf)
     except ValueError as error:
-        if "key" not in str(error):
-            raise
-        raise ArgumentError(
-            "JAX flattens dicts in the order of their keys, so the keys of one dict must be of one type, such as "
-            "strings."
-        ) from error
+        raise _explained(error) from error
+
+
+def _explained(error: ValueError) -> ValueError:
+    if "key" not in str(error):
+        return error
+    return ArgumentError(
+        "JAX flattens dicts in the order of their keys, so the keys of one dict must be of one type, such as strings."
+    )
 
 
 def walked(value: object) -> Iterator[tuple[str, Leaf]]:

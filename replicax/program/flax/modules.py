@@ -144,7 +144,7 @@ class UsedModules:
     """The modules and variables of flax that a function is given or has captured, when its program is made."""
 
     def __init__(self, fn: PyTreeFunction, structure: _Arguments):
-        self._seen: dict[int, _Seen] = {}
+        self.seen: dict[int, _Seen] = {}
         self._variables: dict[int, tuple[FlaxVariable, ...]] = {}  # Held, since their names go with them.
         if flax_door.nnx() is None:
             return
@@ -156,11 +156,11 @@ class UsedModules:
 
     def changed(self) -> bool:
         """Returns whether a module has changed otherwise than by its variables' values."""
-        return any(seen.changed() for seen in self._seen.values())
+        return any(seen.changed() for seen in self.seen.values())
 
     def note_in(self, frame: StateFrame) -> None:
         """Notes in a frame, where its function begins, which modules are from outside."""
-        for seen in self._seen.values():
+        for seen in self.seen.values():
             frame.note_changed(seen.module)
             flax_door.move_outside(seen.module)
 
@@ -171,8 +171,8 @@ class UsedModules:
             if id(value) not in self._variables:
                 self._variables[id(value)] = tuple(_named(value, path))
         elif isinstance(value, nnx.Pytree):
-            if id(value) not in self._seen:
-                self._seen[id(value)] = _Seen(value, dict(vars(value)))
+            if id(value) not in self.seen:
+                self.seen[id(value)] = _Seen(value, dict(vars(value)))
                 for name, child in flax_door.attributes_of(value).items():
                     self._look_at(child, f"{path}.{name}")
         elif isinstance(value, (list, tuple, dict, nnx.State)):
