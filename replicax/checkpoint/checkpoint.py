@@ -51,7 +51,7 @@ from replicax.checkpoint.writing import (
 )
 from replicax.contracts.advice import Advised
 from replicax.contracts.called_as import called_as
-from replicax.contracts.variable_access import AssignableLike
+from replicax.contracts.variable_access import AssignableLike, restorations_of
 from replicax.errors import ArgumentError, CheckpointError, ElasticError
 from replicax.typing import PyTree
 from replicax.variables import Variable
@@ -512,4 +512,4 @@ def _values_at_once(variables: Mapping[str, AssignableLike]) -> dict[str, SavedA
 
 def _restorations(variables: Mapping[str, AssignableLike]) -> set[int]:
     """Returns how many beginnings and ends of recoveries of servers there have been: odd during a recovery."""
-    return {getattr(variable, "_replicax_restorations", 0) for variable in variables.values()}
+    return {restorations_of(variable) for variable in variables.values()}

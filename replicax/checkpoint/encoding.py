@@ -16,7 +16,14 @@ import numpy as np
 
 import replicax.contracts.worlds as worlds
 from replicax.compat.jax import is_random_key
-from replicax.contracts.variable_access import VariableLike, array_of, is_per_replica_variable, shape_of, stored_form_of
+from replicax.contracts.variable_access import (
+    VariableLike,
+    array_of,
+    is_per_replica_variable,
+    is_saved_as_bfloat16,
+    shape_of,
+    stored_form_of,
+)
 from replicax.errors import CheckpointError
 from replicax.typing import Leaf, PyTree
 
@@ -41,7 +48,7 @@ def saved_value(variable: VariableLike) -> SavedArray:
     """Returns what a checkpoint stores for a variable."""
     form = stored_form_of(variable)
     value = saved_array(variable.value) if form is None else form.stored(array_of(variable))
-    return value.astype(jnp.bfloat16) if getattr(variable, "save_as_bf16", False) else value
+    return value.astype(jnp.bfloat16) if is_saved_as_bfloat16(variable) else value
 
 
 def wanted_value(variable: VariableLike) -> jax.ShapeDtypeStruct:

@@ -208,3 +208,9 @@ NULL_STRATEGY: StrategyBase = _NoStrategy()
 def or_null(strategy: StrategyBase | None) -> StrategyBase:
     """Returns the strategy, or the null object where none is current."""
     return NULL_STRATEGY if strategy is None else strategy
+
+
+def owner_of(variable: VariableLike) -> StrategyBase | None:
+    """Returns the strategy in whose scope a variable was created, or None."""
+    reference = getattr(variable, "_replicax_strategy", None)  # Keras's have a weak one.
+    return reference() if reference is not None else getattr(variable, "strategy", None)

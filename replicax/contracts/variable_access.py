@@ -1,4 +1,9 @@
-"""A variable as programs see it, whichever class it has: one accessor for each thing that they ask of it."""
+"""A variable as programs see it, whichever class it has: one accessor for each thing that they ask of it.
+
+The variables of Keras, `rx.Variable`, DTensor, flax and parameter servers have no base class in common. What all of
+them have is `VariableLike`. What some have besides is asked for by a function here, whose answer for all others is the
+usual one; no other module looks for attributes of variables.
+"""
 
 from __future__ import annotations
 
@@ -126,6 +131,51 @@ def stored_form_of(variable: VariableLike) -> StoredForm | None:
 def has_split_rows(variable: VariableLike) -> bool:
     """Returns whether each replica has some of the variable's rows, as it has of a batch: an embedding table."""
     return getattr(variable, "split_rows", False)
+
+
+def synchronization_of(variable: object) -> object:
+    """Returns when replicas' values are combined: Keras's text, or a member of `rx.VariableSynchronization`."""
+    return getattr(variable, "synchronization", None)
+
+
+def aggregation_of(variable: object) -> str | None:
+    """Returns how replicas' values are combined: Keras's text, or a member of `rx.VariableAggregation`."""
+    return getattr(variable, "aggregation", None)
+
+
+def lives_elsewhere(variable: VariableLike) -> bool:
+    """Returns whether other processes have a variable's value: it has a lock of its own there, and reading may wait."""
+    # Nobody reads such a variable while it is their turn (`runtime/turns.py`): what they wait for, as when a lost
+    # server is replaced, has to take turns itself.
+    return getattr(variable, "_replicax_is_remote", False)
+
+
+def is_per_worker(variable: object) -> bool:
+    """Returns whether each worker of a parameter server strategy keeps a value of the variable for itself."""
+    return getattr(variable, "per_worker", False)
+
+
+def restorations_of(variable: VariableLike) -> int:
+    """Returns how often the values of lost servers have been restored since the variable was made; mostly 0."""
+    return getattr(variable, "_replicax_restorations", 0)
+
+
+def is_saved_as_bfloat16(variable: object) -> bool:
+    """Returns whether checkpoints have the variable in half of its bytes."""
+    return getattr(variable, "save_as_bf16", False)
+
+
+def optimizer_check_of(variable: VariableLike) -> Callable[[object], None] | None:
+    """Returns what raises an error for an optimizer that cannot train the variable; None if every one can."""
+    return getattr(variable, "optimizer_check", None)
+
+
+def store(variable: VariableLike, array: jax.Array) -> None:
+    """Gives a variable the array that it holds from now on, here or where it lives; others are assigned it."""
+    if hasattr(variable, "_store"):
+        variable._store(array)
+    else:
+        cast(AssignableLike, variable).assign(array)
 
 
 def is_per_replica_variable(variable: VariableLike) -> bool:

@@ -14,6 +14,7 @@ from replicax.checkpoint import Checkpoint as _Checkpoint, entries, read_arrays,
 from replicax.checkpoint.writing import Directory
 from replicax.checks import explained
 from replicax.contracts.called_as import called_as
+from replicax.contracts.variable_access import is_saved_as_bfloat16
 from replicax.dtensor.arrays import is_traced, layout_of
 from replicax.dtensor.layout import Layout
 from replicax.dtensor.mesh import Mesh, MeshLike
@@ -117,7 +118,7 @@ def name_based_save(
     for name, tensor in name_tensor_dict.items():
         value = tensor.value if isinstance(tensor, DVariable) else tensor
         _layout_on(mesh, name, value)
-        arrays[name] = value.astype("bfloat16") if getattr(tensor, "save_as_bf16", False) else value
+        arrays[name] = value.astype("bfloat16") if is_saved_as_bfloat16(tensor) else value
     return write_arrays(directory, arrays)
 
 

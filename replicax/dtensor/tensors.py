@@ -15,11 +15,11 @@ from replicax.checkpoint.variable_names import is_variable
 from replicax.compat.jax_tracing import constants_are_traced
 from replicax.contracts import variable_access
 from replicax.contracts.called_as import called_as
+from replicax.contracts.strategy import owner_of
 from replicax.data.batch_placement import owned_copy
 from replicax.dtensor.arrays import TensorLike, as_array, checked_layout, is_traced, laid_out, layout_of
 from replicax.dtensor.layout import MATCH, Layout
 from replicax.errors import LayoutError, ProgramError, TensorError
-from replicax.program.keras.state import owner_of
 
 
 def pack(tensors: Sequence[TensorLike], layout: Layout, *, check_replicas: bool = False) -> jax.Array:

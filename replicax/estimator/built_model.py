@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.checkpoint import entries, restore_variables
-from replicax.contracts.variable_access import AssignableLike, VariableLike, dtype_of, name_of
+from replicax.contracts.variable_access import AssignableLike, VariableLike, dtype_of, name_of, synchronization_of
 from replicax.errors import EstimatorError, InitialValueError
 from replicax.estimator.batches import features_and_labels
 from replicax.estimator.mode_keys import ModeKeys
@@ -177,7 +177,7 @@ def _numbered(owner: str) -> str:
 
 def _is_of_metric(variable: VariableLike) -> bool:
     """Returns whether a variable is what a Keras metric counts in, also of one that is not in the spec."""
-    return not isinstance(variable, Variable) and getattr(variable, "synchronization", None) == "on_read"
+    return not isinstance(variable, Variable) and synchronization_of(variable) == "on_read"
 
 
 @contextlib.contextmanager

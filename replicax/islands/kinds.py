@@ -7,7 +7,15 @@ from collections.abc import Iterable, Sequence
 
 import jax.numpy as jnp
 
-from replicax.contracts.variable_access import VariableLike, dtype_of, is_trained, name_of, shape_of
+from replicax.contracts.variable_access import (
+    VariableLike,
+    aggregation_of,
+    dtype_of,
+    is_trained,
+    name_of,
+    shape_of,
+    synchronization_of,
+)
 
 _STEP_COUNTER = "iteration"  # Each optimizer of Keras has a variable of this name, beside all its others.
 
@@ -36,8 +44,8 @@ def kinds_of(variables: Sequence[VariableLike]) -> list[Kind]:
 def _kind(variable: VariableLike, optimizers: set[str]) -> Kind:
     if is_trained(variable):
         return Kind.TRAINED
-    if _text(getattr(variable, "synchronization", "")) == "on_read":
-        return Kind.SUM if _text(getattr(variable, "aggregation", "")) == "sum" else Kind.MEAN
+    if _text(synchronization_of(variable)) == "on_read":
+        return Kind.SUM if _text(aggregation_of(variable)) == "sum" else Kind.MEAN
     if variable.name == "seed_generator_state":
         return Kind.SEED
     if not jnp.issubdtype(dtype_of(variable), jnp.inexact):

@@ -22,7 +22,7 @@ from jax.sharding import Sharding
 
 import replicax.contracts.worlds as worlds
 import replicax.runtime.activity as activity
-from replicax.contracts.strategy import StrategyBase
+from replicax.contracts.strategy import StrategyBase, owner_of
 from replicax.contracts.variable_access import VariableLike, name_of
 from replicax.errors import ArgumentError
 from replicax.group.renewal import renewed
@@ -34,7 +34,6 @@ from replicax.keras.steps import KerasStep, KerasSteps, State
 from replicax.program.function import ProgramCache
 from replicax.program.global_view import GlobalView
 from replicax.program.hints.advice import advise_of_uncompressed
-from replicax.program.keras.state import owner_of
 from replicax.program.storing import store_values
 from replicax.runtime.calls import Calls
 from replicax.typing import PyTree

@@ -21,7 +21,7 @@ from replicax.collectives import CommunicationOptions
 from replicax.contracts.called_as import called_as
 from replicax.contracts.placement import Placement
 from replicax.contracts.reduce_op import ReduceOp
-from replicax.contracts.variable_access import VariableLike, dtype_of, name_of, set_array, shape_of
+from replicax.contracts.variable_access import VariableLike, dtype_of, is_per_worker, name_of, set_array, shape_of
 from replicax.data import InputContext, InputOptions, ValueContext
 from replicax.errors import ArgumentError, ContextError
 from replicax.parameter_server.actors.created_rows import CreatedRows
@@ -350,7 +350,7 @@ class _ServerPlacement(Placement):
         """Gives a variable a value; a new variable is adopted first."""
         strategy = self._strategy()
         assert strategy is not None
-        if getattr(variable, "per_worker", False):
+        if is_per_worker(variable):
             if not isinstance(variable, PerWorkerVariable):
                 keep_on_each_worker(variable, value)
             set_array(variable, jax.numpy.copy(value))

@@ -18,12 +18,11 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from replicax.contracts.strategy import StrategyBase
-from replicax.contracts.variable_access import VariableLike, array_of, layout_of, name_of, set_array
+from replicax.contracts.variable_access import VariableLike, array_of, layout_of, lives_elsewhere, name_of, set_array
 from replicax.errors import LayoutError
 from replicax.program.global_view import GlobalView
 from replicax.program.storing import store_values
 from replicax.runtime.transfer import beside_device, copy_of, put
-from replicax.variables import lives_elsewhere
 
 
 class BoundVariables:

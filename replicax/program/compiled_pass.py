@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from replicax.compat.jax_tracing import is_kept_by_jax, trace_state_clean
-from replicax.contracts.strategy import CompiledStep, StrategyBase, or_null
+from replicax.contracts.strategy import CompiledStep, StrategyBase, or_null, owner_of
 from replicax.contracts.variable_access import array_of, is_trained, shape_of
 from replicax.contracts.worlds import Worlds
 from replicax.errors import ProgramError
@@ -28,7 +28,6 @@ from replicax.program.flax.modules import around_modules
 from replicax.program.flax_changes import ModuleChange, apply_changes
 from replicax.program.global_view import GlobalView
 from replicax.program.host_calls import HostCalls
-from replicax.program.keras.state import owner_of
 from replicax.program.pytrees import Structure
 from replicax.program.replicas.global_sums import RowSums
 from replicax.program.replicas.sharded_variables import split_over_replicas

@@ -18,7 +18,7 @@ from replicax.compat.jax import varying_axes
 from replicax.compat.jax_primitives import taken_as_equal_over_axis
 from replicax.contracts.reduce_op import mean_over
 from replicax.contracts.strategy import PER_REPLICA, or_null
-from replicax.contracts.variable_access import VariableLike, dtype_of, name_of
+from replicax.contracts.variable_access import VariableLike, aggregation_of, dtype_of, name_of, synchronization_of
 from replicax.program.hints.metric_totals import marked_as_share, marked_as_total
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.values.aggregation import VariableAggregation, check_aggregation, combine
@@ -51,7 +51,7 @@ def made_equal(
     frame = cast(context.ReplicaStateFrame, current.frame)
     if is_accumulator(variable) and replicas > 1:
         number = defer_total(variable, frame)
-        is_mean = VariableAggregation.of(_aggregation_of(variable)) is VariableAggregation.MEAN
+        is_mean = VariableAggregation.of(aggregation_of(variable)) is VariableAggregation.MEAN
         return value if is_mean else marked_as_total(value, number)
     if replicas > 1 and frame.postpones(variable, how):
         return as_of_first(variable, value)  # what the first replica would have; it is combined later
@@ -65,28 +65,24 @@ def made_equal(
 
 def is_accumulator(variable: VariableLike) -> bool:
     """Returns whether replicas count in a variable, as in a metric's: their sums are combined at the end."""
-    synchronization = getattr(variable, "synchronization", None)  # An rx.Variable has an enumeration's member.
-    return synchronization == "on_read" and _aggregation_of(variable) in ("sum", "mean")
+    # An rx.Variable has members of enumerations.
+    return synchronization_of(variable) == "on_read" and aggregation_of(variable) in ("sum", "mean")
 
 
 def defer_total(variable: VariableLike, frame: context.ReplicaStateFrame) -> int:
     """Lets the replicas' parts of an accumulator be combined when their function ends; returns its number."""
-    how = VariableAggregation.of(_aggregation_of(variable))
+    how = VariableAggregation.of(aggregation_of(variable))
     check_aggregation(how, dtype_of(variable), name_of(variable))
     return frame.defer(variable, functools.partial(_aggregate_accumulator, how))
 
 
 def share_of_total(variable: VariableLike, total: jax.Array, frame: context.ReplicaStateFrame) -> jax.Array:
     """Returns the value from which a replica accumulates: replica 0 continues the total, the others start at zero."""
-    if VariableAggregation.of(_aggregation_of(variable)) is VariableAggregation.MEAN:
+    if VariableAggregation.of(aggregation_of(variable)) is VariableAggregation.MEAN:
         return total
     # So the sum over replicas is the total at every moment, whether the replicas add to it or reset it.
     share = jnp.where(jax.lax.axis_index(REPLICA_AXIS) == 0, total, jnp.zeros_like(total))
     return marked_as_share(share, frame.number(variable))
-
-
-def _aggregation_of(variable: VariableLike) -> str | None:
-    return getattr(variable, "aggregation", None)
 
 
 def _aggregate_accumulator(how: VariableAggregation, value: jax.Array) -> jax.Array:

@@ -16,10 +16,9 @@ from typing import TypeVar
 import jax
 
 from replicax.compat.jax_errors import is_about_devices
-from replicax.contracts.variable_access import VariableLike, array_of, name_of
+from replicax.contracts.variable_access import VariableLike, array_of, lives_elsewhere, name_of
 from replicax.errors import LayoutError, ProgramError
 from replicax.typing import PyTree, PyTreeFunction
-from replicax.variables import lives_elsewhere
 
 _SHOWN = 3
 

@@ -12,19 +12,20 @@ import jax.numpy as jnp
 
 import replicax.context as context
 from replicax.checks import is_int, is_real
+from replicax.contracts.strategy import owner_of
 from replicax.contracts.variable_access import (
     VariableLike,
     array_of,
     dtype_of,
     free_name,
     has_array,
+    is_per_replica_variable,
     is_variable,
     name_of,
     shape_of,
 )
 from replicax.errors import ArgumentError, ContextError, VariableError
 from replicax.program.function import function
-from replicax.program.keras.state import owner_of
 from replicax.program.storing import store_values
 from replicax.typing import Leaf, PyTree
 from replicax.variables import Module, Variable
@@ -348,7 +349,7 @@ def _check(variable: VariableLike) -> None:
             f"Variable {name_of(variable)!r} has no value yet. Build the model first, or call `create` after its first "
             "step."
         )
-    if getattr(variable, "per_replica", False):
+    if is_per_replica_variable(variable):
         raise VariableError(
             f"Variable {name_of(variable)!r} has a component for each replica (synchronization 'on_read'); average "
             "what you read from it, in a variable of its own."

@@ -16,9 +16,8 @@ import jax.numpy as jnp
 
 import replicax.compat.keras as keras_door
 import replicax.context as context
-from replicax.contracts.strategy import or_null
+from replicax.contracts.strategy import or_null, owner_of
 from replicax.errors import ArgumentError
-from replicax.program.keras.state import owner_of
 
 if TYPE_CHECKING:
     import keras

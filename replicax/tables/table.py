@@ -18,11 +18,10 @@ from jax.sharding import PartitionSpec
 
 import replicax.context as context
 from replicax.contracts.placement import Placement
-from replicax.contracts.strategy import StrategyBase, or_null
+from replicax.contracts.strategy import StrategyBase, or_null, owner_of
 from replicax.contracts.variable_access import array_of, name_of, set_array
 from replicax.errors import ProgramError
 from replicax.program.ir.jaxprs import marked_as_gradient
-from replicax.program.keras import state
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.tables.contents import Deal
 from replicax.tables.exchange import Exchange, Route, State
@@ -70,7 +69,7 @@ class Table:
 
     def look_up(self, ids: jax.Array, hook: jax.Array, counts: jax.Array | None = None) -> jax.Array:
         """Returns the rows of ids, shape `(*ids.shape, columns)`; NaN for ids that the table does not have."""
-        owner = state.owner_of(self.variables[""])
+        owner = owner_of(self.variables[""])
         check_owner(owner, context.current().strategy, name_of(self.variables[""]))
         # An id that does not count is padding: it has a row of zeros, and touches no row of the table.
         named = ids if counts is None else jnp.where(counts, ids, self._in_place_of_padding(ids, counts))
@@ -149,7 +148,7 @@ class Table:
 
     @property
     def _strategy(self) -> StrategyBase | None:
-        return state.owner_of(self.variables[""])
+        return owner_of(self.variables[""])
 
     @property
     def _is_on_servers(self) -> bool:

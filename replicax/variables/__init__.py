@@ -2,7 +2,7 @@
 
 from replicax.variables.assigning import check_not_traced
 from replicax.variables.module import Module
-from replicax.variables.reading import check_owner, lives_elsewhere
+from replicax.variables.reading import check_owner
 from replicax.variables.variable import Variable
 from replicax.variables.whole_values import as_numpy, collected, lies_in_several_processes
 
@@ -14,5 +14,4 @@ __all__ = [
     "check_owner",
     "collected",
     "lies_in_several_processes",
-    "lives_elsewhere",
 ]

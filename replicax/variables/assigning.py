@@ -14,6 +14,7 @@ from replicax.compat.jax_tracing import is_tracing
 from replicax.contracts.called_as import called_as
 from replicax.contracts.reduce_op import terms_of
 from replicax.contracts.strategy import or_null
+from replicax.contracts.variable_access import lives_elsewhere
 from replicax.errors import ProgramError, VariableError
 from replicax.runtime import turns
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -21,7 +22,7 @@ from replicax.typing import Leaf, PyTree
 from replicax.values import component_here
 from replicax.values.aggregation import VariableAggregation, aggregate
 from replicax.values.scattering import Entries, Scattered, aggregate_entries, scattered
-from replicax.variables.reading import ReadableVariable, check_owner, lives_elsewhere
+from replicax.variables.reading import ReadableVariable, check_owner
 
 
 class AssignableVariable(ReadableVariable, Scattered):

@@ -10,7 +10,7 @@ import replicax.context as context
 from replicax.compat.jax import is_random_key
 from replicax.contracts.shown import html_facts
 from replicax.contracts.strategy import StrategyBase
-from replicax.contracts.variable_access import VariableLike
+from replicax.contracts.variable_access import lives_elsewhere
 from replicax.errors import StrategyMismatchError, VariableError
 from replicax.runtime import turns
 from replicax.runtime.devices import device_name
@@ -130,13 +130,6 @@ class ReadableVariable(ArrayLike):
         with turns.DISPATCH: shown = np.asarray(value)  # noqa: E701  # fmt: skip
         text = np.array2string(shown, separator=", ", threshold=_MOST_SHOWN, edgeitems=2)
         return f", {what}={text}"
-
-
-def lives_elsewhere(variable: VariableLike) -> bool:
-    """Returns whether other processes have a variable's value: it has a lock of its own there, and reading may wait."""
-    # Nobody reads such a variable while it is their turn (`runtime/turns.py`): what they wait for, as when a lost
-    # server is replaced, has to take turns itself.
-    return getattr(variable, "_replicax_is_remote", False)
 
 
 def check_owner(owner: StrategyBase | None, current: StrategyBase | None, name: str) -> None:

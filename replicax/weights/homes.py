@@ -7,9 +7,14 @@ from jax.sharding import Sharding
 
 import replicax.context as context
 from replicax.compat.keras import is_in_stateless_scope
-from replicax.contracts.variable_access import VariableLike, is_per_replica_variable, layout_of, set_array
-from replicax.program.keras.state import owner_of
-from replicax.variables import lives_elsewhere
+from replicax.contracts.strategy import owner_of
+from replicax.contracts.variable_access import (
+    VariableLike,
+    is_per_replica_variable,
+    layout_of,
+    lives_elsewhere,
+    set_array,
+)
 
 
 def home_of(variable: VariableLike) -> Sharding | None:

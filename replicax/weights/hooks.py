@@ -10,8 +10,8 @@ import numpy as np
 import replicax.compat.keras as keras_door
 import replicax.compat.keras_files as keras_files
 import replicax.context as context
+from replicax.contracts.strategy import owner_of
 from replicax.contracts.variable_access import AssignableLike, array_of, shape_of
-from replicax.program.keras.state import owner_of
 from replicax.runtime.once import once
 from replicax.typing import PyTreeFunction
 from replicax.weights.conversions import conversion

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import replicax.compat.keras_files as keras_files
 import replicax.context as context
 from replicax.compat.keras import sublayers
+from replicax.contracts.strategy import owner_of
 from replicax.contracts.variable_access import VariableLike
 from replicax.errors import WeightsError
-from replicax.program.keras.state import owner_of
 from replicax.typing import PyTreeFunction
 from replicax.weights.h5 import OpenPlace, Place, entries_of, member_place, tensor_of
 from replicax.weights.matching import Entry

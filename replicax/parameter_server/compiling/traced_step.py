@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax.context as context
-from replicax.contracts.variable_access import VariableLike, array_of, name_of
+from replicax.contracts.variable_access import VariableLike, array_of, is_per_worker, name_of
 from replicax.errors import VariableError
 from replicax.parameter_server.actors.messages import InputSource
 from replicax.parameter_server.compiling.recording import Recorder
@@ -107,7 +107,7 @@ class Result:
 
 def _check_result(result: PyTree) -> None:
     for leaf in jax.tree_util.tree_leaves(result):
-        if getattr(leaf, "per_worker", False):
+        if is_per_worker(leaf):
             raise VariableError(
                 f"A scheduled function returned variable {name_of(leaf)!r}, of which each worker has its own. "
                 "Return its value, or ask for all of them with read_all()."

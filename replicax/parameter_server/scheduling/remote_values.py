@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax.contracts.called_as import called_as
+from replicax.contracts.variable_access import is_per_worker
 from replicax.errors import ArgumentError, ContextError
 from replicax.parameter_server.compiling.recording import PytreeSpec, recorder
 from replicax.parameter_server.scheduling.waiting import check_timeout
@@ -189,7 +190,7 @@ def check_arguments(arguments: PyTree) -> None:
                 "The result of a scheduled function was passed to another one; it may not be there yet. Pass "
                 "`coordinator.fetch(value)`, or do both in one function."
             )
-        if getattr(leaf, "per_worker", False):
+        if is_per_worker(leaf):
             raise ArgumentError(
                 f"Variable {leaf.name!r} was passed to a scheduled function, but each worker has its own. Let the "
                 "function use it without passing it: it is that of the worker which runs the function."

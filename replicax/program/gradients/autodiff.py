@@ -21,7 +21,6 @@ from replicax.context import ReplicaStateFrame, StateFrame
 from replicax.contracts.reduce_op import ReduceOp
 from replicax.contracts.strategy import or_null
 from replicax.contracts.variable_access import (
-    AssignableLike,
     VariableLike,
     array_of,
     dtype_of,
@@ -29,6 +28,8 @@ from replicax.contracts.variable_access import (
     is_variable,
     layout_of,
     name_of,
+    optimizer_check_of,
+    store,
 )
 from replicax.errors import ArgumentError, ReplicaDivergenceError
 from replicax.program.call_checks import check_function, check_result
@@ -232,7 +233,7 @@ class Differentiation:
 
     def _is_applied(self) -> bool:
         """Returns whether there are gradients for an optimizer, beside those with which rows are updated."""
-        return not all(hasattr(variable, "optimizer_check") for variable in self.variables)
+        return any(optimizer_check_of(variable) is None for variable in self.variables)
 
     def _refused(self) -> str | None:
         """Returns why rows cannot be updated with the gradients, and what to do; None if they can."""
@@ -329,10 +330,8 @@ def stored_by(variable: VariableLike, value: jax.Array, frame: StateFrame | None
     """Makes a value that the loss assigned, as frames keep it, the variable's."""
     if frame is not None:
         frame.write(variable, value)
-    elif hasattr(variable, "_store"):
-        variable._store(value)
     else:
-        cast(AssignableLike, variable).assign(value)
+        store(variable, value)
 
 
 def _checked_pair(result: PyTree) -> tuple[PyTree, PyTree]:

@@ -14,7 +14,7 @@ from replicax.compat.jax import axes_of_type, vary
 from replicax.compat.jax_tracing import current_trace, tracing_anew
 from replicax.context import ReplicaStateFrame
 from replicax.contracts.strategy import or_null
-from replicax.contracts.variable_access import VariableLike, is_per_replica_variable, layout_of, name_of
+from replicax.contracts.variable_access import VariableLike, aggregation_of, is_per_replica_variable, layout_of, name_of
 from replicax.errors import ReplicaDivergenceError
 from replicax.program.gradients.autodiff import Differentiation
 from replicax.program.gradients.micro_batches import Batch, Group, MicroFrame
@@ -193,5 +193,5 @@ def _shown(variable: VariableLike, value: jax.Array) -> jax.Array:
 
 
 def _marked(variable: VariableLike, value: jax.Array, number: int) -> jax.Array:
-    is_mean = VariableAggregation.of(getattr(variable, "aggregation", None)) is VariableAggregation.MEAN
+    is_mean = VariableAggregation.of(aggregation_of(variable)) is VariableAggregation.MEAN
     return value if is_mean else marked_as_share(value, number)

@@ -20,7 +20,14 @@ import replicax.context as context
 from replicax.compat.jax import refuse_as_argument
 from replicax.compat.jax_tracing import is_tracing
 from replicax.contracts.strategy import or_null
-from replicax.contracts.variable_access import array_of, has_array, name_of, was_made
+from replicax.contracts.variable_access import (
+    array_of,
+    has_array,
+    lives_elsewhere,
+    name_of,
+    optimizer_check_of,
+    was_made,
+)
 from replicax.errors import ReplicaDivergenceError, VariableError
 from replicax.program.keras.makers import note_makers
 from replicax.runtime.once import once
@@ -28,7 +35,7 @@ from replicax.typing import Leaf, PyTreeFunction
 from replicax.values.aggregation import VariableAggregation
 from replicax.values.array_like import not_an_array
 from replicax.values.equality import difference
-from replicax.variables import as_numpy, check_not_traced, lies_in_several_processes, lives_elsewhere
+from replicax.variables import as_numpy, check_not_traced, lies_in_several_processes
 
 if TYPE_CHECKING:
     import keras
@@ -106,7 +113,7 @@ def _check_optimizer(
     """Lets variables that not every optimizer can train refuse this one."""
     variables = keras_door.trainable_variables_of(optimizer) if trainable_variables is None else trainable_variables
     for variable in variables:
-        check = getattr(variable, "optimizer_check", None)
+        check = optimizer_check_of(variable)
         if check is not None:
             check(optimizer)
 

@@ -20,7 +20,7 @@ import numpy as np
 import replicax.compat.keras as keras_door
 import replicax.context as context
 from replicax.compat.jax import vary
-from replicax.contracts.strategy import StrategyBase
+from replicax.contracts.strategy import StrategyBase, owner_of
 from replicax.contracts.variable_access import VariableLike, array_of, dtype_of
 from replicax.errors import ContextError, ProgramError
 from replicax.program.frames import VariablesCreatedError
@@ -179,12 +179,6 @@ def give_value(variable: keras.Variable, value: np.ndarray) -> None:
 
 
 # Ownership: which strategy's scope a Keras variable was created in.
-
-
-def owner_of(variable: VariableLike) -> StrategyBase | None:
-    """Returns the strategy in whose scope a variable was created, or None."""
-    reference = getattr(variable, "_replicax_strategy", None)
-    return reference() if reference is not None else getattr(variable, "strategy", None)
 
 
 @contextlib.contextmanager
