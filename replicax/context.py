@@ -126,6 +126,12 @@ class Context:
     reader: Reader | None = None  # of variables with shards in other processes; None where all processes read alike
     part_of_rows: Fraction = Fraction(1)  # of the replica's rows, for the running code: less than 1 in a micro-batch
     differentiates_apart: bool = False  # whether a loss is differentiated in which weights count as each replica's own
+    row_draws: object | None = None  # the `RowDraws` that decides about random numbers; None: each replica by itself
+    worker_index: int | None = None  # of the worker that calls a user's function; None on the coordinator
+    recorder: object | None = None  # of the scheduled function that is being traced for workers
+    reads_own_values: bool = False  # whether this island's own values may be read
+    conversion: object | None = None  # of a preset's weights, which are read in pieces
+    checked_weights: object | None = None  # the reading of a file whose values are not assigned, but checked
 
 
 class Changes(TypedDict, total=False):
@@ -144,6 +150,12 @@ class Changes(TypedDict, total=False):
     reader: Reader | None
     part_of_rows: Fraction
     differentiates_apart: bool
+    row_draws: object | None
+    worker_index: int | None
+    recorder: object | None
+    reads_own_values: bool
+    conversion: object | None
+    checked_weights: object | None
 
 
 _current: ContextVar[Context] = ContextVar("replicax_context", default=Context())

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from typing import Protocol, TypeVar, cast
 
 import jax
@@ -22,7 +21,6 @@ from replicax.contracts.variable_access import VariableLike
 from replicax.variables import Variable
 
 _Class = TypeVar("_Class", bound=type)
-_reads_own: ContextVar[bool] = ContextVar("replicax_reads_own_values", default=False)
 
 
 class Divergence(Protocol):
@@ -35,11 +33,8 @@ class Divergence(Protocol):
 @contextlib.contextmanager
 def own_values() -> Iterator[None]:
     """Lets this thread read this island's own values in the `with` block."""
-    token = _reads_own.set(True)
-    try:
+    with context.entered(reads_own_values=True):
         yield
-    finally:
-        _reads_own.reset(token)
 
 
 def make_island_local(variable: VariableLike, owner: Divergence) -> bool:
@@ -52,7 +47,8 @@ def make_island_local(variable: VariableLike, owner: Divergence) -> bool:
 
 
 def _check(variable: VariableLike) -> None:
-    if context.current().frame is not None or _reads_own.get() or is_tracing():
+    here = context.current()
+    if here.frame is not None or here.reads_own_values or is_tracing():
         return
     owner = vars(variable)["_replicax_islands"]()
     if owner is not None:

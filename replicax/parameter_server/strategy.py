@@ -25,7 +25,6 @@ from replicax.contracts.variable_access import VariableLike, dtype_of, is_per_wo
 from replicax.data import InputContext, InputOptions, ValueContext
 from replicax.errors import ArgumentError, ContextError
 from replicax.parameter_server.actors.created_rows import CreatedRows
-from replicax.parameter_server.actors.current import worker_index
 from replicax.parameter_server.actors.messages import ShardId
 from replicax.parameter_server.actors.workers_dataset import WorkersDataset
 from replicax.parameter_server.compiling.creating import created_rows
@@ -288,7 +287,7 @@ class WorkersStrategy(DefaultStrategy):
     ) -> PyTree:
         """Returns the dataset that `dataset_fn` makes for this worker."""
         del options
-        index = worker_index()
+        index = context.current().worker_index
         if index is None:
             raise ContextError(
                 "distribute_datasets_from_function was called on the coordinator: workers make their datasets "

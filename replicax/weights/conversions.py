@@ -10,10 +10,9 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -55,12 +54,9 @@ class Conversion:
             warnings.warn(f"{preset} has tensors that the model does not take: {shown}.", stacklevel=4)
 
 
-_CONVERSION: ContextVar[Conversion | None] = ContextVar("replicax_conversion", default=None)
-
-
 def conversion() -> Conversion | None:
     """Returns the conversion that this thread makes in the scope of a strategy; None outside of one."""
-    return _CONVERSION.get()
+    return cast("Conversion | None", context.current().conversion)
 
 
 @once
@@ -75,11 +71,8 @@ def _converted(original: PyTreeFunction) -> PyTreeFunction:
         if context.current().strategy is None or not load_weights or conversion() is not None:
             return original(self, cls, load_weights, *args, **kwargs)
         own = Conversion()
-        token = _CONVERSION.set(own)
-        try:
+        with context.entered(conversion=own):
             model: keras.Model = original(self, cls, load_weights, *args, **kwargs)
-        finally:
-            _CONVERSION.reset(token)
         # The head of a task may be a new one.
         own.check(str(getattr(self, "preset", "The preset")), getattr(model, "backbone", model))
         return model

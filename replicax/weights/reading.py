@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 
+import replicax.context as context
 from replicax.contracts.variable_access import VariableLike, dtype_of, name_of, shape_of
 from replicax.errors import WeightsError
 from replicax.weights.homes import home_of, set_home_value
 from replicax.weights.matching import Entry, complaints
 from replicax.weights.pieces import Piece, Tensor, has_numbers, placed
 
-_CHECKING: ContextVar[Reading | None] = ContextVar("replicax_checking_weights", default=None)
-
 
 def being_checked() -> Reading | None:
     """Returns the reading for which this thread only checks what would be assigned; None if it assigns."""
-    return _CHECKING.get()
+    return cast("Reading | None", context.current().checked_weights)
 
 
 @dataclass
@@ -52,11 +50,8 @@ class Reading:
     @contextlib.contextmanager
     def only_checking(self) -> Iterator[None]:
         """Notes assignments to variables in a `with` block, in place of making them."""
-        token = _CHECKING.set(self)
-        try:
+        with context.entered(checked_weights=self):
             yield
-        finally:
-            _CHECKING.reset(token)
 
     def note(self, variable: VariableLike, value: object) -> None:
         """Notes that a variable would be assigned a tensor, or what a layer has computed from one."""

@@ -13,7 +13,6 @@ import replicax.context as context
 from replicax.data.batches import host_arrays
 from replicax.data.sources import can_open, opened
 from replicax.errors import ArgumentError, EndOfDataError
-from replicax.parameter_server.actors.current import on_worker
 from replicax.parameter_server.actors.messages import ArraySpecs
 from replicax.typing import PyTree
 
@@ -45,7 +44,7 @@ class WorkerData:
 
     def make_resource(self, number: int, resource_fn: Callable[[], PyTree]) -> None:
         """Makes a resource, a pytree of arrays, with a user's function."""
-        with on_worker(self._index):
+        with context.entered(worker_index=self._index):
             self._resources[number] = host_arrays(resource_fn(), f"The value of `resource_fn` on worker {self._index}")
 
     def drop(self, number: int) -> None:
@@ -85,7 +84,7 @@ class WorkerData:
 @contextlib.contextmanager
 def _dataset_function(worker: int) -> Iterator[None]:
     """The context in which users' functions make datasets and batches."""
-    with on_worker(worker), context.entered(makes_dataset=True):
+    with context.entered(worker_index=worker, makes_dataset=True):
         yield
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+import replicax.context as context
 from replicax.errors import ContextError
-from replicax.parameter_server.actors.current import worker_index
 from replicax.typing import PyTree
 
 
@@ -21,7 +21,7 @@ class WorkersDataset:
 
     def __iter__(self) -> Iterator[PyTree]:
         """Begins a pass over the dataset, on a worker."""
-        if worker_index() is None:
+        if context.current().worker_index is None:
             raise ContextError(
                 "A dataset of a ParameterServerStrategy was iterated over on the coordinator: its batches are on the "
                 "workers. Pass it to coordinator.create_per_worker_dataset, and call next() on an iterator of what "

@@ -8,14 +8,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 
+import replicax.context as context
 from replicax.compat.jax_tracing import trace_state
 from replicax.errors import ContextError, ProgramError, VariableError
-from replicax.parameter_server.actors.current import worker_index
 from replicax.parameter_server.actors.messages import InputSource
 from replicax.typing import PyTree
 
@@ -49,11 +49,8 @@ class Recorder:
         """Makes this the current recorder, with `values` for `inputs`; with None it finds out what the inputs are."""
         self._turns, self._assigned, self._trace = {}, {}, trace_state()
         self._given = None if values is None else dict(zip(self.sources, values, strict=True))
-        token = _recorder.set(self)
-        try:
+        with context.entered(recorder=self):
             yield
-        finally:
-            _recorder.reset(token)
 
     def batch(self, iterator: int) -> PyTree:
         """Returns the next batch of an iterator."""
@@ -114,12 +111,9 @@ class Recorder:
         return jnp.zeros(spec.shape, spec.dtype)
 
 
-_recorder: ContextVar[Recorder | None] = ContextVar("replicax_scheduled_function", default=None)
-
-
 def recorder() -> Recorder | None:
     """Returns the recorder of the scheduled function that is being traced, if one is."""
-    return _recorder.get()
+    return cast("Recorder | None", context.current().recorder)
 
 
 def current_worker_index() -> jax.Array | int:
@@ -135,7 +129,7 @@ def current_worker_index() -> jax.Array | int:
     """
     if (current := recorder()) is not None:
         return current.worker_index()
-    index = worker_index()
+    index = context.current().worker_index
     if index is None:
         raise ContextError(
             "The index of a worker was asked for on the coordinator. Ask inside a function that is scheduled, or that "

@@ -18,11 +18,11 @@ import jax
 import numpy as np
 
 import replicax.compat.keras as keras_door
+import replicax.context as context
 from replicax.data import DatasetCreator, InputContext
 from replicax.data.batches import count_rows
 from replicax.data.sources import ArrayBatches, HostBatches, host_batches
 from replicax.errors import ArgumentError, BatchError
-from replicax.parameter_server.actors.current import worker_index
 from replicax.parameter_server.actors.workers_dataset import WorkersDataset
 from replicax.typing import PyTree
 
@@ -125,7 +125,7 @@ class RoundRobin(abc.ABC):
         return self
 
     def __iter__(self) -> Iterator[PyTree]:
-        return self._every(self._workers, worker_index() or 0)
+        return self._every(self._workers, context.current().worker_index or 0)
 
     def in_order(self) -> Iterator[PyTree]:
         """Returns the whole stream."""
@@ -218,7 +218,7 @@ class RepeatedDataset:
         return self
 
     def __iter__(self) -> Iterator[PyTree]:
-        index, dataset = worker_index() or 0, None
+        index, dataset = context.current().worker_index or 0, None
         while True:
             if dataset is None or isinstance(dataset, Iterator):
                 dataset = self._open(index)
@@ -236,5 +236,5 @@ class RepeatedDataset:
 
 def _checked_count(batches: int) -> int:
     if not batches:
-        raise BatchError(f"The dataset of worker {worker_index()} yielded no batch at all.")
+        raise BatchError(f"The dataset of worker {context.current().worker_index} yielded no batch at all.")
     return batches

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,6 @@ from replicax.runtime.once import once
 _OF_FIRST_KEY = ("rbg", "unsafe_rbg")
 _BY_WHICH_ALGORITHM = "method"  # of `jax.random.beta`, since JAX 0.12
 _OF_NUMBERS = "permutation of row numbers"
-_active: ContextVar[RowDraws | None] = ContextVar("replicax_row_draws", default=None)
 
 
 @contextlib.contextmanager
@@ -40,12 +39,9 @@ def drawing(draws: RowDraws | None) -> Iterator[None]:
     """Lets `draws` decide about the random numbers that are drawn in a `with` block; None: each replica by itself."""
     if draws is not None:
         _intercept()
-    token = _active.set(draws)
-    try:
-        with tracing_anew() if draws is not None else contextlib.nullcontext():
-            yield
-    finally:
-        _active.reset(token)
+    anew = tracing_anew() if draws is not None else contextlib.nullcontext()
+    with context.entered(row_draws=draws), anew:
+        yield
 
 
 @once
@@ -66,7 +62,7 @@ def _intercept() -> None:
 
 def _draws_of(key: jax.Array) -> RowDraws | None:
     """Returns the active `RowDraws`; None for a key that differs between replicas, or outside of a program."""
-    draws = _active.get()
+    draws = cast("RowDraws | None", context.current().row_draws)
     # Numbers that are drawn at once, such as the first value of a variable, are no part of the program.
     if draws is None or not (is_kept_by_jax() or is_on_devices()):
         return None

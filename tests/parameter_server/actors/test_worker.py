@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import ray
 
+from replicax import context
 from replicax.errors import EndOfDataError, ReplicaxError
-from replicax.parameter_server.actors.current import worker_index
 from replicax.parameter_server.actors.messages import (
     Done,
     InputSource,
@@ -199,7 +199,7 @@ def test_a_lost_server_is_told_of_and_the_batch_is_kept(server):
 def test_batches_come_in_order_and_each_worker_knows_its_index(server):
     def dataset():
         for i in range(5):
-            yield np.full(4, 10 * worker_index() + i, np.float32)
+            yield np.full(4, 10 * context.current().worker_index + i, np.float32)
 
     inputs = [(InputSource("batch", ITERATOR), FOUR)]
     results = worker_program(lambda v, i: ([i[0]], []), inputs=inputs, batches=BATCH, sends={})
@@ -275,7 +275,11 @@ def test_data_that_are_none_are_said_in_our_words(server, make, words):
 
 
 def test_values_of_its_own(server):
-    resource = SetUp("resource", (RESOURCE, pickled(lambda: {"b": 2 * worker_index(), "a": [1.5]})), provides=RESOURCE)
+    resource = SetUp(
+        "resource",
+        (RESOURCE, pickled(lambda: {"b": 2 * context.current().worker_index, "a": [1.5]})),
+        provides=RESOURCE,
+    )
     inputs = [(InputSource("resource", RESOURCE, 1), np.int32(0)), (InputSource("worker"), np.int32(0))]
     load = SetUp("program", (worker_program(lambda v, i: (i, []), inputs=inputs, sends={}),))
     worker = worker_of(server, load, resource)

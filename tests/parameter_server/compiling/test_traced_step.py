@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from replicax import context
 from replicax.errors import ContextError, VariableError
-from replicax.parameter_server.actors.current import on_worker
 from replicax.parameter_server.actors.messages import InputSource
 from replicax.parameter_server.compiling.recording import PytreeSpec, Recorder, current_worker_index
 from replicax.parameter_server.compiling.traced_step import TracedStep
@@ -115,7 +115,7 @@ def test_an_iterator_cannot_be_begun_in_a_step(strategy):
 def test_the_workers_index():
     with pytest.raises(ContextError, match="on the coordinator"):
         current_worker_index()
-    with on_worker(3):
+    with context.entered(worker_index=3):
         assert current_worker_index() == 3
 
 
