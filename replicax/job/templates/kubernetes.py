@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-from replicax.errors import LaunchError
 from replicax.errors.exit_codes import ExitCode
 from replicax.job.templates.cluster_job import SECONDS_TO_SAVE, ClusterJob, plain_size
 from replicax.job.templates.containers import indented, resources
@@ -12,8 +11,7 @@ from replicax.job.templates.containers import indented, resources
 
 def kubernetes(cluster: ClusterJob, token: str) -> str:
     """Returns the manifests of an Indexed Job, of the service that gives its pods names, and of their secret."""
-    if not cluster.image:
-        raise LaunchError("--image must name a container image with replicax and your script in it.")
+    cluster.check_image()
     return f"{_service(cluster)}---\n{secret(cluster, token)}---\n{indexed_job(cluster, cluster.name)}"
 
 
