@@ -61,7 +61,7 @@ def _takes_logits(call: cst.Call) -> bool:
     return "from_logits" in given and not m.matches(given["from_logits"], m.Name("False"))
 
 
-# What is reduced over the replicas: a batch that does not divide is cut otherwise than in TensorFlow.
+# Sums and means over the replicas: a batch that does not divide is cut otherwise than in TensorFlow.
 
 
 _REDUCED = (
