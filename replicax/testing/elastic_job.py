@@ -78,7 +78,7 @@ class ElasticJob:
         self._log_dir = None if log_dir is None else Path(log_dir)
         self._with_cables = cables
         self._cables: Cables | None = None
-        self._launcher: _Launcher | None = None
+        self._launcher: Launcher | None = None
         self._ending = contextlib.ExitStack()
 
     def __enter__(self) -> ElasticJob:
@@ -91,7 +91,7 @@ class ElasticJob:
             if self._with_cables:
                 self._cables = ending.enter_context(Cables(self.workers))
             output = self._log_dir / _OUTPUT
-            self._launcher = _Launcher(str(self._script), self._command(), self._environment, output)
+            self._launcher = Launcher(str(self._script), self._command(), self._environment, output)
             ending.callback(_close, self._launcher, self._log_dir)
             self._ending = ending.pop_all()
         return self
@@ -221,13 +221,13 @@ class ElasticJob:
         return self._cables
 
     @property
-    def _running(self) -> _Launcher:
+    def _running(self) -> Launcher:
         if self._launcher is None:
             raise LaunchError(_NOT_STARTED)
         return self._launcher
 
 
-def _close(launcher: _Launcher, log_dir: Path) -> None:
+def _close(launcher: Launcher, log_dir: Path) -> None:
     """Ends a job; a stopped process would not end when it is told to."""
     for run in Membership.read(log_dir).running.values() if launcher.is_running() else ():
         with contextlib.suppress(ProcessLookupError):
@@ -314,7 +314,7 @@ _SECONDS_TO_KILL = 20.0
 _LINES_SHOWN = 80
 
 
-class _Launcher:
+class Launcher:
     """A process that starts workers, and its output."""
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], output: Path):
