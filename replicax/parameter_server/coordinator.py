@@ -20,12 +20,16 @@ from replicax.parameter_server.scheduling.closures import StepPrograms
 from replicax.parameter_server.scheduling.host import CheckpointSource, ServedStrategy
 from replicax.parameter_server.scheduling.ledger import Ledger
 from replicax.parameter_server.scheduling.periodic import Periodic
-from replicax.parameter_server.scheduling.remote_values import PerWorkerDataset, PerWorkerValues, RemoteValue
+from replicax.parameter_server.scheduling.remote_values import (
+    PerWorkerDataset,
+    PerWorkerValues,
+    RemoteValue,
+    check_timeout,
+)
 from replicax.parameter_server.scheduling.scheduler import Scheduler
 from replicax.parameter_server.scheduling.state import SchedulerState
 from replicax.parameter_server.scheduling.stats import Stats, StatsRecorder
 from replicax.parameter_server.scheduling.unused import UnusedObjects
-from replicax.parameter_server.scheduling.waiting import check_timeout
 from replicax.parameter_server.scheduling.watch import Timeouts
 from replicax.parameter_server.scheduling.worker_actors import WorkerActors
 from replicax.parameter_server.scheduling.worker_objects import WorkerObjects

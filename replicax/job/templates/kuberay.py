@@ -7,7 +7,7 @@ import shlex
 
 from replicax.checks.environment_names import JOB
 from replicax.job.templates.cluster_job import SECONDS_TO_SAVE, ClusterJob
-from replicax.job.templates.containers import indented, resources
+from replicax.job.templates.kubernetes import indented, resources
 
 # KubeRay pastes the entrypoint into a shell script, and Ray quotes it a second time, for Windows. This one has nothing
 # that either could change; the command itself travels in a variable.
