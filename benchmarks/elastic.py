@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 
 from replicax.testing import ElasticJob
-from replicax.testing.launcher import Launcher
+from replicax.testing.elastic_job import Launcher
 
 WORKER = Path(__file__).with_name("elastic_worker.py")
 _BLOCK_STEPS = 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from replicax.testing.members import Membership, Run
+from replicax.testing.elastic_job import Membership, Run
 from tests.soak import elastic_history as history
 from tests.soak.elastic_history import Fault, Line
 from tests.soak.elastic_training import counts_after, rows_of

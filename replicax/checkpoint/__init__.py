@@ -12,9 +12,9 @@ A restore reads the metadata, compares the names (`name_matching.py`), and reads
 `json_fields.py`). Values of Keras objects that are not built (`unbuilt.py`) wait for their `build` (`deferred.py`).
 `load_status.py` says what was used.
 
-`manager.py` saves every so often (`save_interval.py`), in the background (`copies.py`, `background.py`), and decides
-what stays in its folder (`checkpoint_folder.py`, `numbered.py`, `kept_for_good.py`). `preemption.py` saves when a
-worker is preempted, at a step on which all workers agree (`stop_agreement.py`).
+`manager.py` saves every so often, in the background (`copies.py`, `background.py`), and decides what stays in its
+folder (`checkpoint_folder.py`, `numbered.py`, `kept_for_good.py`). `preemption.py` saves when a worker is preempted, at
+a step on which all workers agree (`stop_agreement.py`).
 
 Checkpoints that TensorFlow wrote are read by `replicax/tensorflow/checkpoints`, through `foreign.py`.
 """

@@ -15,11 +15,12 @@ import jax
 import numpy as np
 
 from replicax.checkpoint.encoding import VALUES, HasState, SavedArray, has_state
-from replicax.checkpoint.flax_names import flax_arrays, is_of_flax
 from replicax.checkpoint.unbuilt import how_to_build, unbuilt_objects
 from replicax.checkpoint.variable_names import is_keras_object, is_variable, key_name, walk
 from replicax.contracts.variable_access import AssignableLike
 from replicax.errors import CheckpointError
+from replicax.program.flax.modules import is_of_flax
+from replicax.program.flax.variables import FlaxVariable, arrays_held_by, is_flax_variable
 from replicax.typing import Leaf, PyTree
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic)
@@ -166,3 +167,20 @@ def _one_level(value: PyTree) -> tuple[list[tuple[str, PyTree]], jax.tree_util.P
 
 def _join(path: str, name: str) -> str:
     return f"{path}/{name}" if path else name
+
+
+def flax_arrays(value: Leaf, path: str, seen: set[int]) -> Iterator[tuple[str, FlaxVariable]]:
+    """Yields what stands for the arrays in the variables of a module, state or variable, and their names."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if is_flax_variable(value):
+        arrays = list(arrays_held_by(value))
+        yield from ((path if len(arrays) == 1 else f"{path}/{i}", each) for i, each in enumerate(arrays))
+        return
+    children, _ = jax.tree_util.tree_flatten_with_path(
+        value, is_leaf=lambda node: node is not value and is_of_flax(node)
+    )
+    for keys, child in children:
+        if is_of_flax(child):
+            yield from flax_arrays(child, f"{path}/{jax.tree_util.keystr(keys, simple=True, separator='/')}", seen)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -32,16 +33,15 @@ from replicax.checkpoint.manager_arguments import (
     whole_number,
 )
 from replicax.checkpoint.numbered import latest_checkpoint
-from replicax.checkpoint.progress import Progress
-from replicax.checkpoint.save_interval import SaveInterval
 from replicax.checkpoint.snapshots import MemorySnapshots, RestoredSnapshot
+from replicax.checkpoint.variable_names import keras_objects
 from replicax.checkpoint.writing import PREPARED, TIMEOUT_S, Directory, absolute, could_not_write, write_in_place
 from replicax.checks import explained
 from replicax.compat.interpreter import STARTS_THREADS_AT_END
 from replicax.contracts.advice import Advised
 from replicax.contracts.called_as import called_as
-from replicax.contracts.variable_access import VariableLike
-from replicax.errors import CheckpointError
+from replicax.contracts.variable_access import VariableLike, is_variable
+from replicax.errors import ArgumentError, CheckpointError, ElasticError
 from replicax.typing import PyTree
 
 if TYPE_CHECKING:  # Loaded in elastic jobs only.
@@ -126,7 +126,7 @@ class CheckpointManager(Advised):
         self.checkpoint = checkpoint_of(checkpoint, objects)
         permanent = permanent_checkpoints(self.directory, keep_checkpoint_every_n_hours)
         self._folder = CheckpointFolder(self.directory, checked_name(checkpoint_name), max_to_keep, permanent)
-        self._interval = SaveInterval(save_interval_steps, step_counter, checkpoint_interval)
+        self._interval = _SaveInterval(save_interval_steps, step_counter, checkpoint_interval)
         # Otherwise a save under way could not be finished when the script ends.
         self._async, self._timeout = async_ and STARTS_THREADS_AT_END, timeout
         self._init_fn = checked_init(init_fn)
@@ -386,3 +386,88 @@ class CheckpointManager(Advised):
             if isinstance(error, CheckpointError) or not isinstance(error, Exception):
                 raise
             raise CheckpointError(f"Step {step} could not be saved to {self.directory}: {error!r}") from error
+
+
+class _SaveInterval:
+    """Decides whether it is time to save: at multiples of `steps`, or when `counter` has grown by `growth`."""
+
+    def __init__(self, steps: int, counter: VariableLike | None, growth: int | None):
+        if growth is not None and (counter is None or steps != 1):
+            raise ArgumentError(
+                "`checkpoint_interval` is the growth of `step_counter` between saves, so it needs one, and excludes "
+                "`save_interval_steps`."
+            )
+        self.growth = growth
+        self._steps, self._counter = steps, counter
+        self.last: int | None = None  # the counter at the last save or restore
+
+    def is_over(self, step: int | None) -> bool:
+        """Returns whether it is time to save at a step; None is a step without a number."""
+        if self.growth is not None:
+            count = whole_number(self._counter, "step_counter")
+            return self.last is None or count >= self.last + self.growth
+        return step is None or step % self._steps == 0
+
+    def restart(self) -> None:
+        """Begins the next interval, after a save or restore."""
+        if self.growth is not None:
+            self.last = whole_number(self._counter, "step_counter")
+
+
+_STEP = "step"
+
+
+class Progress:
+    """Counts steps since the last save or restore, by what a checkpoint tracks: for a worker that joins in between."""
+
+    def __init__(self, checkpoint: Checkpoint, counter: VariableLike | None):
+        self._checkpoint, self._counter = checkpoint, counter
+        self._step: int | None = 0
+        self._updates = self._count()
+
+    def note(self, step: int) -> None:
+        """Notes that the training is at a step."""
+        self._step, self._updates = step, self._count()
+
+    def get_state(self) -> dict[str, PyTree]:
+        """Returns at which step the training is now."""
+        return {_STEP: self._now()}
+
+    def set_state(self, state: Mapping[str, PyTree]) -> None:
+        """Notes at which step another worker's training is; the objects have the state that it has there."""
+        self._step, self._updates = state[_STEP], self._count()
+
+    def step_of_others(self, directory: Path) -> int:
+        """Returns the step at which the others were when they gave their state."""
+        if self._step is None:
+            raise ElasticError(
+                f"The manager of {directory} cannot say at which step the others are: its checkpoint tracks nothing "
+                "that counts steps. Give the manager a step_counter, or add step=rx.Variable(0) to the checkpoint and "
+                "count it up in each step."
+            )
+        return self._step
+
+    def _now(self) -> int | None:
+        # The first that there is: the manager's `step_counter`; a variable called `step` in the checkpoint; the number
+        # of updates of the first Keras optimizer in it since a step whose number was known.
+        counter = self._counter
+        if counter is None and is_variable(self._checkpoint.objects.get(_STEP)):
+            counter = self._checkpoint.objects[_STEP]
+        if counter is not None:
+            return whole_number(counter, _STEP)
+        updates = self._count()
+        if updates is None or self._updates is None or self._step is None:
+            return None
+        return self._step + updates - self._updates
+
+    def _count(self) -> int | None:
+        optimizer = self._optimizer()
+        return None if optimizer is None else int(optimizer.iterations.numpy())
+
+    def _optimizer(self) -> Any:
+        if "keras" not in sys.modules:
+            return None
+        import keras
+
+        found = keras_objects(self._checkpoint.objects).values()
+        return next((each for each in found if isinstance(each, keras.optimizers.Optimizer)), None)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import difflib
+import re
+import shlex
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replicax.cli import proving
 from replicax.errors import ArgumentError
 from replicax.errors.exit_codes import ExitCode
 from replicax.tensorflow.codemod.files import Source, read, scripts
+from replicax.tensorflow.proof.proving import prove, tensorflow_python
+from replicax.tensorflow.proof.running import RunFailedError
 
 if TYPE_CHECKING:
     from replicax.tensorflow.codemod.conversion import Conversion
+
+#: The exit code when a script could not be run, so that nothing was compared.
+_NOT_RUN = 3
 
 
 def migrate(
@@ -46,7 +54,7 @@ def migrate(
     does, and 3 if a script could not be run, so that nothing is known.
     """
     if proof:
-        proving.run(paths, python, steps, arguments, legacy_keras, replicas)
+        _prove(paths, python, steps, arguments, legacy_keras, replicas)
     if write and diff:
         raise typer.BadParameter("--write and --diff exclude each other.")
     edits, failures = 0, 0
@@ -101,3 +109,35 @@ def _print_findings(path: Path, conversion: Conversion, written: bool, errors: b
         done = "converted" if written else "would be converted"
     needs = f"; {edits} place{'s' * (edits != 1)} to edit by hand" if edits else ""
     typer.echo(f"{path}: {done}{needs}", err=errors)
+
+
+def _prove(
+    paths: Sequence[Path], python: Path | None, steps: int, arguments: str, legacy_keras: bool, replicas: str
+) -> None:
+    """Proves a conversion, prints what was found, and ends the command: it never returns."""
+    if len(paths) != 2:
+        raise typer.BadParameter("--prove needs two scripts: the one for TensorFlow, and what it was converted to.")
+    script, converted = paths
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", replicas):
+        raise typer.BadParameter(f"--replicas {replicas!r}: give numbers with commas between them, such as 1,8.")
+    try:
+        verdicts = prove(
+            script,
+            converted,
+            python=tensorflow_python(python),
+            steps=steps,
+            arguments=shlex.split(arguments),
+            replicas=[int(count) for count in replicas.split(",")],
+            legacy_keras=legacy_keras,
+            say=typer.echo,
+            progress=partial(typer.echo, err=True),
+        )
+    except ArgumentError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(ExitCode.USAGE) from error
+    except RunFailedError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(_NOT_RUN) from error
+    if any(each.difference and not each.is_inconclusive for each in verdicts):
+        raise typer.Exit(ExitCode.FAILED)
+    raise typer.Exit(_NOT_RUN if any(each.is_inconclusive for each in verdicts) else ExitCode.OK)

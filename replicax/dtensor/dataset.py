@@ -5,26 +5,27 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Iterable
 from itertools import islice
+from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.tree_util import KeyPath, PyTreeDef
 
 from replicax.contracts.advice import AdvisedContract
 from replicax.contracts.called_as import called_as
 from replicax.data.batch_placement import device_dtype, owned_copy
-from replicax.data.batches import count_rows, host_batch
+from replicax.data.batches import count_rows, host_batch, is_array
 from replicax.data.first_batch import check_may_be_empty, peek
 from replicax.data.input_options import InputOptions
 from replicax.data.iterator import DistributedIterator, check_outside_of_programs
 from replicax.data.prefetch import prefetch as prefetched
 from replicax.data.sources import HostBatches, check_batch_size, host_batches, is_array_pytree
-from replicax.dtensor.batch_layouts import BatchLayouts
-from replicax.dtensor.batching import batched, of_size
+from replicax.dtensor.arrays import checked_layout
 from replicax.dtensor.layout import Layout
 from replicax.dtensor.mesh import Mesh, MeshLike
-from replicax.dtensor.specs import Spec
-from replicax.errors import ArgumentError, BatchError
-from replicax.typing import PyTree
+from replicax.dtensor.specs import MATCH, UNSHARDED, Spec
+from replicax.errors import ArgumentError, BatchError, LayoutError
+from replicax.typing import Leaf, PyTree
 
 
 class DTensorDataset(AdvisedContract, Iterable[PyTree]):
@@ -43,7 +44,7 @@ class DTensorDataset(AdvisedContract, Iterable[PyTree]):
             one of these or a generator. An element is a pytree of arrays and numbers. An iterator allows one
             pass only.
         mesh: The mesh: a `Mesh`, a `jax.sharding.Mesh` or a `keras.distribution.DeviceMesh`.
-        layouts: Pytree like an element, with the `Layout` of each batched leaf: its rank is one more than the
+        layouts: Pytree like an element, with the `Layout` of each _batched leaf: its rank is one more than the
             element's. A single layout is for all leaves.
         global_batch_size: Number of rows of a batch, over all devices and clients.
         dataset_already_batched: Whether the dataset yields batches. They are global batches of `global_batch_size`
@@ -88,7 +89,7 @@ class DTensorDataset(AdvisedContract, Iterable[PyTree]):
     ):
         self._options = InputOptions(prefetch=0 if prefetch is None else prefetch, remainder=remainder)
         self._size = check_batch_size(global_batch_size, "global_batch_size")
-        self._layouts = BatchLayouts(layouts, Mesh.of(mesh), batch_dim, self._size)
+        self._layouts = _BatchLayouts(layouts, Mesh.of(mesh), batch_dim, self._size)
         self._batches, self._count_rows = _source_of(dataset, self._size, dataset_already_batched)
         self._spec: PyTree = None
         self._peeked_pass: Generator[tuple[PyTree, list[Layout]]] | None = None
@@ -106,7 +107,7 @@ class DTensorDataset(AdvisedContract, Iterable[PyTree]):
 
     def __len__(self) -> int:
         """Number of batches of a pass; ArgumentError (a TypeError too) if the source has no length."""
-        # It counts what a `filter` of a Grain dataset takes away, and the last batch of a dataset that is batched
+        # It counts what a `filter` of a Grain dataset takes away, and the last batch of a dataset that is _batched
         # already, which "drop" may leave out.
         if self._count_rows is None:
             return len(self._batches)
@@ -133,7 +134,7 @@ class DTensorDataset(AdvisedContract, Iterable[PyTree]):
     def _open_pass(self) -> Generator[tuple[PyTree, list[Layout]]]:
         """Opens the source and yields its batches on the host, each with the layouts of its leaves."""
         kept = dropped = 0
-        with contextlib.closing(of_size(self._batches, self._size)) as batches:
+        with contextlib.closing(_of_size(self._batches, self._size)) as batches:
             for batch in batches:
                 layouts = self._layouts.of_batch(batch)
                 if self._spec is None:
@@ -161,9 +162,6 @@ class DTensorDataset(AdvisedContract, Iterable[PyTree]):
                 yield jax.tree.unflatten(treedef, _placed(leaves, layouts))
 
 
-# Batches on the host.
-
-
 def _source_of(dataset: PyTree, size: int, already_batched: bool) -> tuple[HostBatches, Callable[[], int] | None]:
     """Returns the batches of a dataset and a function that counts its rows; None if only batches can be counted."""
     if isinstance(dataset, DTensorDataset):
@@ -180,7 +178,7 @@ def _source_of(dataset: PyTree, size: int, already_batched: bool) -> tuple[HostB
     elements = host_batches(dataset)
     if already_batched:
         return elements, None
-    batches = HostBatches(lambda: batched(elements, size), elements.name, one_shot=elements.one_shot)
+    batches = HostBatches(lambda: _batched(elements, size), elements.name, one_shot=elements.one_shot)
     return batches, lambda: len(elements)
 
 
@@ -204,3 +202,158 @@ def _placed(leaves: list[np.ndarray], layouts: list[Layout]) -> list[jax.Array]:
         )
         for leaf, sharding, of in zip(leaves, shardings, indices, strict=True)
     ]
+
+
+# The layouts of batches.
+
+
+class _BatchLayouts:
+    """The layouts of a dataset's batches, checked: a pytree like an element of the dataset, or one for all leaves."""
+
+    def __init__(self, layouts: PyTree, mesh: Mesh, batch_dim: Spec | None, size: int):
+        leaves, self._treedef = jax.tree.flatten(layouts)
+        self._size = size  # rows of a full batch
+        self._single = isinstance(layouts, Layout)
+        self._sharded = [checked_layout(layout) for layout in leaves]
+        spec = UNSHARDED if batch_dim is None else Layout([batch_dim], mesh).sharding_specs[0]
+        for layout in self._sharded:
+            _check_layout(layout, mesh, spec)
+        self._parts = Layout([spec], mesh).num_shards(0)
+        if size % self._parts:
+            raise LayoutError(
+                f"global_batch_size={size} does not divide by {self._parts}, the size of batch_dim={batch_dim!r} of "
+                f"{mesh!r}. Use a multiple of {self._parts}."
+            )
+        self._replicated = [Layout([UNSHARDED, *layout.sharding_specs[1:]], mesh) for layout in self._sharded]
+
+    def of_batch(self, batch: PyTree) -> list[Layout]:
+        """Returns the layout of each leaf: the rows are sharded where they divide, and replicated otherwise."""
+        layouts = self._for_structure(batch, self._replicated if count_rows(batch) % self._parts else self._sharded)
+        for layout, (path, leaf) in zip(layouts, jax.tree_util.tree_leaves_with_path(batch), strict=True):
+            if layout.rank != leaf.ndim:
+                raise LayoutError(
+                    f"Batches{_at(path)} have the shape (rows, {', '.join(map(str, leaf.shape[1:]))}), of rank "
+                    f"{leaf.ndim}, and the layout is for rank {layout.rank}: {layout!r}. It needs an entry for the "
+                    "batch and one for each dimension of an element."
+                )
+            layout.check_shape(leaf.shape)
+        return layouts
+
+    def spec(self, batch: PyTree) -> PyTree:
+        """Returns the structure, shapes and dtypes of a full batch, given a batch that `of_batch` has checked."""
+        leaves, treedef = jax.tree.flatten(batch)
+        specs = [
+            jax.ShapeDtypeStruct((self._size, *leaf.shape[1:]), device_dtype(leaf.dtype), sharding=layout.to_sharding())
+            for leaf, layout in zip(leaves, self._for_structure(batch, self._sharded), strict=True)
+        ]
+        return jax.tree.unflatten(treedef, specs)
+
+    def _for_structure(self, batch: PyTree, layouts: list[Layout]) -> list[Layout]:
+        found: PyTreeDef = jax.tree.structure(batch)
+        if self._single:
+            return layouts * found.num_leaves
+        if found != self._treedef:
+            raise LayoutError(
+                f"`layouts` must be a pytree like an element of the dataset.\n  element: {found}\n  layouts: "
+                f"{self._treedef}"
+            )
+        return layouts
+
+
+def _check_layout(layout: Layout, mesh: Mesh, spec: Spec) -> None:
+    if layout.mesh != mesh:
+        raise LayoutError(f"The dataset is for {mesh!r}, but a layout is for another mesh: {layout!r}.")
+    if MATCH in layout.sharding_specs or spec == MATCH:
+        raise LayoutError(f"A dataset's layouts cannot say {MATCH!r}: only relayout understands it. Got {layout!r}.")
+    if layout.rank == 0:
+        raise LayoutError(f"A layout of a batch begins with an entry for its rows, but this one is empty: {layout!r}.")
+    first = layout.sharding_specs[0]
+    if first != spec and spec == UNSHARDED:
+        raise LayoutError(
+            f"{layout!r} shards the batch by {first!r}, but no batch_dim is given. Pass batch_dim={first!r}, or make "
+            "the first entry UNSHARDED so that every device holds all rows."
+        )
+    if first != spec:
+        raise LayoutError(f"The first entry of a layout must be batch_dim={spec!r}, got {first!r} in {layout!r}.")
+
+
+def _at(path: KeyPath) -> str:
+    return f" at leaf {jax.tree_util.keystr(path)}" if path else ""
+
+
+# Batches on the host.
+
+
+# Batches on the host: elements gathered into batches, and batches checked for their size.
+
+
+class _ElementKind(NamedTuple):
+    """The structure that all elements of a batch have in common."""
+
+    treedef: PyTreeDef
+    leaves: list[tuple[tuple[int, ...], np.dtype]]  # shape and dtype of each
+
+
+def _batched(elements: HostBatches, size: int) -> Generator[PyTree]:
+    """Yields batches of `size` elements, the last of what is left; each overwrites the memory of the one before."""
+    expected: _ElementKind | None = None
+    buffers: list[np.ndarray] = []
+    filled = 0
+    with elements.open_source() as opened:  # Past the checks of batches: an element need not have rows.
+        for index, element in enumerate(opened):
+            row = host_batch(jax.tree.map(_as_row, element), f"Element {index} of the dataset")
+            leaves, treedef = jax.tree.flatten(row)
+            found = _ElementKind(treedef, [(leaf.shape[1:], leaf.dtype) for leaf in leaves])
+            if expected is None:
+                expected = found
+                buffers = [np.empty((size, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
+            _check_element(index, found, expected)
+            for buffer, leaf in zip(buffers, leaves, strict=True):
+                buffer[filled] = leaf[0]  # Copied at once: a source may overwrite its elements too.
+            filled += 1
+            if filled == size:
+                yield jax.tree.unflatten(treedef, buffers)
+                filled = 0
+        if filled and expected is not None:
+            yield expected.treedef.unflatten([buffer[:filled] for buffer in buffers])
+
+
+def _of_size(batches: HostBatches, size: int) -> Generator[PyTree]:
+    """Yields the batches, and checks that each has `size` rows; the last may have fewer."""
+    with contextlib.closing(iter(batches)) as opened:
+        last = size
+        for index, batch in enumerate(opened):
+            if last < size:
+                raise BatchError(
+                    f"Batch {index - 1} of the dataset has {last} rows, fewer than global_batch_size={size}, but batch "
+                    f"{index} follows. Only the last batch may be smaller."
+                )
+            last = count_rows(batch)
+            if last > size:
+                raise BatchError(
+                    f"Batch {index} of the dataset has {last} rows, more than global_batch_size={size}. A dataset that "
+                    "is _batched already yields global batches: pass their size as global_batch_size."
+                )
+            yield batch
+
+
+def _as_row(leaf: Leaf) -> Leaf:
+    """Returns a leaf of an element as a batch of one row. Anything else stays as it is; `host_batch` refuses it."""
+    if isinstance(leaf, np.ndarray) or hasattr(leaf, "unsqueeze"):  # A torch tensor: the row shares its memory.
+        return leaf[None]
+    if is_array(leaf) or isinstance(leaf, (bool, int, float, complex)):
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):
+            return np.asarray(leaf)[None]
+    return leaf
+
+
+def _check_element(index: int, found: _ElementKind, expected: _ElementKind) -> None:
+    if found != expected:
+        before, now = (
+            f"{treedef} of " + ", ".join(f"{dtype}{list(shape)}" for shape, dtype in leaves)
+            for treedef, leaves in (expected, found)
+        )
+        raise BatchError(
+            f"Element {index} of the dataset differs in structure, shape or dtype from the elements before it.\n"
+            f"  before: {before}\n  element {index}: {now}\nA batch needs equal elements: pad them to one shape."
+        )

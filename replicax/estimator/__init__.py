@@ -19,7 +19,6 @@ from replicax.estimator.basic_hooks import (
     SummarySaverHook,
 )
 from replicax.estimator.checkpoint_saver import CheckpointSaverHook, CheckpointSaverListener
-from replicax.estimator.conversion import model_to_estimator
 from replicax.estimator.distribution import DistributeConfig
 from replicax.estimator.early_stopping import (
     make_early_stopping_hook,
@@ -28,7 +27,7 @@ from replicax.estimator.early_stopping import (
     stop_if_no_decrease_hook,
     stop_if_no_increase_hook,
 )
-from replicax.estimator.estimator import Estimator
+from replicax.estimator.estimator import Estimator, model_to_estimator
 from replicax.estimator.exporters import BestExporter, Exporter, FinalExporter, LatestExporter
 from replicax.estimator.hooks import Hook, HookContext
 from replicax.estimator.mode_keys import ModeKeys

@@ -6,15 +6,17 @@ import contextlib
 import copy
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from replicax.checkpoint import entries, latest_checkpoint, read_arrays
+from replicax.checks import checked_int, explained
 from replicax.contracts.advice import Advised
-from replicax.errors import EstimatorError
-from replicax.estimator.arguments import as_list, check_steps, check_trains, with_model_dir
+from replicax.contracts.called_as import called_as
+from replicax.errors import ArgumentError, EstimatorError
 from replicax.estimator.basic_hooks import StopAtStepHook
 from replicax.estimator.built_model import GLOBAL_STEP, BuiltModel
 from replicax.estimator.checkpoint_saver import checked_listeners
@@ -25,6 +27,7 @@ from replicax.estimator.keras_model import KerasModelFn
 from replicax.estimator.mode_keys import ModeKeys
 from replicax.estimator.model_fn import call_model_fn, check_input_fn, check_model_fn
 from replicax.estimator.prediction import predictions
+from replicax.estimator.roles import EVALUATOR, SERVER
 from replicax.estimator.run_config import RunConfig
 from replicax.estimator.saving import checkpoint_manager
 from replicax.estimator.scopes import own_scope, without_workers
@@ -103,7 +106,7 @@ class Estimator(Advised):
             raise EstimatorError("An Estimator is given `model_fn` or `keras_model`, and not both.")
         if params is not None and not isinstance(params, Mapping):
             raise EstimatorError(f"`params` is a dict of hyperparameters by name, got {params!r:.100}.")
-        self._config = with_model_dir(config, model_dir)
+        self._config = _with_model_dir(config, model_dir)
         self._params = copy.deepcopy(dict(params or {}))
         if keras_model is not None:
             model_fn = KerasModelFn(keras_model)
@@ -201,13 +204,13 @@ class Estimator(Advised):
             BatchError: There is no data.
             NanLossError: The loss is not finite.
         """
-        check_trains(self._config)
+        _check_trains(self._config)
         check_input_fn(input_fn)
-        check_steps(steps, max_steps)
+        _check_steps(steps, max_steps)
         if max_steps is not None and self._step_of_checkpoint() >= max_steps:
             _log.info("Nothing to train: the newest checkpoint has step %d.", self._step_of_checkpoint())
             return self
-        given = as_list("hooks", hooks)
+        given = _as_list("hooks", hooks)
         if steps is not None or max_steps is not None:
             given.append(StopAtStepHook(steps, max_steps))
         Hooks(given)  # checks them
@@ -259,8 +262,8 @@ class Estimator(Advised):
             BatchError: There is no data.
         """
         check_input_fn(input_fn)
-        check_steps(steps)
-        given = as_list("hooks", hooks)
+        _check_steps(steps)
+        given = _as_list("hooks", hooks)
         Hooks(given)
         path = self._trained(checkpoint_path)
         if steps is not None:
@@ -299,7 +302,7 @@ class Estimator(Advised):
                 the predictions has no row for each example.
         """
         check_input_fn(input_fn)
-        given = as_list("hooks", hooks)
+        given = _as_list("hooks", hooks)
         Hooks(given)
         keys = [predict_keys] if isinstance(predict_keys, str) else None if predict_keys is None else list(predict_keys)
         path = self._trained(checkpoint_path)
@@ -375,3 +378,113 @@ class Estimator(Advised):
     def _step_of_checkpoint(self) -> int:
         path = self.latest_checkpoint()
         return 0 if path is None else int(self.get_variable_value(GLOBAL_STEP))
+
+
+@explained
+@called_as("tf.keras.estimator.model_to_estimator")
+def model_to_estimator(
+    keras_model: keras.Model | None = None,
+    keras_model_path: str | os.PathLike[str] | None = None,
+    custom_objects: Mapping[str, object] | None = None,
+    model_dir: str | os.PathLike[str] | None = None,
+    config: RunConfig | None = None,
+) -> Estimator:
+    """Makes an estimator of a compiled Keras model, after `tf.keras.estimator.model_to_estimator`.
+
+    The model stays as it is. The estimator trains a copy of it, which begins with its weights; what it has learned is
+    in the checkpoints in `model_dir`.
+
+    Args:
+        keras_model: The model; or
+        keras_model_path: The file of one that was saved with its optimizer (`.keras`).
+        custom_objects: Classes and functions that loading the file needs, by name.
+        model_dir: As for `Estimator`.
+        config: Likewise.
+
+    Raises:
+        EstimatorError: Both or neither of the models are given, or it is not compiled or cannot be copied.
+
+    Example:
+        >>> import keras
+        >>> import numpy as np
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse")
+        >>> estimator = rx.estimator.model_to_estimator(model)
+        >>> x, y = np.ones((8, 2), "float32"), np.ones((8, 1), "float32")
+        >>> estimator = estimator.train(lambda: [(x, y)], steps=1)
+        >>> sorted(estimator.evaluate(lambda: [(x, y)]))
+        ['global_step', 'loss']
+    """
+    if (keras_model is None) == (keras_model_path is None):
+        raise EstimatorError("Give either `keras_model` or `keras_model_path`, and not both.")
+    if keras_model_path is not None:
+        import keras
+
+        keras_model = keras.saving.load_model(keras_model_path, custom_objects=custom_objects)
+    return Estimator(keras_model=keras_model, model_dir=model_dir, config=config)
+
+
+# Arguments, checked.
+
+
+def _with_model_dir(config: RunConfig | None, model_dir: str | os.PathLike[str] | None) -> RunConfig:
+    """Returns the settings of an estimator, with the folder that it was given, or a temporary one."""
+    if config is not None and not isinstance(config, RunConfig):
+        raise EstimatorError(f"`config` is an rx.estimator.RunConfig, got {config!r:.100}.")
+    config = config or RunConfig()
+    for given in (model_dir, config.model_dir):
+        if isinstance(given, (str, os.PathLike)):
+            _check_can_be_folder(os.fspath(given))
+    if model_dir is not None:
+        if not isinstance(model_dir, (str, os.PathLike)) or not os.fspath(model_dir):
+            raise ArgumentError(f"`model_dir` is the path of a folder, got {model_dir!r:.100}.")
+        if config.model_dir is not None and os.fspath(model_dir) != config.model_dir:
+            raise EstimatorError(
+                f"`model_dir` is given twice and differs: {os.fspath(model_dir)!r}, and {config.model_dir!r} in the "
+                "RunConfig. Give one."
+            )
+        return config.replace(model_dir=os.fspath(model_dir))
+    if config.model_dir is None:
+        folder = tempfile.mkdtemp(prefix="replicax-estimator-")
+        _log.warning("The estimator has no `model_dir`: it writes to the temporary folder %s.", folder)
+        return config.replace(model_dir=folder)
+    return config
+
+
+def _check_can_be_folder(path: str) -> None:
+    """Checks that the folder is there or can be made: that no file is in its place, or in that of one above it."""
+    found = os.path.abspath(path)
+    while not os.path.lexists(found):
+        found = os.path.dirname(found)
+    if not os.path.isdir(found):
+        raise ArgumentError(
+            f"`model_dir` is the path of a folder, got {path!r}, but {found!r} is a file. Give a folder, which is made "
+            "if it does not exist."
+        )
+
+
+def _as_list(name: str, given: Iterable[object] | None) -> list[object]:
+    """Returns hooks as a list; None is an empty one."""
+    if given is None:
+        return []
+    if not isinstance(given, Iterable) or isinstance(given, (str, Mapping)):
+        raise EstimatorError(f"`{name}` is a list, got {given!r:.100}.")
+    return list(given)
+
+
+def _check_steps(steps: int | None, max_steps: int | None = None) -> None:
+    """Checks that at most one of `steps` and `max_steps` is given, and that it is a positive int."""
+    if steps is not None and max_steps is not None:
+        raise EstimatorError(f"Either `steps` or `max_steps` can be given, got {steps!r} and {max_steps!r}.")
+    for name, number in (("steps", steps), ("max_steps", max_steps)):
+        if number is not None:
+            checked_int(name, number, least=1)
+
+
+def _check_trains(config: RunConfig) -> None:
+    """Checks that the role of this process is one that trains."""
+    if config.role in (EVALUATOR, SERVER):
+        raise EstimatorError(
+            f"`train` was called in a process whose role is {config.role!r}: it does not train. "
+            "rx.estimator.train_and_evaluate does what the role says."
+        )

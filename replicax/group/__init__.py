@@ -23,7 +23,7 @@ The loss of a worker in an elastic job, through the files of `membership/`:
 4. `elastic_meeting.py`: each process computes from the store what the next quorum is (`quorum.py`: pure functions, no
    clock) and proposes it. The store keeps the first proposal, so nobody leads, and two halves cannot both go on.
 5. The members of the quorum make new connections. One that has completed the call in which others were interrupted
-   sends its outcome (`outcomes.py`); a newcomer gets all the state (`state_transfer.py`).
+   sends its outcome (`Outcomes`); a newcomer gets all the state (`state_transfer.py`).
 6. A new *world* begins: `jax.devices()` are those of the survivors. The call is made again with the same rows, split
    anew (`../renewal.py`).
 

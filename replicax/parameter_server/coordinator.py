@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import jax
 
-from replicax.checks import checked_int, explain_misfit
+from replicax.checks import checked_int, checked_seconds, explain_misfit
 from replicax.contracts.called_as import called_as
 from replicax.contracts.variable_access import VariableLike
 from replicax.errors import ArgumentError
@@ -17,12 +19,17 @@ from replicax.parameter_server.scheduling.actor_group import RayActorGroup
 from replicax.parameter_server.scheduling.closures import StepPrograms
 from replicax.parameter_server.scheduling.host import CheckpointSource, ServedStrategy
 from replicax.parameter_server.scheduling.ledger import Ledger
-from replicax.parameter_server.scheduling.remote_values import PerWorkerDataset, PerWorkerValues, RemoteValue
+from replicax.parameter_server.scheduling.periodic import Periodic
+from replicax.parameter_server.scheduling.remote_values import (
+    PerWorkerDataset,
+    PerWorkerValues,
+    RemoteValue,
+    check_timeout,
+)
 from replicax.parameter_server.scheduling.scheduler import Scheduler
 from replicax.parameter_server.scheduling.state import SchedulerState
 from replicax.parameter_server.scheduling.stats import Stats, StatsRecorder
 from replicax.parameter_server.scheduling.unused import UnusedObjects
-from replicax.parameter_server.scheduling.waiting import check_timeout
 from replicax.parameter_server.scheduling.watch import Timeouts
 from replicax.parameter_server.scheduling.worker_actors import WorkerActors
 from replicax.parameter_server.scheduling.worker_objects import WorkerObjects
@@ -30,7 +37,12 @@ from replicax.parameter_server.variables.remote import home_of
 from replicax.ray_cluster.head import HeadWatch
 from replicax.typing import PyTree, PyTreeFunction
 
+if TYPE_CHECKING:
+    from tensorboardX import SummaryWriter
+
 _MAX_QUEUED = 10_000
+# tensorboardX names a file by the second; a second one within the same second would overwrite the first.
+_file_numbers = itertools.count()
 
 
 class CoordinatedStrategy(ServedStrategy, Protocol):
@@ -238,8 +250,6 @@ class ClusterCoordinator:
             directory: Where the event files go.
             every_s: How often, in seconds.
         """
-        from replicax.parameter_server.scheduling.scalars import written_scalars
-
         return written_scalars(self.stats, directory, every_s)
 
     def processes(self) -> dict[str, int]:
@@ -257,3 +267,38 @@ class ClusterCoordinator:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.strategy!r})"
+
+
+@contextlib.contextmanager
+def written_scalars(
+    stats: Callable[[], Stats], directory: str | os.PathLike[str], every_s: float = 10.0
+) -> Iterator[None]:
+    """Writes `Stats.scalars()` for TensorBoard every `every_s` seconds of a `with` block, and once more at its end."""
+    checked_seconds("every_s", every_s)
+    writer = _writer(os.fspath(directory))
+
+    def write() -> None:
+        found = stats()
+        for name, value in found.scalars().items():
+            writer.add_scalar(name, value, found.steps)
+        writer.flush()
+
+    with contextlib.closing(writer), Periodic(write, every_s, "replicax-scalars"):
+        yield
+
+
+def _writer(directory: str) -> SummaryWriter:
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError as error:
+        raise ArgumentError(
+            f"Figures for TensorBoard are written with tensorboardX, which cannot be imported ({error}). Install it: "
+            "pip install 'replicax[tensorboard]'."
+        ) from error
+    try:
+        return SummaryWriter(directory, filename_suffix=f".{os.getpid()}.{next(_file_numbers):06d}")
+    except OSError as error:
+        raise ArgumentError(
+            f"Figures for TensorBoard cannot be written to {directory!r}: {error}. Give a folder that exists or can be "
+            "made, and that this process may write to."
+        ) from error

@@ -17,7 +17,6 @@ from replicax.tables.contents import Deal
 from replicax.tables.features import Features, as_ids, is_preprocessed, parts_of
 from replicax.tables.growing import GrowingTable
 from replicax.tables.making import make_table, read_table, write_table
-from replicax.tables.model_optimizers import check_model_optimizer
 from replicax.typing import PyTree
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ class TablesLayer:
         host = or_null(strategy)
         replicas = 1 if strategy is None or host.is_asynchronous else host.num_replicas_in_sync
         self._hook = self.add_weight(shape=(), initializer="zeros", name="hook")
-        vars(self._hook)["optimizer_check"] = check_model_optimizer
+        vars(self._hook)["optimizer_check"] = _check_model_optimizer
         tables = [make_table(self, spec, Deal(spec.rows, replicas), host, self._hook) for spec in self._features.specs]
         self._tables = tuple(tables)
 
@@ -226,6 +225,27 @@ class TablesLayer:
                 table.index.assign(np.asarray(store[_key(table.spec.name, "index")]))
             if _key(table.spec.name, "step") in store:
                 table.step.assign(np.asarray(store[_key(table.spec.name, "step")]))
+
+
+def _check_model_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
+    """Checks that the gradients of rows, as a step computes them, are those that the optimizer works with."""
+    import keras
+
+    steps = getattr(optimizer, "gradient_accumulation_steps", None)
+    if steps:
+        raise ArgumentError(
+            f"The optimizer of the model has gradient_accumulation_steps={steps}, but the rows of a "
+            "DistributedEmbedding are updated in each step, with gradients of its part of the rows. Leave it out, and "
+            "make batches larger."
+        )
+    factor = getattr(optimizer, "loss_scale_factor", None)
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or factor:
+        how = type(optimizer).__name__ + (f"(loss_scale_factor={factor})" if factor else "")
+        raise ArgumentError(
+            f"The optimizer of the model is {how}, for which the loss is scaled, and with it the gradients of the rows "
+            "of a DistributedEmbedding, which it does not see. Use mixed_bfloat16 or float32, in which losses need no "
+            "scale; with mixed_float16, compile(auto_scale_loss=False)."
+        )
 
 
 @functools.cache

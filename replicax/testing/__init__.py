@@ -7,11 +7,10 @@ The pytest plugin that comes with the package offers the same as a fixture, `clu
 from replicax.checks.environment_names import TEST_LOGS as LOGS_VARIABLE
 from replicax.testing.cables import why_no_cables
 from replicax.testing.devices import simulated_devices
-from replicax.testing.distributed import distributed
 from replicax.testing.elastic_job import ElasticJob
 from replicax.testing.parameter_server import local_cluster
 from replicax.testing.strategy_checks import check_strategy
-from replicax.testing.workers import Cluster, free_ports, run_workers
+from replicax.testing.workers import Cluster, distributed, free_ports, run_workers
 
 __all__ = [
     "LOGS_VARIABLE",

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from replicax.checks import checked, checked_seconds, environment_names
-from replicax.errors import ArgumentError, LaunchError
+from replicax.errors import ArgumentError, LaunchError, WorkersFailedError
+from replicax.group.membership.membership_log import NAME
 from replicax.job.plan import flags_for_workers
 from replicax.testing import behind_cable
 from replicax.testing.cables import Cables
-from replicax.testing.launcher import Launcher
-from replicax.testing.members import Membership, Run
 
 _OUTPUT = "launcher.txt"
 _NOT_STARTED = "The job has not been started: write `with rx.testing.ElasticJob(...) as job:`."
@@ -230,3 +233,141 @@ def _close(launcher: Launcher, log_dir: Path) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(run.pid, signal.SIGCONT)
     launcher.close()
+
+
+# The membership, read from the log that the launcher writes.
+
+
+class Run(NamedTuple):
+    """One run of a worker; its replacement has the same index and another life."""
+
+    worker: int
+    life: int  # counts the runs of this worker, from 0
+    pid: int
+
+
+class SeenWorld(NamedTuple):
+    """A world, as the log shows it."""
+
+    number: int
+    members: tuple[int, ...]  # the indices of its workers
+    time: float  # when it began, in seconds since 1970
+
+
+class Membership(NamedTuple):
+    """The runs of all workers, and the worlds."""
+
+    running: dict[int, Run]  # by worker
+    ended: dict[Run, int | None]  # exit codes; None where unknown
+    runs: tuple[Run, ...]  # in the order in which they began
+    worlds: tuple[SeenWorld, ...]
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        """The workers of the present world; empty before the first one."""
+        return self.worlds[-1].members if self.worlds else ()
+
+    @classmethod
+    def read(cls, log_dir: Path) -> Membership:
+        """Reads the log in a folder; a line that is not yet whole is left out."""
+        path = log_dir / NAME
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        return cls.of(json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("}\n"))
+
+    @classmethod
+    def of(cls, events: Iterable[dict[str, object]]) -> Membership:
+        """Returns the membership after some events of the log."""
+        running: dict[int, Run] = {}
+        ended: dict[Run, int | None] = {}
+        runs: list[Run] = []
+        worlds: list[SeenWorld] = []
+        for event in events:
+            if event["event"] == "start":
+                run = _run(event)
+                runs.append(run)
+                running[run.worker] = run
+            elif event["event"] == "end":
+                run, code = _run(event), event["code"]
+                assert code is None or isinstance(code, int)
+                ended[run] = code
+                if running.get(run.worker) == run:
+                    del running[run.worker]
+            elif event["event"] == "world":
+                number, members, time = event["number"], event["members"], event["time"]
+                assert isinstance(number, int) and isinstance(members, list) and isinstance(time, (int, float))
+                worlds.append(SeenWorld(number, tuple(members), time))
+        return cls(running, ended, tuple(runs), tuple(worlds))
+
+
+def _run(event: dict[str, object]) -> Run:
+    worker, life, pid = event["worker"], event["life"], event["pid"]
+    assert isinstance(worker, int) and isinstance(life, int) and isinstance(pid, int)
+    return Run(worker, life, pid)
+
+
+# The launcher: a process whose output is kept.
+
+
+_SECONDS_BETWEEN_LOOKS = 0.02
+_SECONDS_TO_GO = 1.0
+_SECONDS_TO_KILL = 20.0
+_LINES_SHOWN = 80
+
+
+class Launcher:
+    """A process that starts workers, and its output."""
+
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], output: Path):
+        self._name, self._output = name, output
+        with open(output, "wb") as stream:
+            self._popen = subprocess.Popen(
+                command,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self._popen.pid
+
+    @property
+    def printed(self) -> str:
+        """Its output and that of the workers."""
+        return self._output.read_text(errors="replace", encoding="utf-8")
+
+    def is_running(self) -> bool:
+        """Returns whether it has not ended."""
+        return self._popen.poll() is None
+
+    def wait(self, timeout: float) -> int:
+        """Returns its exit code; raises a `WorkersFailedError` if it has not ended in time."""
+        try:
+            return self._popen.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise self._failure(f"was not done after {timeout:g} s", True) from None
+
+    def wait_until(self, condition: Callable[[], bool], what: str, timeout: float) -> None:
+        """Waits until something is so; raises a `WorkersFailedError` if it is not in time, or the job has ended."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            if not self.is_running():
+                raise self._failure(f"ended with code {self._popen.returncode}, and there was no {what}", False)
+            if time.monotonic() > deadline:
+                raise self._failure(f"showed no sign of {what} within {timeout:g} s", True)
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+    def close(self) -> None:
+        """Ends it, and the workers with it."""
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):  # The second one kills the workers.
+            if self.is_running():
+                self._popen.send_signal(number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._popen.wait(_SECONDS_TO_KILL if number == signal.SIGKILL else _SECONDS_TO_GO)
+
+    def _failure(self, problem: str, timed_out: bool) -> WorkersFailedError:
+        end = "\n".join(self.printed.splitlines()[-_LINES_SHOWN:])
+        return WorkersFailedError(self._name, problem, {"launcher and workers": end}, timed_out)

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import replicax as rx
-from replicax.checkpoint.flax_names import flax_arrays
+from replicax.checkpoint.contents import flax_arrays
 
 nnx = pytest.importorskip("flax.nnx")
 

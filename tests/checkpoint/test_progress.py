@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.checkpoint.progress import Progress
+from replicax.checkpoint.manager import Progress
 from replicax.errors import ElasticError
 
 

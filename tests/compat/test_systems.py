@@ -10,7 +10,7 @@ import pytest
 
 from replicax.compat.systems import check_system, why_no_jobs
 from replicax.errors import LaunchError
-from replicax.estimator.evaluator_process import Beside
+from replicax.estimator.client import Beside
 from replicax.job.processes.reaper import Guard
 from replicax.ray_cluster.nodes import Node
 

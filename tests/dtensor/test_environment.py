@@ -1,6 +1,6 @@
 import pytest
 
-from replicax.dtensor.client_variables import ClientSettings, client_settings
+from replicax.dtensor.clients import ClientSettings, client_settings
 from replicax.errors import ArgumentError
 
 JOBS = "10.0.0.1:9898,10.0.0.2:9898"

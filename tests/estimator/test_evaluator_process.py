@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from replicax.errors import EstimatorError
-from replicax.estimator.evaluator_process import Beside, evaluator_environment
+from replicax.estimator.client import Beside, evaluator_environment
 from replicax.job.processes.call import Call, payload_of
 
 WORKER = {"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, "task": {"type": "worker", "index": 0}}

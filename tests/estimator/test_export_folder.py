@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from replicax.errors import ArgumentError
-from replicax.estimator.export_folder import ExportFolder
+from replicax.estimator.exporters import ExportFolder
 
 
 def write(base: str) -> str:

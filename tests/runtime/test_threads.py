@@ -109,7 +109,7 @@ def test_waiting_for_a_thread_has_an_end():
 
 #: Daemon threads that call nothing compiled but Python's own sockets, files and locks, by their modules.
 _PLAIN = {
-    "group/health/question_threads.py": "asks other workers by HTTP",
+    "group/health/observer.py": "asks other workers by HTTP",
     "group/health/client.py": "asks other workers by HTTP",
     "group/health/monitor.py": "looks at answers, and must go on until the process is gone",
     "group/health/reporting.py": "writes a report to a file",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from replicax.errors import ArgumentError, WorkersFailedError
 from replicax.testing import ElasticJob
-from replicax.testing.members import Run
+from replicax.testing.elastic_job import Run
 from tests.soak.elastic_history import Fault, Line, read_last
 
 WORKERS, FEWEST = 4, 2

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from replicax.testing.members import Membership, Run
+from replicax.testing.elastic_job import Membership, Run
 from tests.soak.elastic_training import counts_after, rows_of
 
 _FILES = "rows-*.jsonl"

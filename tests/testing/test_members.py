@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from replicax.testing.members import Membership, Run
+from replicax.testing.elastic_job import Membership, Run
 
 
 def start(worker: int, incarnation: int, pid: int) -> dict[str, Any]:

@@ -18,7 +18,10 @@ of its own.
 
 from __future__ import annotations
 
+import collections
 import gc
+import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
@@ -35,8 +38,6 @@ from replicax.group.membership.interrupted_wait import WaitInterruptedError
 from replicax.group.membership.interrupter import CollectiveInterrupter
 from replicax.group.membership.launcher_news import tell_of_leaving, tell_of_world
 from replicax.group.membership.meeting import MemberLostError, Quorum
-from replicax.group.membership.newcomer_warnings import NewcomerWarnings
-from replicax.group.membership.outcomes import Outcomes
 from replicax.group.membership.places import ELSEWHERE, NOT_JOINED, Given, Place
 from replicax.group.membership.preemption import Preemption
 from replicax.group.membership.state_transfer import Pending, given, packed, take, take_pending, unpacked
@@ -345,3 +346,86 @@ def _are_level(places: Sequence[Place]) -> bool:
     """Returns whether all members have completed the same calls, when they have taken the outcomes that they lacked."""
     latest = max(place.calls for place in places)
     return all(place.is_new or place.calls + (place.executes and place.calls < latest) == latest for place in places)
+
+
+_SECONDS_TO_WAIT = 60.0
+_NOTHING_NAMED = (
+    "A worker waits to join this job, and the script has not said what it is to get. Call "
+    "strategy.join(rx.Checkpoint(model=model, optimizer=optimizer, data=dataset)) before the training loop, or "
+    "CheckpointManager.restore_or_initialize(); Model.fit does so by itself."
+)
+_NO_PLACE = (
+    "A worker has waited for {seconds:.0f} s to join this job. Newcomers come in where the loop asks for the next "
+    "batch of the first dataset or iterator in the rx.Checkpoint that strategy.join was given, and it did not. Is the "
+    "dataset that the loop reads in that checkpoint? A loop without one calls strategy.join(checkpoint) before each "
+    "step."
+)
+
+
+class NewcomerWarnings:
+    """Warns, once each, of newcomers who wait in vain."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._since: float | None = None
+        self._warned: set[str] = set()
+
+    def refused(self, is_named: bool) -> None:
+        """Notes that a newcomer waits and is not taken in here."""
+        now = self._clock()
+        self._since = now if self._since is None else self._since
+        if not is_named:
+            self._warn(_NOTHING_NAMED)
+        elif now - self._since > _SECONDS_TO_WAIT:
+            self._warn(_NO_PLACE.format(seconds=_SECONDS_TO_WAIT))
+
+    def answered(self) -> None:
+        """Notes that no newcomer waits any more."""
+        self._since = None
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            warnings.warn(text, stacklevel=4)
+
+
+_SMALL = 1 << 20  # bytes that may always be kept
+
+
+class Outcomes:
+    """The outcomes of the last calls, for a member that was interrupted in the middle of one of them."""
+
+    def __init__(self) -> None:
+        self.last = 0  # the number of the last call; calls are counted from 1
+        self._kept: collections.deque[tuple[Callable[[], list[np.ndarray]], int]] = collections.deque()
+        self._bytes = 0
+
+    def add(self, outcome: Callable[[], list[np.ndarray]], nbytes: int) -> None:
+        """Keeps the outcome of the next call."""
+        self.last += 1
+        self._kept.append((outcome, nbytes))
+        self._bytes += nbytes
+        # A member may be several calls ahead of another one, if those after a sum need no other member: a step that has
+        # ended here and not there, and then a program that counts. The outcomes before the last one are kept while they
+        # are no larger together than the largest: none makes a second large call while another still makes the first.
+        while self._bytes - nbytes > max(_SMALL, max(size for _, size in self._kept)):
+            self._bytes -= self._kept.popleft()[1]
+
+    def begin_at(self, last: int) -> None:
+        """Goes on after call `last`, which another process has made."""
+        self.last = last
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets all outcomes: every member has completed the last call."""
+        self._bytes = 0
+        self._kept.clear()
+
+    @property
+    def first(self) -> int:
+        """The number of the first call whose outcome is still here; `last + 1` if there is none."""
+        return self.last + 1 - len(self._kept)
+
+    def of(self, number: int) -> list[np.ndarray]:
+        """Returns the outcome of a call that is still here."""
+        return self._kept[number - self.first][0]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import shutil
@@ -11,9 +12,21 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
 
-from replicax.job.elsewhere.messages import Client, HostFacts, Order, Remains, Reply
-from replicax.job.elsewhere.outbox import Outbox, Relay
+from replicax.job.elsewhere.messages import (
+    CallEnded,
+    Client,
+    Ended,
+    Failed,
+    HostFacts,
+    Meets,
+    News,
+    Order,
+    Output,
+    Remains,
+    Reply,
+)
 from replicax.job.elsewhere.script_files import unpack_sources
+from replicax.job.processes.events import CallReturned, Event, ProcessEnded, ScriptEnded, WaitingForOthers
 from replicax.job.processes.output import NoLog
 from replicax.job.processes.ports import reserved_ports
 from replicax.job.processes.processes import Outlets, Process
@@ -21,6 +34,7 @@ from replicax.job.processes.reaper import Guard
 from replicax.job.processes.task import PlannedTask, Program, common_environment
 
 _SECONDS_BETWEEN_LOOKS = 0.5
+_MOST_BYTES = 4 * 2**20  # A worker that prints more than the client takes has to wait, as with any pipe.
 
 
 class WorkerAgent:
@@ -67,7 +81,7 @@ class WorkerAgent:
         self._outbox = Outbox()
         common = common_environment(_own_environment(), order.devices, order.token, order.attempt)
         task = order.task.with_environment({**common, **order.task.environment})
-        outlets = Outlets((Relay(self._outbox, False), Relay(self._outbox, True)), NoLog(), order.size)
+        outlets = Outlets((_Relay(self._outbox, False), _Relay(self._outbox, True)), NoLog(), order.size)
         with contextlib.ExitStack() as files:
             program = Program(order.kind, order.target, order.arguments)
             if payload is not None and order.kind != "call":
@@ -164,3 +178,69 @@ class WorkerAgent:
 def _own_environment() -> dict[str, str]:
     """Returns the machine's environment without what Ray has set for this actor, above all its secret."""
     return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+
+
+class Outbox:
+    """The news for the client, until that asks for it, with room for some output; the events of a `Process` go in."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._news: collections.deque[News] = collections.deque()
+        self._bytes = 0
+        self._open = True
+
+    def put(self, event: Event) -> None:
+        """Takes an event of the process."""
+        process = getattr(event, "process", None)
+        assert isinstance(process, Process)
+        if isinstance(event, ScriptEnded):
+            self._put(Failed(event.code, event.time, process.last_words, event.blames))
+        elif isinstance(event, WaitingForOthers):
+            self._put(Meets(process.meets, process.watched))
+        elif isinstance(event, CallReturned):
+            self._put(CallEnded(event.threads))
+        elif isinstance(event, ProcessEnded):
+            self._put(Ended(event.time))
+
+    def put_output(self, chunk: bytes, error: bool) -> None:
+        """Takes some output; waits while there is too much of it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._bytes < _MOST_BYTES or not self._open)
+            self._bytes += len(chunk)
+            self._put(Output(chunk, error))
+
+    def take(self, wait_s: float) -> tuple[News, ...]:
+        """Returns all news; waits for some, at most so many seconds."""
+        end = time.monotonic() + wait_s
+        with self._changed:
+            self._changed.wait_for(lambda: self._news, max(0.0, end - time.monotonic()))
+            taken = tuple(self._news)
+            self._news.clear()
+            self._bytes = 0
+            self._changed.notify_all()
+        return taken
+
+    def close(self) -> None:
+        """Lets no thread wait in `put_output` any more."""
+        with self._changed:
+            self._open = False
+            self._changed.notify_all()
+
+    def _put(self, news: News) -> None:
+        with self._changed:
+            self._news.append(news)
+            self._changed.notify_all()
+
+
+class _Relay:
+    """One of the two streams of a worker's output, on its way to the client."""
+
+    def __init__(self, outbox: Outbox, error: bool):
+        self._outbox, self._error = outbox, error
+        self.last_lines: collections.deque[str] = collections.deque(maxlen=0)  # The client has them.
+
+    def feed(self, chunk: bytes, final: bool = False) -> None:
+        """Takes some output."""
+        del final
+        if chunk:
+            self._outbox.put_output(chunk, self._error)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 from replicax.errors.exit_codes import ExitCode
 from replicax.job.elsewhere.messages import CallEnded, Ended, Failed, Meets, News, Order, Output, Remains, Reply
 from replicax.job.processes.events import CallReturned, EventSink, ProcessEnded, ScriptEnded, WaitingForOthers
-from replicax.job.processes.output import last_traceback
+from replicax.job.processes.output import last_words
 from replicax.job.processes.processes import Outlets
 from replicax.job.processes.task import PlannedTask
 from replicax.runtime.threads import StoppedAtEnd
@@ -159,7 +159,7 @@ class RemoteProcess:
         elif isinstance(news, Failed):
             if news.words:
                 self._outlets.log.write(f"{news.words}\n".encode())
-            self.last_words = news.words or self._last_words()
+            self.last_words = news.words or last_words(self._outlets.streams)
             event = ScriptEnded(self, news.code, news.time + offset, news.blames)
             self.told = self.told or event  # The first says who is to blame; the end of the script may follow.
             self._events.put(event)
@@ -183,10 +183,6 @@ class RemoteProcess:
             return
         for stream in self._outlets.streams:
             stream.feed(b"", final=True)
-        self.last_words = self.last_words or self._last_words()
+        self.last_words = self.last_words or last_words(self._outlets.streams)
         self._outlets.log.close()
         self._is_over.set()
-
-    def _last_words(self) -> str:
-        output, error = (list(stream.last_lines) for stream in self._outlets.streams)
-        return last_traceback(error if any(line.strip() for line in error) else output)

@@ -153,6 +153,12 @@ def _last_state(line: str) -> str:
     return next((part for part in reversed(_CURSOR.sub("", line.replace("\b", "")).split("\r")) if part), "")
 
 
+def last_words(streams: Sequence[StreamLike]) -> str:
+    """Returns the last traceback in a task's standard error, or, where that is empty, in its standard output."""
+    output, error = (list(stream.last_lines) for stream in streams)
+    return last_traceback(error if any(line.strip() for line in error) else output)
+
+
 def last_traceback(lines: Sequence[str]) -> str:
     """Returns the last traceback among `lines`, with those chained to it, and all that follows; or the last lines."""
     starts = [number for number, line in enumerate(lines) if _TRACEBACK.search(line)]

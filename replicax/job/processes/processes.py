@@ -31,7 +31,7 @@ from replicax.job.processes.events import (
     WaitingForOthers,
     member_news,
 )
-from replicax.job.processes.output import LogLike, StreamLike, last_traceback
+from replicax.job.processes.output import LogLike, StreamLike, last_words
 from replicax.job.processes.reaper import Guard
 from replicax.job.processes.task import PlannedTask, Program
 
@@ -151,7 +151,7 @@ class Process:
             stream.feed(b"", final=True)
             os.close(source)
         os.close(news)
-        self.last_words = self.last_words or self._last_words()
+        self.last_words = self.last_words or last_words(self._streams)
 
     def _read(self, source: int, stream: StreamLike, selector: selectors.BaseSelector) -> None:
         """Reads until there is nothing more, or the other end is closed."""
@@ -187,14 +187,10 @@ class Process:
         words = told["words"].strip("\n")
         if words:
             self._log.write(f"{words}\n".encode())
-        self.last_words = words or self._last_words()
+        self.last_words = words or last_words(self._streams)
         event = ScriptEnded(self, told["code"], told["time"], tuple(told.get("blames", ())))
         self.told = self.told or event  # The first says who is to blame; the end of the script may follow.
         self._events.put(event)
-
-    def _last_words(self) -> str:
-        output, error = (list(stream.last_lines) for stream in self._streams)
-        return last_traceback(error if any(line.strip() for line in error) else output)
 
 
 def _start(task: PlannedTask, program: Program, out: int, err: int, news: int) -> subprocess.Popen[bytes]:

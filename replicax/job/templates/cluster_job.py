@@ -65,6 +65,11 @@ class ClusterJob:
         if self.partition is not None and (not self.partition or any(map(str.isspace, self.partition))):
             raise LaunchError(f"--partition must be the name of a partition, got {self.partition!r}.")
 
+    def check_image(self, package: str = "replicax") -> None:
+        """Checks that there is an image, for what starts containers."""
+        if not self.image:
+            raise LaunchError(f"--image must name a container image with {package} and your script in it.")
+
     @property
     def num_cpus(self) -> int:
         """CPU cores for each worker."""

@@ -7,7 +7,6 @@ import json
 import yaml
 
 from replicax.checks import environment_names
-from replicax.errors import LaunchError
 from replicax.job.templates.cluster_job import SECONDS_TO_SAVE, ClusterJob, plain_size
 
 _HEADER = """\
@@ -18,8 +17,7 @@ _HEADER = """\
 
 def compose(cluster: ClusterJob, token: str) -> str:
     """Returns a file for `docker compose up`: a service for each worker, which find each other by their names."""
-    if not cluster.image:
-        raise LaunchError("--image must name a container image with replicax and your script in it.")
+    cluster.check_image()
     services = {f"worker-{index}": _service(cluster, index, token) for index in range(cluster.workers)}
     return _HEADER + yaml.safe_dump({"name": cluster.name, "services": services}, sort_keys=False, width=10_000)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import yaml
 
-from replicax.errors import LaunchError
 from replicax.job.templates.cluster_job import ClusterJob
 from replicax.job.templates.kubernetes import indexed_job, secret
 
@@ -17,8 +16,7 @@ _GROUP = "workers"
 
 def jobset(cluster: ClusterJob, token: str) -> str:
     """Returns the manifests of a JobSet and of its secret. The controller itself makes the service with pod names."""
-    if not cluster.image:
-        raise LaunchError("--image must name a container image with replicax and your script in it.")
+    cluster.check_image()
     job = yaml.safe_load(indexed_job(cluster, f"{cluster.name}-{_GROUP}-0"))
     del job["spec"]["template"]["spec"]["subdomain"]  # The controller sets it.
     manifest = {

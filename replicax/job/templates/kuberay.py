@@ -6,9 +6,8 @@ import json
 import shlex
 
 from replicax.checks.environment_names import JOB
-from replicax.errors import LaunchError
 from replicax.job.templates.cluster_job import SECONDS_TO_SAVE, ClusterJob
-from replicax.job.templates.containers import indented, resources
+from replicax.job.templates.kubernetes import indented, resources
 
 # KubeRay pastes the entrypoint into a shell script, and Ray quotes it a second time, for Windows. This one has nothing
 # that either could change; the command itself travels in a variable.
@@ -20,8 +19,7 @@ _HEAD = """resources:
 
 def kuberay(cluster: ClusterJob) -> str:
     """Returns the manifest of a RayJob: one worker of the job on each pod of Ray's, and a head without workers."""
-    if not cluster.image:
-        raise LaunchError("--image must name a container image with replicax[ray] and your script in it.")
+    cluster.check_image("replicax[ray]")
     return f"""\
 # kubectl apply -f this-file.yaml        (the KubeRay operator 1.5.1 or newer, and Ray 2.52 or newer in the image)
 # kubectl logs -f -l job-name={cluster.name}

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 
-from replicax.errors import LaunchError
 from replicax.errors.exit_codes import ExitCode
 from replicax.job.templates.cluster_job import SECONDS_TO_SAVE, ClusterJob, plain_size
-from replicax.job.templates.containers import indented, resources
 
 
 def kubernetes(cluster: ClusterJob, token: str) -> str:
     """Returns the manifests of an Indexed Job, of the service that gives its pods names, and of their secret."""
-    if not cluster.image:
-        raise LaunchError("--image must name a container image with replicax and your script in it.")
+    cluster.check_image()
     return f"{_service(cluster)}---\n{secret(cluster, token)}---\n{indexed_job(cluster, cluster.name)}"
 
 
@@ -129,3 +126,15 @@ def _variables(cluster: ClusterJob) -> str:
     lines = [f'- {{name: {name}, value: "{value}"}}' for name, value in plain.items()]
     secret = f"{{secretKeyRef: {{name: {cluster.name}-token, key: token}}}}"
     return "\n".join([*lines, f"- {{name: REPLICAX_TOKEN, valueFrom: {secret}}}"])
+
+
+def resources(cluster: ClusterJob) -> str:
+    """Returns the resources that a worker's container asks for."""
+    # No limit on CPU time: a throttled worker would delay all others.
+    gpus, memory = f", nvidia.com/gpu: {cluster.gpus}" if cluster.gpus else "", f"memory: {cluster.memory_size}i"
+    return f'resources:\n  requests: {{cpu: "{cluster.num_cpus}", {memory}{gpus}}}\n  limits: {{{memory}{gpus}}}'
+
+
+def indented(text: str, indent: str) -> str:
+    """Returns text with each line indented."""
+    return "\n".join(f"{indent}{line}" for line in text.splitlines())

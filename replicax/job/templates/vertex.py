@@ -16,8 +16,7 @@ _HEADER = """\
 
 def vertex(cluster: ClusterJob, token: str, machine: str, accelerator: str | None = None) -> str:
     """Returns the specification of a custom job: a pool with the chief, and one with all other workers."""
-    if not cluster.image:
-        raise LaunchError("--image must name a container image with replicax and your script in it.")
+    cluster.check_image()
     if not machine:
         raise LaunchError("--machine must name a type of machine, such as n1-standard-8.")
     if bool(cluster.gpus) != bool(accelerator):

@@ -48,5 +48,5 @@ If the worker is killed meanwhile, Ray says so, or a ping has no answer and `wat
 
 A lost server takes variables with it. Then the state drains (nothing new begins), and `recovery.py` replaces the server
 and restores the newest checkpoint. `worker_actors.py` and `server_actors.py` hold the actors' handles. For those who
-look on, `stats.py` counts, `live.py` shows a table, and `scalars.py` writes for TensorBoard.
+look on, `stats.py` counts, and `live.py` shows a table.
 """

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, NamedTuple, TypeVar
 
 from replicax.parameter_server.scheduling.closures import Closure
-from replicax.parameter_server.scheduling.fifo import Fifo
 
 
 class WaitingClosure(NamedTuple):
@@ -34,7 +34,6 @@ class RunningClosure(NamedTuple):
     is_retracing: bool = False  # It is being compiled for another batch.
 
 
-_EMPTY: Fifo[WaitingClosure] = Fifo()
 _PerWorker = tuple[tuple[RunningClosure, ...], ...]
 
 
@@ -57,7 +56,7 @@ class Ledger(NamedTuple):
     running: _PerWorker  # for each worker its closures, the oldest first
     depth: int  # how many closures a worker may have at once
     max_staleness: int | None  # None for any number of updates
-    queue: Fifo[WaitingClosure] = _EMPTY
+    queue: Fifo[WaitingClosure]
     ready: frozenset[int] = frozenset()  # the workers that can take closures
     next_worker: int = 0  # whose turn it is
     next_attempt: int = 0
@@ -65,7 +64,7 @@ class Ledger(NamedTuple):
     @classmethod
     def of(cls, workers: int, depth: int = 2, max_staleness: int | None = None) -> Ledger:
         """Returns a ledger of so many workers, none of which is ready, without closures."""
-        return cls(((),) * workers, depth if max_staleness is None else 1, max_staleness)
+        return cls(((),) * workers, depth if max_staleness is None else 1, max_staleness, Fifo())
 
     @property
     def workers(self) -> int:
@@ -167,11 +166,11 @@ class Ledger(NamedTuple):
 
     def without_queue(self) -> Ledger:
         """Returns the ledger with an empty queue."""
-        return self._replace(queue=_EMPTY)
+        return self._replace(queue=Fifo())
 
     def without_closures(self) -> Ledger:
         """Returns the ledger with nothing queued and nothing under way."""
-        return self._replace(queue=_EMPTY, running=((),) * self.workers)
+        return self._replace(queue=Fifo(), running=((),) * self.workers)
 
 
 def _with(running: _PerWorker, worker: int, closures: tuple[RunningClosure, ...]) -> _PerWorker:
@@ -203,3 +202,70 @@ def _changed(ledger: Ledger, attempt: Attempt, change: Callable[[RunningClosure]
     changed = [change(each) if each.attempt.id == attempt.id else each for each in ledger.running[worker]]
     left = tuple(each for each in changed if each is not None)
     return ledger._replace(running=_with(ledger.running, worker, left))
+
+
+T = TypeVar("T")
+_Cell = tuple[T, "_Cell[T] | None"]  # an item and those after it
+
+
+@dataclasses.dataclass(frozen=True)
+class Fifo(Generic[T]):
+    """A queue as a value: each change returns another queue, and takes the same time however long it is.
+
+    Items leave from the head of `front`. When that is empty, `back`, which holds the newest item first, is reversed
+    once to become the next `front`.
+
+    Example:
+        >>> queue = Fifo().append("b").append("c").push_front("a")
+        >>> item, rest = queue.pop()
+        >>> item, list(rest), len(queue)
+        ('a', ['b', 'c'], 3)
+    """
+
+    front: _Cell[T] | None = None
+    back: _Cell[T] | None = None
+    length: int = 0
+
+    def append(self, item: T) -> Fifo[T]:
+        """Returns the queue with another item at its end."""
+        return Fifo(self.front, (item, self.back), self.length + 1)
+
+    def push_front(self, item: T) -> Fifo[T]:
+        """Returns the queue with another item at its head."""
+        return Fifo((item, self.front), self.back, self.length + 1)
+
+    def pop(self) -> tuple[T, Fifo[T]]:
+        """Returns the item at the head, and the queue without it."""
+        front, back = self.front, self.back
+        if front is None:
+            front, back = _cells(_items(back)), None
+        if front is None:
+            raise IndexError("pop from an empty queue")
+        item, rest = front
+        return item, Fifo(rest, back, self.length - 1)
+
+    def without(self, item: T) -> Fifo[T]:
+        """Returns the queue without the items equal to `item`."""
+        left = [each for each in self if each != item]
+        return Fifo(_cells(reversed(left)), None, len(left))
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[T]:
+        yield from _items(self.front)
+        yield from reversed(list(_items(self.back)))
+
+
+def _items(cell: _Cell[T] | None) -> Iterator[T]:
+    while cell is not None:
+        item, cell = cell
+        yield item
+
+
+def _cells(items: Iterable[T]) -> _Cell[T] | None:
+    """Returns cells with the last of these items first."""
+    cell: _Cell[T] | None = None
+    for item in items:
+        cell = (item, cell)
+    return cell

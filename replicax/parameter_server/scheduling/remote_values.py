@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
+from replicax.checks import is_real
 from replicax.contracts.called_as import called_as
 from replicax.contracts.variable_access import is_per_worker
 from replicax.errors import ArgumentError, ContextError
 from replicax.parameter_server.compiling.recording import PytreeSpec, recorder
-from replicax.parameter_server.scheduling.waiting import check_timeout
 from replicax.typing import PyTree
 
 _SECONDS_TO_LOOK_UP = 0.5  # so that Ctrl-C is heard
@@ -195,3 +195,11 @@ def check_arguments(arguments: PyTree) -> None:
                 f"Variable {leaf.name!r} was passed to a scheduled function, but each worker has its own. Let the "
                 "function use it without passing it: it is that of the worker which runs the function."
             )
+
+
+def check_timeout(timeout: object) -> None:
+    """Checks a timeout that a user gives: None, or a number of seconds."""
+    if timeout is not None and not (is_real(timeout) and timeout >= 0):
+        raise ArgumentError(
+            f"A timeout is a number of seconds, or None to wait for as long as it takes; got {timeout!r}."
+        )

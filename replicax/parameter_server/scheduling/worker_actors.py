@@ -15,7 +15,7 @@ from replicax.errors import ClusterTimeoutError, WorkerLostError
 from replicax.parameter_server.actors.actor_errors import Raised, closed, is_actor_lost, own_error
 from replicax.parameter_server.actors.messages import Report, SetUp, StepCall
 from replicax.parameter_server.actors.parameter_server import settings_for
-from replicax.parameter_server.actors.remote_worker import CALLS_AT_ONCE, SET_UP, THREADS, WATCH, RemoteWorker
+from replicax.parameter_server.actors.worker import CALLS_AT_ONCE, SET_UP, THREADS, WATCH, RemoteWorker
 from replicax.parameter_server.scheduling.handles import (
     RemoteAnswer,
     RemoteStructure,

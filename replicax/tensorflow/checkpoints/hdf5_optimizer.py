@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from replicax.checkpoint.variable_names import keras_objects
-from replicax.tensorflow.checkpoints.matches import Matches
-from replicax.tensorflow.checkpoints.optimizer_config import match_config
+from replicax.tensorflow.checkpoints.matches import Match, Matches
 from replicax.tensorflow.checkpoints.optimizer_state import OptimizerState
-from replicax.tensorflow.checkpoints.slot_names import classes_in
+from replicax.tensorflow.checkpoints.slot_names import CONFIGURED, SLOTS, classes_in
 
 if TYPE_CHECKING:
     import keras
@@ -32,6 +33,8 @@ _LISTS = {
     "average": "model_variables_moving_average",
 }
 _OF_ADAMAX = {"m": "m", "u": "u", "v": "u", "momentum": "m", "norm": "u"}
+_CLOSE = 1e-5  # TensorFlow keeps some of the numbers in float32.
+_ABSENT_IS_NONE = ("weight_decay", "clipnorm", "clipvalue", "global_clipnorm")
 
 
 def optimizers_in(matches: Matches) -> list[keras.optimizers.Optimizer]:
@@ -61,7 +64,7 @@ def match_hdf5_optimizer(matches: Matches) -> None:
                 if len(ends) == 1:
                     list_name, index = slots[ends[0]]
                     state.in_list(list_name, index, tensor)
-        match_config(state)
+        _match_config(state)
         if state.optimizer.built:
             state.keep_rest()
 
@@ -79,3 +82,52 @@ def _slots(matches: Matches, state: OptimizerState) -> Iterator[tuple[str, tuple
             yield f"/{name.replace('/', '_')}_{slot}", (list_name, index)
         for slot, list_name in state.slot_names.items():
             yield f"/{name}/{slot}", (list_name, index)
+
+
+def _match_config(state: OptimizerState) -> None:
+    """Restores the learning rate, and compares the other hyperparameters with those here."""
+    stored = state.matches.checkpoint.optimizer_config
+    config = stored.get("config")
+    if not isinstance(config, dict):
+        return
+    inner = config.get("inner_optimizer")
+    if isinstance(inner, dict) and isinstance(inner.get("config"), dict):
+        stored, config = inner, inner["config"]
+    name = str(stored.get("class_name", "")).rpartition(">")[2]
+    if name in SLOTS and name != state.kind and {name, state.kind} != {"Adam", "AdamW"}:
+        state.matches.problem(
+            f"The optimizer in the checkpoint is {name}, and the one here is {state.kind}. Make the same here, or "
+            "restore the model without it."
+        )
+        return
+    _learning_rate(state, config.get("learning_rate"))
+    decay = config.get("decay")
+    if isinstance(decay, (int, float)) and decay:
+        state.matches.doubt(f"The optimizer in the checkpoint has decay={decay:.6g}, which the one here does not have.")
+    for each in CONFIGURED:
+        if (each in config or each in _ABSENT_IS_NONE) and hasattr(state.optimizer, each):
+            _compare(state, each, config.get(each), getattr(state.optimizer, each))
+
+
+def _learning_rate(state: OptimizerState, rate: object) -> None:
+    target = state.rate
+    if isinstance(rate, dict):
+        if target is not None:
+            state.matches.doubt(
+                f"The learning rate in the checkpoint follows {rate.get('class_name')}, and the one here is a number: "
+                "give the optimizer the schedule."
+            )
+    elif isinstance(rate, (int, float)) and target is not None and state.matches.is_free(target):
+        value = np.asarray(rate, target.dtype)
+        state.matches.add(Match(target, "training_config/learning_rate", value=value))
+
+
+def _compare(state: OptimizerState, name: str, there: object, here: object) -> None:
+    if name == "weight_decay":
+        there, here = there or 0.0, here or 0.0
+    if isinstance(there, (int, float)) and isinstance(here, (int, float)):
+        same = abs(there - here) <= _CLOSE * max(abs(here), abs(there))
+    else:
+        same = there == here
+    if not same:
+        state.matches.doubt(f"The optimizer in the checkpoint has {name}={there}, and the one here {name}={here}.")

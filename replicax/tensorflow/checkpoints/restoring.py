@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ import numpy as np
 from replicax.checkpoint.contents import with_values
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.deferred import DeferredRestore, drop_replaced
+from replicax.checkpoint.encoding import wanted_value
 from replicax.checkpoint.foreign import TensorMapping
 from replicax.checkpoint.load_status import LoadStatus
 from replicax.checkpoint.name_matching import warn_of_left_out
@@ -22,9 +23,8 @@ from replicax.contracts.variable_access import AssignableLike
 from replicax.errors import CheckpointError
 from replicax.program.keras.state import give_value
 from replicax.tensorflow.checkpoints.layer_order import order_note
-from replicax.tensorflow.checkpoints.matches import Matches
+from replicax.tensorflow.checkpoints.matches import Match, Matches
 from replicax.tensorflow.checkpoints.matching import matched
-from replicax.tensorflow.checkpoints.placing import placed_value, value_of, verify
 from replicax.tensorflow.checkpoints.reader import TensorFlowCheckpoint, open_checkpoint
 from replicax.typing import Leaf, PyTree
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _COUNTER = "save_counter/.ATTRIBUTES/VARIABLE_VALUE"
+_WHOLE_BYTES = 1 << 24  # Tensors up to this size are read once, and cut; larger ones once for each part.
 
 
 def restore_tensorflow(
@@ -76,7 +77,7 @@ class TensorFlowRestore:
         waiting = unbuilt_objects(self._objects)
         matches = matched(self.checkpoint, self._objects, self._mapping)
         matches.check(self._strict, is_final=not waiting)
-        verify(self.checkpoint, matches.found.values(), self._should_verify)
+        _verify(self.checkpoint, matches.found.values(), self._should_verify)
         return matches
 
     def run(self, matches: Matches) -> LoadStatus:
@@ -86,12 +87,12 @@ class TensorFlowRestore:
         before = None
         for match in variables.values():
             assert match.target.variable is not None
-            value = placed_value(self.checkpoint, match)
+            value = _placed_value(self.checkpoint, match)
             match.target.variable.assign(value)
             jax.block_until_ready(before)  # Otherwise the host holds what is on its way to the devices, of all tensors.
             before = value
         new = {
-            match.target.path: _like(value_of(self.checkpoint, match), match.target.old)
+            match.target.path: _like(_value_of(self.checkpoint, match), match.target.old)
             for name, match in matches.found.items()
             if name not in variables
         }
@@ -120,10 +121,10 @@ class TensorFlowRestore:
         matches = matched(self.checkpoint, self._objects, self._mapping)
         matches.check(self._strict, is_final=not waiting)
         new = [each for each in matches.found.values() if each.target.path not in self._done]
-        verify(self.checkpoint, new, self._should_verify)
+        _verify(self.checkpoint, new, self._should_verify)
         for match in new:
             if match.target.variable is not None:
-                give_value(match.target.variable, np.asarray(value_of(self.checkpoint, match)))
+                give_value(match.target.variable, np.asarray(_value_of(self.checkpoint, match)))
             self._done.add(match.target.path)
         if not waiting:
             _tell(matches, self._path, matches.unused, self._strict)
@@ -198,3 +199,67 @@ def _like(value: np.ndarray, old: Leaf) -> Leaf:
     if isinstance(old, np.ndarray):
         return value
     return jax.device_put(value, old.sharding) if old.committed else jnp.asarray(value)
+
+
+# Reading tensors into variables: one at a time, each device its own part, whatever the layout.
+
+
+def _verify(checkpoint: TensorFlowCheckpoint, matches: Iterable[Match], is_whole: bool = True) -> None:
+    """Reads, and drops, all tensors that are to be restored: checks that they are undamaged and fit their targets."""
+    for match in matches:
+        info = checkpoint.tensors.get(match.tensor)
+        if info is None:
+            continue  # A number that was computed, or one of a configuration.
+        # Integers that might not fit are read even if not all tensors are to be.
+        narrower = match.value is None and info.dtype != match.target.dtype and match.target.dtype.kind in "iu"
+        if narrower:
+            _converted(checkpoint.read(match.tensor), match, checkpoint)
+        elif is_whole:
+            checkpoint.read(match.tensor, (slice(0, 0),) if info.shape else None)
+
+
+def _value_of(checkpoint: TensorFlowCheckpoint, match: Match, index: tuple[slice, ...] | None = None) -> np.ndarray:
+    """Returns the values of a match, or a part of them, in the dtype of the variable."""
+    if match.value is not None:
+        return match.value if index is None else match.value[index]
+    return _converted(checkpoint.read(match.tensor, index), match, checkpoint)
+
+
+def _placed_value(checkpoint: TensorFlowCheckpoint, match: Match) -> jax.Array | np.ndarray:
+    """Returns the value of a match in the layout of its variable; no other tensor is in memory meanwhile."""
+    assert match.target.variable is not None
+    wanted = wanted_value(match.target.variable)
+    if wanted.sharding is None or not match.target.shape:
+        return _value_of(checkpoint, match)
+    parts = wanted.sharding.addressable_devices_indices_map(wanted.shape).values()
+    is_cut = len({str(index) for index in parts}) > 1
+    if is_cut and checkpoint.tensors[match.tensor].nbytes > _WHOLE_BYTES:
+        read: dict[str, np.ndarray] = {}
+        whole = None
+    else:
+        whole = _value_of(checkpoint, match)
+
+    def part(index: tuple[slice, ...] | None) -> np.ndarray:
+        if whole is not None:
+            return whole if index is None else whole[index]
+        if str(index) not in read:
+            read.clear()  # Devices of one part come one after the other in most layouts.
+            read[str(index)] = _value_of(checkpoint, match, index)
+        return read[str(index)]
+
+    return jax.make_array_from_callback(wanted.shape, wanted.sharding, part)
+
+
+def _converted(values: np.ndarray, match: Match, checkpoint: TensorFlowCheckpoint) -> np.ndarray:
+    if match.scale is not None:
+        values = values * np.asarray(match.scale, values.dtype)
+    dtype = match.target.dtype
+    if values.dtype == dtype:
+        return values
+    converted = values.astype(dtype)
+    if dtype.kind in "iu" and not np.array_equal(converted, values):
+        raise CheckpointError(
+            f"{checkpoint.shown(match.tensor)!r} in {checkpoint.path} has numbers that {dtype}, the dtype of "
+            f"{match.target.name!r}, cannot hold: {values[converted != values].ravel()[:3].tolist()}."
+        )
+    return converted

@@ -4,7 +4,8 @@ The walk through a conversion:
 
 1. `script.py` parses, with each statement on a line of its own (`spreading.py`); `names.py` resolves imports and
    aliases; `kinds.py` infers kinds of objects.
-2. `plans.py` finds whole statements to rewrite: tapes, compiled functions. It finds too what stays TensorFlow's.
+2. Planners (`gradients.py`, `functions.py`, `pipelines.py` ...) find whole statements to rewrite: tapes, compiled
+   functions, pipelines. `conversion.py` lists them.
 3. `rewriter.py` walks through the tree once: each name, call and method by the rules in `tables/`, which write by
    `writer.py`.
 4. `imports.py` writes the imports, `formatting.py` formats what has changed.

@@ -4,23 +4,44 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 import libcst as cst
 from libcst import matchers as m
 
 from replicax.errors import ArgumentError
-from replicax.tensorflow.codemod import imports, leftovers, losses, plans, reduced_batches, tables, wide
-from replicax.tensorflow.codemod.depth import check_depth, too_deep
+from replicax.tensorflow.codemod import (
+    device_blocks,
+    estimators,
+    functions,
+    gradients,
+    imports,
+    leftovers,
+    overrides,
+    pipelines,
+    tables,
+)
 from replicax.tensorflow.codemod.findings import Finding
 from replicax.tensorflow.codemod.formatting import formatted
+from replicax.tensorflow.codemod.notes import notes
 from replicax.tensorflow.codemod.rewriter import Action, Rewriter
 from replicax.tensorflow.codemod.rules import Call, Rename
 from replicax.tensorflow.codemod.script import Script
 from replicax.tensorflow.codemod.spreading import joined
 from replicax.tensorflow.codemod.writer import Binding, Writer
 
+#: Each looks through a script and returns what becomes of whole statements. One node belongs to one planner.
+_PLANNERS: tuple[Callable[[Script], Mapping[cst.CSTNode, Action]], ...] = (
+    device_blocks.planned,
+    functions.planned,
+    gradients.planned,
+    pipelines.planned,
+    estimators.planned,
+    overrides.planned,
+    leftovers.planned,
+)
 _NOTHING: Mapping[cst.CSTNode, Action] = {}
 _OF_TF = m.Attribute(value=m.Name("tf"))
 
@@ -50,11 +71,11 @@ def convert(text: str, name: str = "<script>", tf_data: Literal["convert", "keep
         >>> convert("import tensorflow as tf\\nstrategy = tf.distribute.MirroredStrategy()\\n").after
         'import replicax as rx\\n\\nstrategy = rx.MirroredStrategy()\\n'
     """
-    check_depth(text, name)
+    _check_depth(text, name)
     try:
         return _converted(text, name, tf_data)
     except RecursionError as error:
-        raise ArgumentError(too_deep(name)) from error
+        raise ArgumentError(_too_deep(name)) from error
 
 
 def _converted(text: str, name: str, tf_data: Literal["convert", "keep"]) -> Conversion:
@@ -78,8 +99,8 @@ def _converted(text: str, name: str, tf_data: Literal["convert", "keep"]) -> Con
     if more:
         writer, module = _rewritten(writer.script, more)
         module = _with_imports(writer, module)
-    notes = (note for each in (losses, reduced_batches, wide) for note in each.notes(writer.script))
-    return Conversion(text, formatted(text, module.code), tuple(sorted({*writer.findings, *notes})))
+    findings = {*writer.findings, *notes(writer.script)}
+    return Conversion(text, formatted(text, module.code), tuple(sorted(findings)))
 
 
 def _with_import_behind_star(script: Script, text: str) -> str | None:
@@ -110,12 +131,17 @@ def _rewritten(script: Script, more: Mapping[cst.CSTNode, Action] = _NOTHING) ->
     spelled_out: frozenset[Binding] = frozenset()
     while True:
         writer = Writer(script, spelled_out)
-        rewriter = Rewriter(writer, {**plans.actions(script), **more}, plans.kept(script))
+        rewriter = Rewriter(writer, {**_planned(script), **more}, pipelines.kept(script))
         module = joined(cst.ensure_type(script.module.visit(rewriter), cst.Module), script.spread.before)
         both = writer.converted & writer.left  # imports that are needed as they were, and with a new meaning: they stay
         if both <= spelled_out:
             return writer, module
         spelled_out |= both
+
+
+def _planned(script: Script) -> Mapping[cst.CSTNode, Action]:
+    """Returns what becomes of a script's statements, by node."""
+    return {node: action for planner in _PLANNERS for node, action in planner(script).items()}
 
 
 def _unparsable(name: str, text: str, error: cst.ParserSyntaxError) -> str:
@@ -125,3 +151,51 @@ def _unparsable(name: str, text: str, error: cst.ParserSyntaxError) -> str:
         f"{name}, line {error.raw_line}{shown} is no Python 3 that can be parsed. Correct it first; Python 2 is "
         "converted by `2to3`, a notebook by `jupyter nbconvert --to script`."
     )
+
+
+# Scripts that cannot be walked through: libcst calls itself for each level of an expression.
+
+
+#: Levels of a tree that libcst walks through with Python's usual limit of 1000 calls.
+_DEEPEST = 300
+
+
+def _check_depth(text: str, name: str) -> None:
+    """Checks that a script can be walked through: it has no NUL byte, and is not nested too deeply."""
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise ArgumentError(f"{name}, line {line} has a NUL byte: it is no Python. Is it a text file, in UTF-8?")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text)
+    except (RecursionError, MemoryError) as error:
+        raise ArgumentError(_too_deep(name)) from error
+    except SyntaxError as error:
+        if "too many nested" in str(error):
+            raise ArgumentError(_too_deep(name)) from error
+        return  # libcst says where, or knows a newer Python.
+    deepest = _deepest(tree)
+    if deepest is not None:
+        raise ArgumentError(_too_deep(name, deepest))
+
+
+def _too_deep(name: str, line: int | None = None) -> str:
+    """Returns the message of a script that is nested too deeply."""
+    place = "" if line is None else f", line {line}"
+    return (
+        f"{name}{place} is too deeply nested to be converted (over {_DEEPEST} levels; each operator of a long sum is "
+        "one). Write the expression in parts, or as a list."
+    )
+
+
+def _deepest(tree: ast.AST) -> int | None:
+    """Returns a line with more levels than can be walked through; None if there is none."""
+    level: list[tuple[ast.AST, int]] = [(tree, 1)]
+    for _ in range(_DEEPEST):
+        level = [
+            (child, getattr(child, "lineno", line)) for node, line in level for child in ast.iter_child_nodes(node)
+        ]
+        if not level:
+            return None
+    return level[0][1]

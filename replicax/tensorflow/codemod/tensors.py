@@ -10,7 +10,6 @@ from libcst import matchers as m
 from replicax.tensorflow.codemod.adapting import Unconvertible, is_literal, literal
 from replicax.tensorflow.codemod.op_calls import bound, filled, parameters, template_modules
 from replicax.tensorflow.codemod.op_row import OpRow
-from replicax.tensorflow.codemod.operands import as_tensors
 from replicax.tensorflow.codemod.rules import Rewriting
 
 Converter = Callable[[Rewriting, cst.Call, cst.Call], cst.BaseExpression | None]
@@ -41,7 +40,7 @@ def by_row(row: OpRow) -> Converter:
     """Returns the function that converts calls of a row's function."""
 
     def convert(rewriting: Rewriting, node: cst.Call, updated: cst.Call) -> cst.BaseExpression | None:
-        result = filled(row, as_tensors(rewriting, row, node, updated))
+        result = filled(row, _as_tensors(rewriting, row, node, updated))
         for module in template_modules(result):
             rewriting.target(module)
         rewriting.note(node, row.name, f"{row.note[0].upper()}{row.note[1:]}." if row.note else "")
@@ -257,3 +256,46 @@ def version(rewriting: Rewriting, node: cst.BaseExpression, updated: cst.BaseExp
         return rewriting.target("rx.__version__")
     rewriting.refuse(node, "tf.__version__", "A decision by TensorFlow's version has to be decided by hand.")
     return None
+
+
+# Arguments that TensorFlow takes as tensors and Keras does not: lists, and variables for some functions.
+
+
+#: Parameters that are tensors, wherever they stand.
+_TENSORS = frozenset(
+    [
+        *("x", "y", "a", "b", "t", "input", "inputs", "tensor", "value", "input_tensor", "data", "segment_ids", "args"),
+        *("targets", "predictions", "indices", "updates", "condition", "logits", "labels", "features", "image"),
+        *("images", "filters"),
+    ]
+)
+#: Functions of Keras that do not take a variable.
+_NO_VARIABLES = (
+    *("where", "moments", "top_k", "in_top_k", "unstack", "max_pool", "average_pool", "image.resize", "all", "any"),
+    *("count_nonzero", "map", "vectorized_map", "stop_gradient"),
+)
+_LIKE = ("zeros_like", "ones_like")
+
+
+def _as_tensors(rewriting: Rewriting, row: OpRow, node: cst.Call, updated: cst.Call) -> cst.Call:
+    """Returns a call of a row's function whose operands are tensors, where Keras takes nothing else."""
+    known = parameters(row.signature)
+    function = row.template.partition("(")[0].removeprefix("keras.ops.")
+    args = []
+    for place, (before, arg) in enumerate(zip(node.args, updated.args, strict=True)):
+        positional = known.names[place] if place < len(known.names) else known.rest
+        parameter = arg.keyword.value if arg.keyword is not None else positional
+        if parameter in _TENSORS and not arg.star and _is_wrapped(rewriting, function, before.value):
+            value = rewriting.code("keras.ops.convert_to_tensor({value})", value=arg.value)
+            arg = arg.with_changes(value=value)
+        args.append(arg)
+    return updated.with_changes(args=args)
+
+
+def _is_wrapped(rewriting: Rewriting, function: str, value: cst.BaseExpression) -> bool:
+    kind = rewriting.script.kinds.of(value)
+    if function in _LIKE:
+        return kind != "tf.Tensor"
+    if kind in ("list", "tuple") or isinstance(value, (cst.List, cst.Tuple, cst.ListComp)):
+        return True
+    return function in _NO_VARIABLES and rewriting.script.kinds.is_a(value, "tf.Variable")

@@ -14,8 +14,8 @@ import pytest
 import replicax.group.health.monitor as monitor_module
 from replicax.group.health.diagnosis import Limits
 from replicax.group.health.monitor import Monitor
+from replicax.group.health.observer import QuestionThreads
 from replicax.group.health.peers import History, Peer
-from replicax.group.health.question_threads import QuestionThreads
 from replicax.group.health.status import Status, status_of
 
 

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from replicax.group.membership.newcomer_warnings import NewcomerWarnings
+from replicax.group.membership.elastic_worlds import NewcomerWarnings
 
 
 class Clock:

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from replicax.job.elsewhere.agent import WorkerAgent
+from replicax.job.elsewhere.agent import Outbox, WorkerAgent
 from replicax.job.elsewhere.messages import Client, Ended, Failed, News, Order, Output
-from replicax.job.elsewhere.outbox import Outbox
 from replicax.job.processes.call import Call, payload_of, result_of
 from replicax.job.processes.task import PlannedTask
 from tests.ray_cluster.conftest import wait_for
@@ -107,7 +106,7 @@ def test_a_port_is_kept_until_the_process_has_ended(host: WorkerAgent):
 def test_output_waits_until_it_is_taken(monkeypatch: pytest.MonkeyPatch):
     import threading
 
-    monkeypatch.setattr("replicax.job.elsewhere.outbox._MOST_BYTES", 10)
+    monkeypatch.setattr("replicax.job.elsewhere.agent._MOST_BYTES", 10)
     outbox = Outbox()
     outbox.put_output(b"x" * 20, False)
     writer = threading.Thread(target=outbox.put_output, args=(b"more", True))

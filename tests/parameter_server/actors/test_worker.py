@@ -24,8 +24,7 @@ from replicax.parameter_server.actors.messages import (
     UnexpectedBatch,
 )
 from replicax.parameter_server.actors.parameter_server import ParameterServer
-from replicax.parameter_server.actors.remote_worker import SET_UP, THREADS, WATCH, RemoteWorker
-from replicax.parameter_server.actors.worker import VariableCache, Worker
+from replicax.parameter_server.actors.worker import SET_UP, THREADS, WATCH, RemoteWorker, VariableCache, Worker
 from tests.parameter_server.fakes import make_actor
 from tests.parameter_server.programs import COUNT, FOUR, OTHER, SCALAR, W, descent, step, values, worker_program
 

@@ -7,7 +7,7 @@ import collections
 import pytest
 from hypothesis import given, strategies as st
 
-from replicax.parameter_server.scheduling.fifo import Fifo
+from replicax.parameter_server.scheduling.ledger import Fifo
 
 CHANGES = st.lists(st.tuples(st.sampled_from(["append", "push_front", "pop", "without"]), st.integers(0, 5)))
 

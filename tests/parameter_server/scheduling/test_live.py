@@ -12,8 +12,8 @@ from rich.console import Console
 
 import replicax.parameter_server.scheduling.live as live_module
 from replicax.errors import ArgumentError
+from replicax.parameter_server.coordinator import written_scalars
 from replicax.parameter_server.scheduling.live import live_table, table
-from replicax.parameter_server.scheduling.scalars import written_scalars
 from replicax.parameter_server.scheduling.stats import Queue, Stats, WorkerStats
 
 BUSY = WorkerStats(1200, 41.25, {"input": 1.0, "pull": 2.0, "compute": 6.0, "push": 1.0}, 0)

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from replicax.errors import ArgumentError
-from replicax.parameter_server.scheduling.remote_values import RemoteValue
-from replicax.parameter_server.scheduling.waiting import check_timeout
+from replicax.parameter_server.scheduling.remote_values import RemoteValue, check_timeout
 
 
 @pytest.mark.parametrize("timeout", ["x", True, -1, float("nan"), [1]])

@@ -12,7 +12,7 @@ import pytest
 
 import replicax as rx
 from replicax.errors import ArgumentError, CheckpointError, UnmatchedError
-from replicax.tensorflow.checkpoints import placing
+from replicax.tensorflow.checkpoints import restoring
 from tests.migrate import restored, zoo
 from tests.tensorflow.checkpoints.small import dense_model, numbers, write_graph
 
@@ -49,7 +49,7 @@ def test_a_training_goes_on_as_in_tensorflow(name, count, mirrored):
 @pytest.mark.parametrize("kind", ["fully_sharded", "layout"])
 @pytest.mark.parametrize("whole_bytes", [0, 1 << 24])
 def test_sharded_variables_keep_their_layout_and_are_read_in_parts(kind, whole_bytes, monkeypatch):
-    monkeypatch.setattr(placing, "_WHOLE_BYTES", whole_bytes)
+    monkeypatch.setattr(restoring, "_WHOLE_BYTES", whole_bytes)
     devices = np.array(jax.devices()[:4])
     if kind == "fully_sharded":
         strategy = rx.FullyShardedStrategy([f"cpu:{i}" for i in range(4)], min_size=1)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from replicax.tensorflow.codemod.notes import QUOTIENT
 from replicax.tensorflow.codemod.op_row import OpRow, renamed
-from replicax.tensorflow.codemod.wide import QUOTIENT
 
 INTEGER_MEAN = "of integers TensorFlow's result is an integer, rounded towards zero, and that of Keras is a float"
 NARROW_INTEGERS = "of integers narrower than 32 bits TensorFlow's result keeps the dtype, and that of Keras has 32 bits"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from replicax.tensorflow.codemod import tensors
+from replicax.tensorflow.codemod.notes import WIDE, WIDE_DTYPES
 from replicax.tensorflow.codemod.op_row import OpRow
 from replicax.tensorflow.codemod.rules import Call, Code, Refuse, Rename, Rewrite, Rule
 from replicax.tensorflow.codemod.tables import array_ops, math_ops, nn_ops
-from replicax.tensorflow.codemod.wide import WIDE, WIDE_DTYPES
 from replicax.tensorflow.names import Keyword
 
 ROWS: tuple[OpRow, ...] = (*math_ops.OPS, *array_ops.OPS, *nn_ops.OPS)

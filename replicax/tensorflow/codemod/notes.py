@@ -1,4 +1,4 @@
-"""Notes on numbers of 64 bits: TensorFlow has them where a script asks, and divides integers into them."""
+"""Notes on what is converted and may come out otherwise than in TensorFlow."""
 
 from __future__ import annotations
 
@@ -9,6 +9,81 @@ from libcst import matchers as m
 
 from replicax.tensorflow.codemod.findings import Finding
 from replicax.tensorflow.codemod.script import Script
+
+
+def notes(script: Script) -> Iterator[Finding]:
+    """Yields all notes on a script."""
+    for each in (_cross_entropies, _reduced_batches, _wide_numbers):
+        yield from each(script)
+
+
+# Cross-entropies of probabilities: TensorFlow took the logits behind them, Keras 3 on JAX takes what it is given.
+
+
+_LOSS_CLASSES = ("BinaryCrossentropy", "CategoricalCrossentropy", "SparseCategoricalCrossentropy")
+_LOSS_FUNCTIONS = ("binary_crossentropy", "categorical_crossentropy", "sparse_categorical_crossentropy")
+_LOSSES = {
+    f"{module}.{name}" for module in ("tf.keras.losses", "tf.losses") for name in (*_LOSS_CLASSES, *_LOSS_FUNCTIONS)
+}
+_PROBABILITIES = (
+    "It is given probabilities. Behind a softmax or sigmoid TensorFlow computes from the logits; here probabilities "
+    "are clipped to [1e-7, 1 - 1e-7], and there is no gradient beyond. If they come so near to 0 or 1, let the model "
+    "return logits, and give `from_logits=True`."
+)
+
+
+def _cross_entropies(script: Script) -> Iterator[Finding]:
+    """Yields a note for each cross-entropy that is not said to take logits."""
+    for node in m.findall(script.module, m.Call()):
+        call = cst.ensure_type(node, cst.Call)
+        name = script.names.of(call.func)
+        if name is not None and name in _LOSSES and not _takes_logits(call):
+            yield Finding(script.line(call), name, _PROBABILITIES, "note")
+        elif m.matches(call.func, m.Attribute(attr=m.Name("compile"))):
+            yield from _compiled(script, call)
+
+
+def _compiled(script: Script, call: cst.Call) -> Iterator[Finding]:
+    """Yields notes on what `Model.compile` gets as `loss`: names, in quotes or not, alone or in a list or dict."""
+    for arg in call.args:
+        if arg.keyword is not None and arg.keyword.value == "loss" and not isinstance(arg.value, cst.Call):
+            for node in m.findall(arg.value, m.SimpleString() | m.Attribute() | m.Name()):
+                if isinstance(node, cst.SimpleString):
+                    name: str | None = f"tf.keras.losses.{node.raw_value}"
+                else:
+                    name = script.names.of(node)
+                if name is not None and name in _LOSSES:
+                    yield Finding(script.line(node), name, _PROBABILITIES, "note")
+
+
+def _takes_logits(call: cst.Call) -> bool:
+    given = {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
+    return "from_logits" in given and not m.matches(given["from_logits"], m.Name("False"))
+
+
+# Sums and means over the replicas: a batch that does not divide is cut otherwise than in TensorFlow.
+
+
+_REDUCED = (
+    "A batch that does not divide by the number of replicas is cut otherwise than in TensorFlow, and a last batch may "
+    "run on fewer replicas. Sums of losses that are divided by the global batch size are the same; means, and sums of "
+    "means or constants, of such a batch can differ. `drop_remainder=True` avoids it."
+)
+
+
+def _reduced_batches(script: Script) -> Iterator[Finding]:
+    """Yields one note for a script, at the first `strategy.reduce` of the results of a batch."""
+    if not m.findall(script.module, m.Attribute(attr=m.Name("experimental_distribute_dataset"))):
+        return
+    for node in m.findall(script.module, m.Call(func=m.Attribute(attr=m.Name("reduce")))):
+        func = cst.ensure_type(cst.ensure_type(node, cst.Call).func, cst.Attribute)
+        if script.kinds.is_a(func.value, "tf.distribute.Strategy"):
+            yield Finding(script.line(node), "tf.distribute.Strategy.reduce", _REDUCED, "note")
+            return
+
+
+# Numbers of 64 bits: TensorFlow has them where a script asks, and divides integers into them.
+
 
 WIDE = "JAX computes with 32 bits, unless `jax_enable_x64` is set: where it counts, set it."
 WIDE_DTYPES = ("int64", "uint64", "float64", "complex128")
@@ -23,7 +98,7 @@ _OTHER = m.Float() | m.Name() | m.Call() | m.SimpleString()
 _KEEPING = (cst.Add, cst.Subtract, cst.Multiply, cst.FloorDivide, cst.Modulo, cst.Power)
 
 
-def notes(script: Script) -> Iterator[Finding]:
+def _wide_numbers(script: Script) -> Iterator[Finding]:
     """Yields a note for each call that is given a dtype of 64 bits as a text, and for each quotient of integers."""
     for node in m.findall(script.module, m.Call()):
         call = cst.ensure_type(node, cst.Call)
