@@ -10,12 +10,11 @@ from jax.sharding import Mesh
 import replicax.contracts.worlds as worlds
 from replicax.data.auto_shard import FunctionReading, choose_reading
 from replicax.data.dataset_base import DistributedDatasetBase
-from replicax.data.fed_replicas import Receivers
 from replicax.data.file_source import FileSource
 from replicax.data.input_context import InputContext
 from replicax.data.input_options import AutoShardPolicy, InputOptions
+from replicax.data.receivers import InputWorkers, Receivers
 from replicax.data.sources import host_batches
-from replicax.data.worker_channel import InputWorkers
 from replicax.errors import ArgumentError
 from replicax.typing import PyTree
 

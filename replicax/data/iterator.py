@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import replicax.context as context
 import replicax.contracts.worlds as worlds
 import replicax.runtime.activity as activity
-from replicax.data.first_batch import NO_BATCH
 from replicax.data.optional_batch import Optional
-from replicax.data.position import Position, RowsRead
+from replicax.data.passes import NO_BATCH, Pass
+from replicax.data.position import Position
 from replicax.data.prefetch import Prefetcher
 from replicax.errors import BatchError, ContextError
 from replicax.typing import PyTree
@@ -97,22 +97,6 @@ class DistributedIterator(Iterator[PyTree]):
         self.close()
 
 
-class PlacedStep(NamedTuple):
-    """The data of a step on the devices."""
-
-    value: PyTree  # what the training loop gets
-    rows_read: list[RowsRead]  # with those that were dropped before them
-
-
-class OpenedPass(NamedTuple):
-    """A pass that has been opened."""
-
-    steps: Generator[PlacedStep] | Prefetcher[PlacedStep]
-    shards: int  # of its source
-    position: Position  # where it begins
-    close: Callable[[], None] | None  # ends the exchange of messages with the other workers; None if there is none
-
-
 class PassIterator(DistributedIterator):
     """One pass over a distributed dataset, which counts its position in the source."""
 
@@ -121,8 +105,8 @@ class PassIterator(DistributedIterator):
 
     def __init__(
         self,
-        open_pass: Callable[[Position], OpenedPass],
-        opened: OpenedPass,
+        open_pass: Callable[[Position], Pass],
+        opened: Pass,
         is_first: bool,
         spec: Callable[[], PyTree],
         source: object = None,  # the dataset
@@ -130,11 +114,11 @@ class PassIterator(DistributedIterator):
         self._open_pass, self._spec, self._source = open_pass, spec, source
         self._begin(opened, is_first)
 
-    def _begin(self, opened: OpenedPass, is_first: bool = True) -> None:
+    def _begin(self, opened: Pass, is_first: bool = True) -> None:
         super().__init__(opened.steps, is_first, self._spec)
         self._shards, self._position = opened.shards, opened.position
         # In the thread of the program, where all workers do the same in the same order.
-        self._finalizer = weakref.finalize(self, opened.close) if opened.close is not None else None
+        self._leave = weakref.finalize(self, opened.leave)
 
     def __next__(self) -> PyTree:
         try:
@@ -164,10 +148,6 @@ class PassIterator(DistributedIterator):
         position = Position.of(state)
         self.close()
         self._begin(self._open_pass(position))
-
-    def _leave(self) -> None:
-        if self._finalizer is not None:
-            self._finalizer()
 
 
 class ElasticIterator(PassIterator):

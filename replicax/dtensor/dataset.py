@@ -13,9 +13,9 @@ from replicax.contracts.advice import AdvisedContract
 from replicax.contracts.called_as import called_as
 from replicax.data.batch_placement import device_dtype, owned_copy
 from replicax.data.batches import count_rows, host_batch
-from replicax.data.first_batch import check_may_be_empty, peek
 from replicax.data.input_options import InputOptions
 from replicax.data.iterator import DistributedIterator, check_outside_of_programs
+from replicax.data.passes import check_may_be_empty, peek
 from replicax.data.prefetch import prefetch as prefetched
 from replicax.data.sources import HostBatches, check_batch_size, host_batches, is_array_pytree
 from replicax.dtensor.batch_layouts import BatchLayouts
