@@ -38,15 +38,14 @@ compares what the workers read.
 from typing import TYPE_CHECKING
 
 from replicax.contracts.advice import not_found
-from replicax.data.array_source import ArraySource
-from replicax.data.dataset_creator import DatasetCreator
 from replicax.data.distributed_datasets import DistributedDataset, DistributedDatasetFromFunction
 from replicax.data.file_source import FileSource
-from replicax.data.input_context import InputContext, ValueContext
+from replicax.data.input_context import DatasetCreator, InputContext, ValueContext
 from replicax.data.input_options import AutoShardPolicy, InputOptions
 from replicax.data.iterator import DistributedIterator
 from replicax.data.optional_batch import Optional
 from replicax.data.receivers import InputWorkers as InputWorkers
+from replicax.data.sources import ArraySource
 
 __all__ = [
     "ArraySource",

@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 import replicax.contracts.worlds as worlds
+import replicax.runtime.activity as activity
 from replicax.data.auto_shard import DatasetReading
 from replicax.data.batch_placement import ROWS, VALUES, Form
 from replicax.data.input_options import AutoShardPolicy, InputOptions
@@ -83,19 +84,20 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
             self._check_can_continue()
             self._forget_peeked()
             self._next_position = position
-            return self._opened(form)
+            return self._opened(form, activity.FIRST_BATCH)
 
         check_outside_of_programs("A distributed dataset was iterated over")
         self._passes += 1
         kind = ElasticIterator if worlds.number() else PassIterator
-        return kind(open_pass, self._opened(form), self._passes == 1, lambda: self._seen.spec, source=self)
+        opened = self._opened(form, activity.FIRST_BATCH if self._passes == 1 else activity.INPUT)
+        return kind(open_pass, opened, lambda: self._seen.spec, source=self)
 
-    def _opened(self, form: Form) -> Pass:
+    def _opened(self, form: Form, phase: str) -> Pass:
         """Opens the next pass, or continues the one that was begun to look at its first step."""
         begun, self._peeked = self._peeked or self._begin(), None
         self._position = begun.position
         self._next_position = Position(begun.position.number + 1)
-        return begun.opened(form, self._options.prefetch)
+        return begun.opened(form, self._options.prefetch, phase)
 
     def _begin(self) -> Pass:
         position, receivers = self._next_position.at_start(), self._fed

@@ -104,10 +104,10 @@ class Pass:
         self._kept = kept
         return self
 
-    def opened(self, form: Form, size: int) -> Self:
-        """Returns the pass with its steps on the devices, up to `size` of them ahead."""
+    def opened(self, form: Form, size: int, phase: str) -> Self:
+        """Returns the pass with its steps on the devices, up to `size` of them ahead; see `prefetch`."""
         self._agreement.form = form
-        self.steps = prefetch(_placed(self._kept, self._agreement), size)
+        self.steps = prefetch(_placed(self._kept, self._agreement), size, phase)
         return self
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from itertools import islice
 import jax
 import numpy as np
 
+import replicax.runtime.activity as activity
 from replicax.contracts.advice import AdvisedContract
 from replicax.contracts.called_as import called_as
 from replicax.data.batch_placement import device_dtype, owned_copy
@@ -98,7 +99,7 @@ class DTensorDataset(AdvisedContract, Iterable[PyTree]):
     def __iter__(self) -> DistributedIterator:
         check_outside_of_programs("A DTensorDataset was iterated over")
         batches, self._peeked_pass = self._peeked_pass or self._open_pass(), None
-        steps = prefetched(self._place(batches), self._options.prefetch)
+        steps = prefetched(self._place(batches), self._options.prefetch, activity.FIRST_BATCH)
         return DistributedIterator(steps, spec=lambda: self._spec)
 
     def __bool__(self) -> bool:
