@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from replicax.data.batch_placement import VALUES, owned_copy
-from replicax.data.batch_split import SplitBatch, part_of
+from replicax.data.batch_split import SplitBatch, kept_rows, part_of
 from replicax.data.batches import count_rows
 from replicax.data.input_options import InputOptions
 from replicax.data.position import RowsRead
@@ -149,7 +149,7 @@ class StepByStep:
                 full = all(note and note["full"] for note in notes) and self._is_even(rows)
                 # With `drops_whole_steps`, remainder="drop" leaves out whole steps, not only the rows at their end.
                 keep = full or not drops_whole_steps or self._options.remainder == "exact"
-                kept = _kept_rows(sum(rows), self._replicas, self._options.remainder) if keep else 0
+                kept = kept_rows(sum(rows), self._replicas, self._options.remainder) if keep else 0
                 tree = tree if own is None else jax.tree.structure(own.batch)
                 structure = self._structure([d for d, n in zip(described, rows, strict=True) if d and n], tree, step)
                 split = self._split_together(own, rows, kept, structure, step) if kept else None
@@ -201,7 +201,7 @@ class StepByStep:
 
 def own_part(batch: PyTree, workers: InputWorkers, remainder: str, everywhere: bool = False) -> SplitBatch | None:
     """Returns the parts of a global batch that this worker's replicas get: views; None if it is dropped."""
-    rows = _kept_rows(count_rows(batch), sum(workers.replicas), remainder)
+    rows = kept_rows(count_rows(batch), sum(workers.replicas), remainder)
     if not rows:
         return None
     assignment = RowAssignment(workers, (), rows, everywhere)
@@ -254,10 +254,6 @@ class _NoteMaker:
             "full": batch.full,
             "description": description if new else None,
         }
-
-
-def _kept_rows(rows: int, replicas: int, remainder: str) -> int:
-    return rows if remainder == "exact" else rows - rows % replicas
 
 
 def _size(batch: PyTree) -> int:

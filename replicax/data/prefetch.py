@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import contextvars
+import itertools
 import threading
 import weakref
 from collections.abc import Generator, Iterator
@@ -34,15 +35,15 @@ def prefetch(items: Generator[_Item], size: int, phase: str = activity.INPUT) ->
 
 
 def _one_by_one(items: Generator[_Item], phase: str) -> Generator[_Item]:
+    found: list[_Item] = []
     with contextlib.closing(items):
         while True:
             with activity.phase(phase):
-                try:
-                    item = next(items)
-                except StopIteration:
-                    return
+                found.extend(itertools.islice(items, 1))
+            if not found:
+                return
             phase = activity.INPUT
-            yield item
+            yield found.pop()  # No name for the item: it would keep a batch alive.
 
 
 class Prefetcher(Iterator[_Item]):
