@@ -10,19 +10,20 @@ import jax
 import numpy as np
 
 from replicax.checks import call
+from replicax.data.batch_placement import owned_copy
 from replicax.data.batch_split import group_batches, split_group
 from replicax.data.batches import count_rows
 from replicax.data.file_source import FileShards, FileSource
 from replicax.data.input_context import InputContext
 from replicax.data.input_options import AutoShardPolicy, InputOptions
-from replicax.data.input_steps import InputStep, InputStepMaker, agreed_batch_size, share_of
+from replicax.data.input_steps import InputStep, StepByStep, agreed_batch_size, share_of
 from replicax.data.position import Position, RowsRead
 from replicax.data.rebatching import ShardBatch, WorkerBatch, concatenated, grouped, rebatched, skip_rows
-from replicax.data.shard_report import ShardSummary, row_digests
+from replicax.data.receivers import InputWorkers
+from replicax.data.shard_report import ShardSummary, row_digests, summarized
 from replicax.data.shards import HintShards, ShardReader, Shards, WorkerShards, shards_of_worker, takes_a_hint
 from replicax.data.sources import ArrayBatches, HostBatches, host_batches
-from replicax.data.whole_batches import WholeBatch
-from replicax.data.worker_channel import InputWorkers, WorkerChannel
+from replicax.data.worker_channel import WorkerChannel
 from replicax.errors import ArgumentError
 from replicax.typing import PyTree
 
@@ -37,15 +38,15 @@ class DatasetReading(abc.ABC):
         """Returns in how many shards a pass that begins at a position reads the dataset."""
 
     @abc.abstractmethod
-    def steps(self, maker: InputStepMaker, channel: WorkerChannel | None, position: Position) -> Generator[InputStep]:
+    def steps(self, agreement: StepByStep, position: Position) -> Generator[InputStep]:
         """Opens the source and yields the steps that follow a position."""
 
     @abc.abstractmethod
-    def whole(self, position: Position, replicas: int) -> Generator[WholeBatch]:
+    def whole(self, position: Position, replicas: int) -> Generator[InputStep]:
         """Opens the source, and yields the global batches that follow a position; for a reading of one worker."""
 
     @abc.abstractmethod
-    def summarize(self, maker: InputStepMaker) -> tuple[ShardSummary, np.ndarray | None]:
+    def summarize(self, agreement: StepByStep) -> tuple[ShardSummary, np.ndarray | None]:
         """Reads the source; returns what this worker reads in a pass, and digests of all rows of the source."""
         # Only the first worker's digests count. They are None where one worker cannot read all rows.
 
@@ -61,15 +62,15 @@ class SharedReading(DatasetReading):
     def num_shards(self, position: Position) -> int:
         return 1
 
-    def steps(self, maker: InputStepMaker, channel: WorkerChannel | None, position: Position) -> Generator[InputStep]:
+    def steps(self, agreement: StepByStep, position: Position) -> Generator[InputStep]:
         rows = _rows_of_one(position)
         if isinstance(self._batches, ArrayBatches):
-            yield from maker.of_arrays(self._batches.arrays, self._batches.after(rows))
+            yield from agreement.of_arrays(self._batches.arrays, self._batches.after(rows))
             return
         with contextlib.closing(iter(self._batches)) as batches:
-            yield from maker.of_shared_batches(skip_rows(batches, rows))
+            yield from agreement.of_shared_batches(skip_rows(batches, rows))
 
-    def whole(self, position: Position, replicas: int) -> Generator[WholeBatch]:
+    def whole(self, position: Position, replicas: int) -> Generator[InputStep]:
         rows, batches = _rows_of_one(position), self._batches
         with contextlib.ExitStack() as stack:
             if isinstance(batches, ArrayBatches):
@@ -77,18 +78,10 @@ class SharedReading(DatasetReading):
             else:
                 found = skip_rows(stack.enter_context(contextlib.closing(iter(batches))), rows)
             for batch in found:
-                yield WholeBatch(batch, [RowsRead(0, 0, count_rows(batch))], batches.lasts)
+                yield _whole_step(batch, batches.lasts)
 
-    def summarize(self, maker: InputStepMaker) -> tuple[ShardSummary, np.ndarray | None]:
-        own, everything, steps = [], [], 0
-        with contextlib.closing(iter(self._batches)) as batches:
-            for batch in batches:
-                everything.append(row_digests([batch]))
-                split = maker.split(batch)
-                if split is not None and len(jax.tree.leaves(split.parts)[0]):
-                    own.append(row_digests([jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), split.parts)]))
-                    steps += 1
-        return ShardSummary(_together(own), steps), _together(everything)
+    def summarize(self, agreement: StepByStep) -> tuple[ShardSummary, np.ndarray | None]:
+        return summarized(iter(self._batches), agreement.own_part)
 
 
 class ShardReading(DatasetReading):
@@ -102,19 +95,19 @@ class ShardReading(DatasetReading):
     def num_shards(self, position: Position) -> int:
         return self._shards_for(position).count
 
-    def steps(self, maker: InputStepMaker, channel: WorkerChannel | None, position: Position) -> Generator[InputStep]:
+    def steps(self, agreement: StepByStep, position: Position) -> Generator[InputStep]:
         mine = shards_of_worker(self._shards_for(position), position, self._workers.index, self._workers.count)
         reader = ShardReader(self._shards_for(position), mine, position)
-        yield from maker.of_worker_batches(self._worker_batches(reader, channel))
+        yield from agreement.of_worker_batches(self._worker_batches(reader, agreement.channel))
 
-    def whole(self, position: Position, replicas: int) -> Generator[WholeBatch]:
+    def whole(self, position: Position, replicas: int) -> Generator[InputStep]:
         mine = shards_of_worker(self._shards_for(position), position, 0, 1)
         reader = ShardReader(self._shards_for(position), mine, position)
         with contextlib.closing(self._worker_batches(reader, None)) as batches:
             for batch, rows_of_shards, _ in batches:
-                yield WholeBatch(batch, [RowsRead(0, shard, rows) for shard, rows in rows_of_shards], lasts=True)
+                yield InputStep(batch, [RowsRead(0, shard, rows) for shard, rows in rows_of_shards])
 
-    def summarize(self, maker: InputStepMaker) -> tuple[ShardSummary, np.ndarray | None]:
+    def summarize(self, agreement: StepByStep) -> tuple[ShardSummary, np.ndarray | None]:
         shards, workers = self._shards_for(Position()), self._workers
         mine = shards_of_worker(shards, Position(), workers.index, workers.count)
         reader = ShardReader(shards, mine, Position())
@@ -174,33 +167,32 @@ class FunctionReading(DatasetReading):
     def num_shards(self, position: Position) -> int:
         return self._workers.count
 
-    def steps(self, maker: InputStepMaker, channel: WorkerChannel | None, position: Position) -> Generator[InputStep]:
+    def steps(self, agreement: StepByStep, position: Position) -> Generator[InputStep]:
         mine = shards_of_worker(self._shards, position, self._workers.index, self._workers.count)
-        if channel is None:
+        if agreement.channel is None:
             yield from self._alone(position.skipped(0))
             return
         with contextlib.closing(iter(ShardReader(self._shards, mine, position))) as batches:
             own = grouped(batches, self._workers.replicas[self._workers.index])
-            yield from maker.of_worker_batches(own, drops_whole_steps=True)
+            yield from agreement.of_worker_batches(own, drops_whole_steps=True)
 
-    def whole(self, position: Position, replicas: int) -> Generator[WholeBatch]:
+    def whole(self, position: Position, replicas: int) -> Generator[InputStep]:
         # The pass goes on with the batches that it began with, whatever the number of replicas is by now. That is noted
         # at once: workers that come before the first step need it.
         position.replicas = position.replicas or replicas
         return self._whole(_rows_of_one(position), position.replicas)
 
-    def _whole(self, rows: int, replicas: int) -> Generator[WholeBatch]:
+    def _whole(self, rows: int, replicas: int) -> Generator[InputStep]:
         batches = host_batches(lambda: call("dataset_fn", self._dataset_fn, (InputContext(1, 0, replicas),)))
         with contextlib.closing(iter(batches)) as opened:
             for group in group_batches(skip_rows(opened, rows), replicas):
-                batch = concatenated(group)
-                yield WholeBatch(batch, [RowsRead(0, 0, count_rows(batch))], lasts=replicas > 1)
+                yield _whole_step(concatenated(group), lasts=replicas > 1)
 
-    def summarize(self, maker: InputStepMaker) -> tuple[ShardSummary, np.ndarray | None]:
+    def summarize(self, agreement: StepByStep) -> tuple[ShardSummary, np.ndarray | None]:
         mine = shards_of_worker(self._shards, Position(), self._workers.index, self._workers.count)
         digests = [row_digests([batch]) for _, batch in ShardReader(self._shards, mine, Position())]
         steps = -(-len(digests) // self._workers.replicas[self._workers.index])
-        own = _together(digests)
+        own = np.concatenate([row_digests([]), *digests])
         return ShardSummary(own, steps), own if self._workers.count == 1 else None
 
     def _alone(self, skipped: int) -> Generator[InputStep]:
@@ -248,15 +240,15 @@ class _HintReading(ShardReading):
     def _count(self, position: Position) -> int:
         return position.shards if position.rows and position.shards else self._workers.count
 
-    def steps(self, maker: InputStepMaker, channel: WorkerChannel | None, position: Position) -> Generator[InputStep]:
+    def steps(self, agreement: StepByStep, position: Position) -> Generator[InputStep]:
         if self._count(position) == self._workers.count == 1:
-            return self._unsharded.steps(maker, channel, position)
-        return super().steps(maker, channel, position)
+            return self._unsharded.steps(agreement, position)
+        return super().steps(agreement, position)
 
-    def summarize(self, maker: InputStepMaker) -> tuple[ShardSummary, np.ndarray | None]:
-        return self._unsharded.summarize(maker) if self._workers.count == 1 else super().summarize(maker)
+    def summarize(self, agreement: StepByStep) -> tuple[ShardSummary, np.ndarray | None]:
+        return self._unsharded.summarize(agreement) if self._workers.count == 1 else super().summarize(agreement)
 
-    def whole(self, position: Position, replicas: int) -> Generator[WholeBatch]:
+    def whole(self, position: Position, replicas: int) -> Generator[InputStep]:
         if self._count(position) == 1:
             return self._unsharded.whole(position, replicas)
         return super().whole(position, replicas)
@@ -272,5 +264,7 @@ def _rows_of_one(position: Position) -> int:
     return position.skipped(0)
 
 
-def _together(digests: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate(digests) if digests else row_digests([])
+def _whole_step(batch: PyTree, lasts: bool) -> InputStep:
+    """Returns a step of a batch that all workers read; `lasts`: its memory is not the source's, which uses it again."""
+    rows_read = [RowsRead(0, 0, count_rows(batch))]
+    return InputStep(batch if lasts else jax.tree.map(owned_copy, batch), rows_read)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from replicax.data.batch_split import SplitBatch
+from replicax.data.receivers import Receivers
 from replicax.runtime import REPLICA_AXIS, mirrored_sharding, stacked_sharding
 from replicax.runtime.transfer import spans_processes
 from replicax.typing import PyTree
@@ -13,6 +18,29 @@ from replicax.values import PerReplica
 
 # XLA uses a host array on CPU devices without a copy if it is aligned to so many bytes.
 _ALIGNMENT = 64
+
+
+class Form(NamedTuple):
+    """The form in which a loop gets the batches."""
+
+    put: Callable[[SplitBatch, Receivers], PyTree]  # puts the parts of a batch on the devices of its receivers
+    everywhere: bool  # whether every worker gets all rows of a step in which not all replicas take part
+
+
+def _as_values(split: SplitBatch, receivers: Receivers) -> PyTree:
+    return place(split.parts, receivers.mesh_for(split.replicas), bare=receivers.num_replicas == 1, first=split.first)
+
+
+def _as_rows(split: SplitBatch, receivers: Receivers) -> PyTree:
+    if split.replicas == receivers.num_replicas:
+        return place_rows(split.parts, receivers.mesh_for(split.replicas), first=split.first)
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), split.parts)
+
+
+#: A `PerReplica` for each array; with one replica, the array.
+VALUES = Form(_as_values, everywhere=False)
+#: Arrays of global rows; in steps in which not all replicas take part, NumPy arrays.
+ROWS = Form(_as_rows, everywhere=True)
 
 
 def place(parts: PyTree, mesh: Mesh, *, bare: bool, first: int = 0) -> PyTree:

@@ -1,4 +1,8 @@
-"""How the rows of a global batch are split among the replicas: pure functions on host arrays."""
+"""How the rows of a global batch are split among the replicas: pure functions on host arrays.
+
+`kept_rows` and `usable_replicas` are the policy for uneven batches (`InputOptions.remainder`): which rows a step has,
+and on how many replicas it runs. Everything else asks them.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,16 @@ class SplitBatch(NamedTuple):
     first: int = 0  # the id of the replica that the first part is for; the others follow
 
 
+def kept_rows(rows: int, num_replicas: int, remainder: str) -> int:
+    """Returns how many of the rows of a global batch a step has: always the first ones. It is dropped if it has none.
+
+    Example:
+        >>> kept_rows(11, 8, "exact"), kept_rows(11, 8, "drop"), kept_rows(7, 8, "drop")
+        (11, 8, 0)
+    """
+    return rows - rows % num_replicas if remainder == "drop" else rows
+
+
 def usable_replicas(rows: int, num_replicas: int) -> int:
     """Returns the largest number of replicas, up to `num_replicas`, that share `rows` rows evenly.
 
@@ -34,11 +48,9 @@ def usable_replicas(rows: int, num_replicas: int) -> int:
 
 def split_batch(batch: PyTree, num_replicas: int, remainder: str) -> SplitBatch | None:
     """Splits the rows of a global batch in order; returns views, or None if remainder="drop" leaves nothing."""
-    rows = count_rows(batch)
-    if remainder == "drop":
-        rows -= rows % num_replicas
-        if rows == 0:
-            return None
+    rows = kept_rows(count_rows(batch), num_replicas, remainder)
+    if not rows:
+        return None
     # No row is padded, repeated or moved, so whatever a step computes from its rows is exact.
     replicas = usable_replicas(rows, num_replicas)
     shape = (replicas, rows // replicas)

@@ -9,17 +9,18 @@ import numpy as np
 from jax.sharding import Mesh
 
 import replicax.contracts.worlds as worlds
+import replicax.runtime.activity as activity
 from replicax.data.auto_shard import DatasetReading
-from replicax.data.batch_observer import SeenBatches
-from replicax.data.fed_replicas import Receivers, ReceiversByWorld
+from replicax.data.batch_placement import ROWS, VALUES, Form
 from replicax.data.input_options import AutoShardPolicy, InputOptions
-from replicax.data.input_steps import InputStepMaker
-from replicax.data.iterator import ElasticIterator, OpenedPass, PassIterator, check_outside_of_programs
+from replicax.data.input_steps import StepByStep
+from replicax.data.iterator import ElasticIterator, PassIterator, check_outside_of_programs
+from replicax.data.passes import Agreement, Pass, SeenBatches
 from replicax.data.position import Position
-from replicax.data.shard_report import ShardSummary, report, report_of_world
-from replicax.data.started_pass import ROWS, VALUES, BegunPass, BegunSteps, BegunWhole, Form
-from replicax.data.whole_batches import summarized
-from replicax.data.worker_channel import InputWorkers, WorkerChannel
+from replicax.data.receivers import InputWorkers, Receivers, ReceiversByWorld
+from replicax.data.shard_report import ShardSummary, report, report_of_world, summarized
+from replicax.data.whole_batches import WholeBatches
+from replicax.data.worker_channel import WorkerChannel
 from replicax.errors import ArgumentError, ElasticError
 from replicax.typing import PyTree, PyTreeFunction
 
@@ -46,7 +47,7 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
         self._options = InputOptions() if options is None else options
         self._seen = SeenBatches(set() if advice is None else advice)
         self._passes = 0
-        self._peeked: BegunPass | None = None
+        self._peeked: Pass | None = None
         self._next_position = Position()
         self._position = self._next_position  # of the loop in the latest pass
 
@@ -79,36 +80,40 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
         return self._iterator(ROWS)
 
     def _iterator(self, form: Form) -> PassIterator:
-        def open_pass(position: Position) -> OpenedPass:
+        def open_pass(position: Position) -> Pass:
             self._check_can_continue()
             self._forget_peeked()
             self._next_position = position
-            return self._opened(form)
+            return self._opened(form, activity.FIRST_BATCH)
 
         check_outside_of_programs("A distributed dataset was iterated over")
         self._passes += 1
         kind = ElasticIterator if worlds.number() else PassIterator
-        return kind(open_pass, self._opened(form), self._passes == 1, lambda: self._seen.spec, source=self)
+        opened = self._opened(form, activity.FIRST_BATCH if self._passes == 1 else activity.INPUT)
+        return kind(open_pass, opened, lambda: self._seen.spec, source=self)
 
-    def _opened(self, form: Form) -> OpenedPass:
+    def _opened(self, form: Form, phase: str) -> Pass:
         """Opens the next pass, or continues the one that was begun to look at its first step."""
         begun, self._peeked = self._peeked or self._begin(), None
         self._position = begun.position
         self._next_position = Position(begun.position.number + 1)
-        return begun.opened(form, self._reading.num_shards(begun.position), self._options.prefetch)
+        return begun.opened(form, self._options.prefetch, phase)
 
-    def _begin(self) -> BegunPass:
+    def _begin(self) -> Pass:
         position, receivers = self._next_position.at_start(), self._fed
+        agreement: Agreement
         if worlds.number():
-            batches = self._reading.whole(position, receivers.num_replicas)
-            batches = self._seen.whole(batches, position, self._receivers, self._options)
-            return BegunWhole(batches, position, self._receivers, self._options, self._seen.note)
-        channel = None
-        if receivers.workers.count > 1:
-            channel = WorkerChannel(receivers.workers, self._options.worker_timeout)
-        maker = InputStepMaker(receivers.workers, channel, self._options)
-        steps = self._seen.without_dropped(self._reading.steps(maker, channel, position), position, receivers)
-        return BegunSteps(steps, position, maker, channel, receivers)
+            agreement = WholeBatches(self._receivers, self._options, self._seen.note)
+            steps = self._reading.whole(position, receivers.num_replicas)
+        else:
+            agreement = self._step_by_step(receivers)
+            steps = self._reading.steps(agreement, position)
+        return Pass(steps, agreement, position, self._reading.num_shards(position), self._seen)
+
+    def _step_by_step(self, receivers: Receivers) -> StepByStep:
+        is_alone = receivers.workers.count == 1
+        channel = None if is_alone else WorkerChannel(receivers.workers, self._options.worker_timeout)
+        return StepByStep(receivers, channel, self._options)
 
     # Its properties.
 
@@ -156,16 +161,16 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
         running = worlds.running()
         if running is not None:
             return report_of_world(running, self._summary)
-        workers = self._fed.workers
-        channel = WorkerChannel(workers, self._options.worker_timeout) if workers.count > 1 else None
-        summary, source = self._reading.summarize(InputStepMaker(workers, channel, self._options))
-        return report(summary, source, workers, channel)
+        agreement = self._step_by_step(self._fed)
+        summary, source = self._reading.summarize(agreement)
+        return report(summary, source, self._fed.workers, agreement.channel)
 
     def _summary(self) -> tuple[ShardSummary, np.ndarray]:
         """Returns what this worker uses of the rows in the present world, and digests of all of them."""
         receivers = self._fed
-        batches = self._reading.whole(Position(), receivers.num_replicas)
-        return summarized(batches, receivers, self._options)
+        agreement = WholeBatches(self._receivers, self._options, self._seen.note)
+        steps = self._reading.whole(Position(), receivers.num_replicas)
+        return summarized((batch for batch, _ in steps), lambda batch: agreement.split(batch, receivers))
 
     # Position.
 

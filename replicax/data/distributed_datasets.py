@@ -9,13 +9,13 @@ from jax.sharding import Mesh
 
 import replicax.contracts.worlds as worlds
 from replicax.data.auto_shard import FunctionReading, choose_reading
+from replicax.data.batch_split import kept_rows
 from replicax.data.dataset_base import DistributedDatasetBase
-from replicax.data.fed_replicas import Receivers
 from replicax.data.file_source import FileSource
 from replicax.data.input_context import InputContext
 from replicax.data.input_options import AutoShardPolicy, InputOptions
+from replicax.data.receivers import InputWorkers, Receivers
 from replicax.data.sources import host_batches
-from replicax.data.worker_channel import InputWorkers
 from replicax.errors import ArgumentError
 from replicax.typing import PyTree
 
@@ -83,9 +83,9 @@ class DistributedDataset(DistributedDatasetBase):
         # Steps that are dropped for lack of rows are subtracted for arrays only; and a Grain dataset with a `filter`
         # counts what the filter removes.
         last_rows = self._batches.last_rows
-        drops = self._options.remainder == "drop" and not worlds.number()
-        drops_last = drops and last_rows is not None and last_rows < self._fed.num_replicas
-        return len(self._batches) - drops_last
+        if last_rows is None or worlds.number():
+            return len(self._batches)
+        return len(self._batches) - (not kept_rows(last_rows, self._fed.num_replicas, self._options.remainder))
 
     def _check_can_continue(self) -> None:
         if self._batches.one_shot:

@@ -1,4 +1,4 @@
-"""Makes the steps of a pass: the rows that this worker's replicas get, and the agreement of all workers on them."""
+"""Steps on which all workers agree one by one: the rows that this worker's replicas get, of what all have read."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from typing import NamedTuple, TypedDict, TypeVar
 import jax
 import numpy as np
 
-from replicax.data.batch_placement import owned_copy
-from replicax.data.batch_split import SplitBatch, part_of
+from replicax.data.batch_placement import VALUES, owned_copy
+from replicax.data.batch_split import SplitBatch, kept_rows, part_of
 from replicax.data.batches import count_rows
 from replicax.data.input_options import InputOptions
 from replicax.data.position import RowsRead
 from replicax.data.rebatching import WorkerBatch
+from replicax.data.receivers import InputWorkers, Receivers
 from replicax.data.row_exchange import BatchDescription, BatchStructure, RowAssignment, describe, exchange_rows
 from replicax.data.step_agreement import Announcement, agree
-from replicax.data.worker_channel import InputWorkers, WorkerChannel
+from replicax.data.worker_channel import WorkerChannel
 from replicax.errors import BatchError
 from replicax.typing import PyTree
 
@@ -31,9 +32,9 @@ _BYTES_OF_A_ROW = 4096
 
 
 class InputStep(NamedTuple):
-    """The data of a step."""
+    """The data of a step, in host memory."""
 
-    split: SplitBatch | None  # None if the step is dropped
+    data: PyTree  # this worker's `SplitBatch`, or, where each worker reads all, the batch; None if it is dropped
     rows_read: list[RowsRead]
 
 
@@ -52,13 +53,26 @@ class _WorkerBatchNote(TypedDict):
     description: BatchDescription | None
 
 
-class InputStepMaker:
-    """Makes the steps of one pass, together with the other workers."""
+class StepByStep:
+    """One of the two ways of `passes.Agreement`: makes the steps of one pass, together with the other workers."""
 
-    def __init__(self, workers: InputWorkers, channel: WorkerChannel | None, options: InputOptions):
-        self.everywhere = False  # whether every worker gets all rows of a step in which not all replicas take part
-        self._workers, self._channel, self._options = workers, channel, options
-        self._replicas = sum(workers.replicas)
+    def __init__(self, receivers: Receivers, channel: WorkerChannel | None, options: InputOptions):
+        self.form, self.receivers, self.channel = VALUES, receivers, channel
+        self._workers, self._options = receivers.workers, options
+        self._replicas = sum(receivers.workers.replicas)
+
+    def split(self, data: SplitBatch, receivers: Receivers) -> SplitBatch:
+        """Returns the data of a step, which is split already."""
+        return data
+
+    def placed(self, data: SplitBatch) -> PyTree:
+        """Puts the data of a step on the devices."""
+        return self.form.put(data, self.receivers)
+
+    def close(self) -> None:
+        """Ends the exchange of messages with the other workers."""
+        if self.channel is not None:
+            self.channel.close()
 
     # Data that all workers read alike.
 
@@ -66,7 +80,7 @@ class InputStepMaker:
         """Makes steps of global batches that all workers read alike, and checks that they do."""
         announced = (self._announced_part(batch) for batch in batches)
         with contextlib.closing(_closing(announced, batches)) as items:
-            agreed = agree(items, self._channel)
+            agreed = agree(items, self.channel)
             for step, (part, notes) in enumerate(agreed):
                 self._check_alike(notes, f"Batch {step} of this pass")
                 assert part is not None  # All workers have the same.
@@ -74,29 +88,24 @@ class InputStepMaker:
 
     def of_arrays(self, arrays: PyTree, batches: Iterator[PyTree]) -> Generator[InputStep]:
         """Makes steps of global batches that are views of arrays which all workers have."""
-        if self._channel is not None:
+        if self.channel is not None:
             told = json.dumps([count_rows(arrays), digest(arrays, rows=16)]).encode()
-            self._check_alike([json.loads(message) for message in self._channel.exchange(told)], "The dataset")
+            self._check_alike([json.loads(message) for message in self.channel.exchange(told)], "The dataset")
         for batch in batches:
-            yield InputStep(self.split(batch), [RowsRead(0, 0, count_rows(batch))])
+            yield InputStep(self.own_part(batch), [RowsRead(0, 0, count_rows(batch))])
 
     def _announced_part(self, batch: PyTree) -> Announcement[_OwnPart, _SharedBatchNote | None]:
-        split, rows = self.split(batch), count_rows(batch)
-        if self._channel is None:
+        split, rows = self.own_part(batch), count_rows(batch)
+        if self.channel is None:
             return Announcement(_OwnPart(rows, split), None, 0)
         if split is not None:  # It waits for its turn, and the source may use its memory again.
             split = split._replace(parts=jax.tree.map(owned_copy, split.parts))
         size = 1 if split is None else _size(split.parts)
         return Announcement(_OwnPart(rows, split), _SharedBatchNote(rows, digest(batch)), size)
 
-    def split(self, batch: PyTree) -> SplitBatch | None:
+    def own_part(self, batch: PyTree) -> SplitBatch | None:
         """Returns the parts of a global batch that this worker's replicas get: views; None if it is dropped."""
-        rows = _kept_rows(count_rows(batch), self._replicas, self._options.remainder)
-        if not rows:
-            return None
-        assignment = RowAssignment(self._workers, (), rows, self.everywhere)
-        first, end = assignment.parts_of(self._workers.index)
-        return SplitBatch(assignment.replicas, part_of(batch, first, end - first, assignment.per_replica), first)
+        return own_part(batch, self._workers, self._options.remainder, self.form.everywhere)
 
     def _check_alike(self, notes: Sequence[_SharedBatchNote | None], what: str) -> None:
         if all(note == notes[0] for note in notes):
@@ -123,7 +132,7 @@ class InputStepMaker:
         announced = (Announcement(batch, notes_of.note(batch), _size(batch.batch)) for batch in batches)
         described: list[BatchDescription | None] = [None] * self._workers.count
         with contextlib.closing(_closing(announced, batches)) as items:
-            agreed = agree(items, self._channel)
+            agreed = agree(items, self.channel)
             for step, (own, notes) in enumerate(agreed):
                 described = [
                     (note and note["description"]) or known for note, known in zip(notes, described, strict=True)
@@ -140,7 +149,7 @@ class InputStepMaker:
                 full = all(note and note["full"] for note in notes) and self._is_even(rows)
                 # With `drops_whole_steps`, remainder="drop" leaves out whole steps, not only the rows at their end.
                 keep = full or not drops_whole_steps or self._options.remainder == "exact"
-                kept = _kept_rows(sum(rows), self._replicas, self._options.remainder) if keep else 0
+                kept = kept_rows(sum(rows), self._replicas, self._options.remainder) if keep else 0
                 tree = tree if own is None else jax.tree.structure(own.batch)
                 structure = self._structure([d for d, n in zip(described, rows, strict=True) if d and n], tree, step)
                 split = self._split_together(own, rows, kept, structure, step) if kept else None
@@ -149,11 +158,11 @@ class InputStepMaker:
     def _split_together(
         self, own: WorkerBatch | None, rows: tuple[int, ...], kept: int, structure: BatchStructure, step: int
     ) -> SplitBatch:
-        assignment = RowAssignment(self._workers, rows, kept, self.everywhere)
+        assignment = RowAssignment(self._workers, rows, kept, self.form.everywhere)
         batch = None if own is None else own.batch
-        if self._channel is None:
+        if self.channel is None:
             return SplitBatch(assignment.replicas, part_of(batch, 0, assignment.replicas, assignment.per_replica))
-        return exchange_rows(assignment, batch, structure, self._channel, f"rows{step}")
+        return exchange_rows(assignment, batch, structure, self.channel, f"rows{step}")
 
     def _structure(
         self, described: Sequence[BatchDescription], tree: jax.tree_util.PyTreeDef | None, step: int
@@ -188,6 +197,16 @@ class InputStepMaker:
                 step, sum(rows), counts,
             )  # fmt: skip
         return False
+
+
+def own_part(batch: PyTree, workers: InputWorkers, remainder: str, everywhere: bool = False) -> SplitBatch | None:
+    """Returns the parts of a global batch that this worker's replicas get: views; None if it is dropped."""
+    rows = kept_rows(count_rows(batch), sum(workers.replicas), remainder)
+    if not rows:
+        return None
+    assignment = RowAssignment(workers, (), rows, everywhere)
+    first, end = assignment.parts_of(workers.index)
+    return SplitBatch(assignment.replicas, part_of(batch, first, end - first, assignment.per_replica), first)
 
 
 def agreed_batch_size(own: int, channel: WorkerChannel | None) -> int:
@@ -235,10 +254,6 @@ class _NoteMaker:
             "full": batch.full,
             "description": description if new else None,
         }
-
-
-def _kept_rows(rows: int, replicas: int, remainder: str) -> int:
-    return rows if remainder == "exact" else rows - rows % replicas
 
 
 def _size(batch: PyTree) -> int:

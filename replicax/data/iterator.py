@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import replicax.context as context
 import replicax.contracts.worlds as worlds
-import replicax.runtime.activity as activity
-from replicax.data.first_batch import NO_BATCH
 from replicax.data.optional_batch import Optional
-from replicax.data.position import Position, RowsRead
+from replicax.data.passes import NO_BATCH, Pass
+from replicax.data.position import Position
 from replicax.data.prefetch import Prefetcher
 from replicax.errors import BatchError, ContextError
 from replicax.typing import PyTree
@@ -25,7 +24,6 @@ class DistributedIterator(Iterator[PyTree]):
 
     Args:
         steps: The data of the steps.
-        is_first: Whether it is the dataset's first pass, whose first batch may take long.
         spec: Returns the dataset's `element_spec`; None as long as no batch has been seen.
 
     Example:
@@ -41,23 +39,15 @@ class DistributedIterator(Iterator[PyTree]):
     def __init__(
         self,
         steps: Generator[PyTree] | Prefetcher[PyTree],
-        is_first: bool = True,
         spec: Callable[[], PyTree] = lambda: None,
     ):
         self._steps, self._spec = steps, spec
-        self._phase = activity.FIRST_BATCH if is_first else activity.INPUT
         self._ahead: list[PyTree] = []  # what was read to look at it, and is still to be returned
 
     def __next__(self) -> PyTree:
         """Returns the data of the next step."""
         check_outside_of_programs("next() of a distributed iterator was called")
-        return self._ahead.pop() if self._ahead else self._next_step()
-
-    def _next_step(self) -> PyTree:
-        with activity.phase(self._phase):
-            data = next(self._steps)
-        self._phase = activity.INPUT
-        return data
+        return self._ahead.pop() if self._ahead else next(self._steps)
 
     def get_next(self) -> PyTree:
         """Returns the data of the next step, as `next` does; at the end it raises StopIteration."""
@@ -80,7 +70,7 @@ class DistributedIterator(Iterator[PyTree]):
         if self._spec() is None and not self._ahead:
             check_outside_of_programs("element_spec of a distributed iterator was asked for")
             try:
-                self._ahead.append(self._next_step())
+                self._ahead.append(next(self._steps))
             except StopIteration:
                 raise BatchError(NO_BATCH) from None
         return self._spec()
@@ -97,22 +87,6 @@ class DistributedIterator(Iterator[PyTree]):
         self.close()
 
 
-class PlacedStep(NamedTuple):
-    """The data of a step on the devices."""
-
-    value: PyTree  # what the training loop gets
-    rows_read: list[RowsRead]  # with those that were dropped before them
-
-
-class OpenedPass(NamedTuple):
-    """A pass that has been opened."""
-
-    steps: Generator[PlacedStep] | Prefetcher[PlacedStep]
-    shards: int  # of its source
-    position: Position  # where it begins
-    close: Callable[[], None] | None  # ends the exchange of messages with the other workers; None if there is none
-
-
 class PassIterator(DistributedIterator):
     """One pass over a distributed dataset, which counts its position in the source."""
 
@@ -121,20 +95,19 @@ class PassIterator(DistributedIterator):
 
     def __init__(
         self,
-        open_pass: Callable[[Position], OpenedPass],
-        opened: OpenedPass,
-        is_first: bool,
+        open_pass: Callable[[Position], Pass],
+        opened: Pass,
         spec: Callable[[], PyTree],
         source: object = None,  # the dataset
     ):
         self._open_pass, self._spec, self._source = open_pass, spec, source
-        self._begin(opened, is_first)
+        self._begin(opened)
 
-    def _begin(self, opened: OpenedPass, is_first: bool = True) -> None:
-        super().__init__(opened.steps, is_first, self._spec)
+    def _begin(self, opened: Pass) -> None:
+        super().__init__(opened.steps, self._spec)
         self._shards, self._position = opened.shards, opened.position
         # In the thread of the program, where all workers do the same in the same order.
-        self._finalizer = weakref.finalize(self, opened.close) if opened.close is not None else None
+        self._leave = weakref.finalize(self, opened.leave)
 
     def __next__(self) -> PyTree:
         try:
@@ -164,10 +137,6 @@ class PassIterator(DistributedIterator):
         position = Position.of(state)
         self.close()
         self._begin(self._open_pass(position))
-
-    def _leave(self) -> None:
-        if self._finalizer is not None:
-            self._finalizer()
 
 
 class ElasticIterator(PassIterator):

@@ -1,5 +1,7 @@
 """Prefetching: one background thread prepares the next items while the consumer works on this one.
 
+The consumer is the thread that trains. While it waits for an item, that is what the process does (`activity.INPUT`).
+
 The two share a `_Queue` and nothing else. In particular the thread has no reference to the consumer's `Prefetcher`, so
 an abandoned one is collected and stops its thread. The thread also ends with the data, with an exception (which the
 consumer raises after the items before it), and when `close` is called.
@@ -8,7 +10,9 @@ consumer raises after the items before it), and when `close` is called.
 from __future__ import annotations
 
 import collections
+import contextlib
 import contextvars
+import itertools
 import threading
 import weakref
 from collections.abc import Generator, Iterator
@@ -17,6 +21,7 @@ from typing import Generic, TypeVar
 import jax
 import numpy as np
 
+import replicax.runtime.activity as activity
 from replicax.runtime.threads import StoppedAtEnd
 
 _Item = TypeVar("_Item")
@@ -24,16 +29,29 @@ _THREAD_NAME = "replicax-prefetch"
 _SECONDS_TO_STOP = 5.0
 
 
-def prefetch(items: Generator[_Item], size: int) -> Generator[_Item] | Prefetcher[_Item]:
-    """Returns an iterator over `items` that keeps up to `size` of them ready; with 0, `items` itself."""
-    return Prefetcher(items, size) if size else items
+def prefetch(items: Generator[_Item], size: int, phase: str = activity.INPUT) -> Generator[_Item] | Prefetcher[_Item]:
+    """Returns an iterator over `items` that keeps up to `size` of them ready; the wait for the first is in `phase`."""
+    return Prefetcher(items, size, phase) if size else _one_by_one(items, phase)
+
+
+def _one_by_one(items: Generator[_Item], phase: str) -> Generator[_Item]:
+    found: list[_Item] = []
+    with contextlib.closing(items):
+        while True:
+            with activity.phase(phase):
+                found.extend(itertools.islice(items, 1))
+            if not found:
+                return
+            phase = activity.INPUT
+            yield found.pop()  # No name for the item: it would keep a batch alive.
 
 
 class Prefetcher(Iterator[_Item]):
     """An iterator whose items a background thread produces ahead: at once, until `size` of them wait to be taken."""
 
-    def __init__(self, items: Generator[_Item], size: int):
+    def __init__(self, items: Generator[_Item], size: int, phase: str = activity.INPUT):
         self._queue: _Queue[_Item] = _Queue(size)
+        self._phase = phase
         # The thread runs outside of every strategy and replica context, whatever surrounds the consumer: its context is
         # empty, also on Pythons whose threads inherit their creator's. Only x64 is taken over: it decides about dtypes.
         run = contextvars.Context().run
@@ -45,7 +63,8 @@ class Prefetcher(Iterator[_Item]):
         self._thread.start()
 
     def __next__(self) -> _Item:
-        item = self._queue.get()
+        item = self._queue.get(self._phase)
+        self._phase = activity.INPUT
         if not isinstance(item, _EndOfData):
             return item
         self.close()
@@ -96,10 +115,12 @@ class _Queue(Generic[_Item]):
                 self._items.append(item)
                 self._changed.notify_all()
 
-    def get(self) -> _Item | _EndOfData:
-        """Waits for an item and removes it; returns the end if the queue is closed."""
+    def get(self, phase: str) -> _Item | _EndOfData:
+        """Waits for an item, in a phase of the process, and removes it; returns the end if the queue is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._items)
+            if not self._items and not self._closed:
+                with activity.phase(phase):
+                    self._changed.wait_for(lambda: self._closed or self._items)
             if self._closed:
                 return _EndOfData()
             self._changed.notify_all()

@@ -17,7 +17,8 @@ import numpy as np
 from replicax.data.batch_split import SplitBatch, usable_replicas
 from replicax.data.batches import count_rows
 from replicax.data.rebatching import concatenated
-from replicax.data.worker_channel import InputWorkers, WorkerChannel
+from replicax.data.receivers import InputWorkers
+from replicax.data.worker_channel import WorkerChannel
 from replicax.errors import BatchError
 from replicax.typing import PyTree
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TypedDict
 
 import jax
@@ -12,8 +13,10 @@ import numpy as np
 
 import replicax.contracts.worlds as worlds
 from replicax.cluster.exchange import exchanged
+from replicax.data.batch_split import SplitBatch
 from replicax.data.batches import count_rows
-from replicax.data.worker_channel import InputWorkers, WorkerChannel
+from replicax.data.receivers import InputWorkers
+from replicax.data.worker_channel import WorkerChannel
 from replicax.typing import PyTree
 
 _DIGEST = np.uint64
@@ -55,6 +58,21 @@ def row_digests(batches: Iterable[PyTree]) -> np.ndarray:
                 found.update(np.ascontiguousarray(leaf[row]).tobytes())
             digests.append(int.from_bytes(found.digest(), "big"))
     return np.array(digests, _DIGEST)
+
+
+def summarized(
+    batches: Generator[PyTree], split: Callable[[PyTree], SplitBatch | None]
+) -> tuple[ShardSummary, np.ndarray]:
+    """Runs through global batches; returns which rows this worker's replicas get, and digests of all rows."""
+    own, everything, steps = [row_digests([])], [row_digests([])], 0
+    with contextlib.closing(batches):
+        for batch in batches:
+            everything.append(row_digests([batch]))
+            part = split(batch)
+            if part is not None and len(jax.tree.leaves(part.parts)[0]):
+                own.append(row_digests([jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), part.parts)]))
+                steps += 1
+    return ShardSummary(np.concatenate(own), steps), np.concatenate(everything)
 
 
 def report(

@@ -6,58 +6,14 @@ training program, in an order that differs from worker to worker.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import threading
 from collections.abc import Sequence
 
 import replicax.runtime.activity as activity
 from replicax.cluster.exchange import AbsentError, ClosedError, Exchange
-from replicax.cluster.key_value_store import ServiceStore, Store
-from replicax.errors import ArgumentError, BatchError, ContextError
-
-
-@dataclasses.dataclass(frozen=True)
-class InputWorkers:
-    """The processes that train together."""
-
-    index: int  # of this one
-    names: tuple[str, ...]  # in messages
-    replicas: tuple[int, ...]  # for how many each reads data; each replica counts once
-    store: Store = dataclasses.field(default_factory=ServiceStore)  # where they leave messages for each other
-    # For each worker, the first replica with devices there and the one after the last; by default those that it reads
-    # for, which follow one another. The devices of a replica may belong to several workers.
-    fed: tuple[tuple[int, int], ...] | None = None
-
-    @property
-    def count(self) -> int:
-        """Number of workers."""
-        return len(self.names)
-
-    @property
-    def others(self) -> list[int]:
-        """The indices of all workers but this one."""
-        return [worker for worker in range(self.count) if worker != self.index]
-
-    def first_replica(self, worker: int) -> int:
-        """Returns the id of the first replica that a worker reads for, if they follow one another."""
-        return sum(self.replicas[:worker])
-
-    def replicas_fed(self, worker: int) -> tuple[int, int]:
-        """Returns which replicas a worker puts rows on devices for: the first and the one after the last."""
-        if self.fed is not None:
-            return self.fed[worker]
-        first = self.first_replica(worker)
-        return first, first + self.replicas[worker]
-
-    def check_all_read(self) -> None:
-        """Checks that each worker can read data of its own: that it has a replica to read for."""
-        idle = [name for name, replicas in zip(self.names, self.replicas, strict=True) if not replicas]
-        if idle:
-            raise ArgumentError(
-                f"{', '.join(idle)} would read data for no replica: there are {sum(self.replicas)} replicas on "
-                f"{self.count} workers. Let all workers read the same global batches: auto_shard_policy='data'."
-            )
+from replicax.data.receivers import InputWorkers
+from replicax.errors import BatchError, ContextError
 
 
 class _UnreadRounds:

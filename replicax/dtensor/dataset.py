@@ -11,13 +11,14 @@ import jax
 import numpy as np
 from jax.tree_util import KeyPath, PyTreeDef
 
+import replicax.runtime.activity as activity
 from replicax.contracts.advice import AdvisedContract
 from replicax.contracts.called_as import called_as
 from replicax.data.batch_placement import device_dtype, owned_copy
 from replicax.data.batches import count_rows, host_batch, is_array
-from replicax.data.first_batch import check_may_be_empty, peek
 from replicax.data.input_options import InputOptions
 from replicax.data.iterator import DistributedIterator, check_outside_of_programs
+from replicax.data.passes import check_may_be_empty, peek
 from replicax.data.prefetch import prefetch as prefetched
 from replicax.data.sources import HostBatches, check_batch_size, host_batches, is_array_pytree
 from replicax.dtensor.arrays import checked_layout
@@ -99,7 +100,7 @@ class DTensorDataset(AdvisedContract, Iterable[PyTree]):
     def __iter__(self) -> DistributedIterator:
         check_outside_of_programs("A DTensorDataset was iterated over")
         batches, self._peeked_pass = self._peeked_pass or self._open_pass(), None
-        steps = prefetched(self._place(batches), self._options.prefetch)
+        steps = prefetched(self._place(batches), self._options.prefetch, activity.FIRST_BATCH)
         return DistributedIterator(steps, spec=lambda: self._spec)
 
     def __bool__(self) -> bool:

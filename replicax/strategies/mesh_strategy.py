@@ -28,7 +28,7 @@ from replicax.data import (
     InputWorkers,
     ValueContext,
 )
-from replicax.data.fed_replicas import Receivers
+from replicax.data.receivers import Receivers
 from replicax.errors import ArgumentError, ContextError, ReplicaShapeError
 from replicax.group.renewal import renewed
 from replicax.program.call_checks import check_function

@@ -11,12 +11,14 @@ import jax
 import numpy as np
 
 from replicax.data.auto_shard import DatasetReading, FunctionReading, choose_reading
+from replicax.data.batch_placement import ROWS, VALUES
 from replicax.data.batch_split import split_batch
 from replicax.data.input_options import InputOptions
-from replicax.data.input_steps import InputStep, InputStepMaker
+from replicax.data.input_steps import InputStep, StepByStep
 from replicax.data.position import Position
+from replicax.data.receivers import InputWorkers, Receivers
 from replicax.data.sources import host_batches
-from replicax.data.worker_channel import InputWorkers, PassNumbers, WorkerChannel
+from replicax.data.worker_channel import PassNumbers, WorkerChannel
 from tests.cluster.fake_store import FakeStore
 
 
@@ -57,18 +59,22 @@ class Team:
         def run(workers: InputWorkers) -> list[InputStep]:
             time.sleep(0.001 * (workers.index % 2))
             channel = self.channel(workers, options.worker_timeout) if workers.count > 1 else None
-            maker = InputStepMaker(workers, channel, options)
-            maker.everywhere = everywhere
+            agreement = step_by_step(workers, channel, options)
+            agreement.form = ROWS if everywhere else VALUES
             steps = []
-            for step in reading_of(workers).steps(maker, channel, (position or Position()).at_start()):
+            for step in reading_of(workers).steps(agreement, (position or Position()).at_start()):
                 steps.append(step)
                 if len(steps) == most:
                     break
-            if channel is not None:
-                channel.close()
+            agreement.close()
             return steps
 
         return self.each(run)
+
+
+def step_by_step(workers: InputWorkers, channel: WorkerChannel | None, options: InputOptions) -> StepByStep:
+    """Returns the agreement of workers whose steps go to no devices."""
+    return StepByStep(Receivers(sum(workers.replicas), lambda _: None, workers), channel, options)
 
 
 def reading(
@@ -94,7 +100,7 @@ def parts(steps_of_workers: Sequence[Sequence[InputStep]]) -> list[list[Any] | N
     """Returns for each step the part of each replica, put together from what the workers have; None: dropped."""
     assembled: list[list[Any] | None] = []
     for steps in zip(*steps_of_workers, strict=True):
-        splits = [step.split for step in steps]
+        splits = [step.data for step in steps]
         if splits[0] is None:
             assert splits == [None] * len(splits)
             assembled.append(None)

@@ -10,7 +10,7 @@ import pytest
 
 import replicax.contracts.worlds as worlds
 from replicax.contracts.worlds import World
-from replicax.data.fed_replicas import Receivers
+from replicax.data.receivers import Receivers
 from replicax.runtime import replica_mesh
 
 

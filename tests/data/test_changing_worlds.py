@@ -16,9 +16,9 @@ from hypothesis import given, settings, strategies as st
 
 import replicax.contracts.worlds as worlds
 from replicax.data import DistributedDataset, DistributedDatasetFromFunction, FileSource, InputOptions, InputWorkers
+from replicax.data.batch_placement import Form
 from replicax.data.batch_split import SplitBatch
-from replicax.data.fed_replicas import Receivers
-from replicax.data.started_pass import Form
+from replicax.data.receivers import Receivers
 from replicax.group.renewal import renewed
 from replicax.values import PerReplica
 

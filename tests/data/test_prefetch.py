@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import replicax.runtime.activity as activity
 from replicax import context
 from replicax.data.prefetch import Prefetcher, prefetch
 
@@ -46,8 +47,31 @@ def no_thread_left():
 
 
 def test_zero_is_synchronous():
-    items = counting()
-    assert prefetch(items, 0) is items
+    log = []
+    items = prefetch(counting(log), 0)
+    assert not threads()
+    assert [next(items), next(items)] == log == [0, 1]
+
+
+@pytest.mark.parametrize("size", [0, 2])
+def test_a_process_that_waits_for_a_batch_says_so(size):
+    turn, phases = threading.Semaphore(0), []
+
+    def slow():
+        for i in range(3):
+            assert turn.acquire(timeout=5)
+            assert soon(lambda: activity.now.at[0] in ("first batch", "input"))
+            phases.append(activity.now.at[0])
+            yield i
+
+    before = activity.now.at[0]
+    items = prefetch(slow(), size, activity.FIRST_BATCH)
+    for i in range(3):
+        turn.release()
+        assert next(items) == i
+        assert activity.now.at[0] == before
+    assert next(items, None) is None
+    assert phases == ["first batch", "input", "input"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 7])

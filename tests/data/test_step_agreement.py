@@ -13,11 +13,11 @@ from hypothesis import given, settings, strategies as st
 
 from replicax.cluster.exchange import ClosedError
 from replicax.data import FileSource, InputOptions
-from replicax.data.input_steps import InputStepMaker, share_of
+from replicax.data.input_steps import share_of
 from replicax.data.position import Position
 from replicax.data.rebatching import grouped
 from replicax.errors import ArgumentError, BatchError
-from tests.data.fake_workers import Team, function_reading, parts, parts_alone, reading
+from tests.data.fake_workers import Team, function_reading, parts, parts_alone, reading, step_by_step
 
 FEW = settings(max_examples=40)
 TEAMS = st.lists(st.integers(1, 3), min_size=2, max_size=4)
@@ -196,10 +196,10 @@ def test_different_shapes_of_rows_are_refused():
 
 def test_everywhere_gives_all_rows_of_an_uneven_step():
     for steps in Team([1, 1]).steps(reading([np.arange(4), np.arange(10, 12)], OFF, 4), OFF, everywhere=True):
-        assert [len(step.split.parts) for step in steps] == [1, 1]  # Both replicas take part in both steps.
+        assert [len(step.data.parts) for step in steps] == [1, 1]  # Both replicas take part in both steps.
     for steps in Team([1, 1]).steps(reading([[np.arange(4)], [np.arange(10, 11)]], OFF), OFF, everywhere=True):
-        assert steps[0].split.replicas == 1
-        assert steps[0].split.parts.tolist() == [[0, 1, 10]]
+        assert steps[0].data.replicas == 1
+        assert steps[0].data.parts.tolist() == [[0, 1, 10]]
 
 
 # Data that all workers read alike.
@@ -231,9 +231,7 @@ def test_different_numbers_of_batches_are_noticed_before_the_step():
 
     def count(workers):
         channel = team.channel(workers)
-        for _ in reading(sources, options)(workers).steps(
-            InputStepMaker(workers, channel, options), channel, Position()
-        ):
+        for _ in reading(sources, options)(workers).steps(step_by_step(workers, channel, options), Position()):
             taken[workers.index] += 1
 
     team = Team([1, 1])
