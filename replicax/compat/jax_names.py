@@ -78,8 +78,6 @@ ZERO_OF_ZEROS = frozenset(["broadcast_in_dim", "select_n", "mul", "add", "sub", 
 KEEP_NUMBERS = frozenset(["name", "convert_element_type", "reshape", "squeeze", "copy", "pvary", "reduce_precision"])
 # They give each number another place.
 MOVE_NUMBERS = KEEP_NUMBERS | {"transpose", "rev"}
-# They take numbers out of a pack of several arrays.
-UNPACK_NUMBERS = KEEP_NUMBERS | {"slice", "dynamic_slice", "concatenate", "split"}
 # They take parts of an array, such as the last step of a loop.
 TAKE_PARTS = frozenset(["slice", "dynamic_slice", "gather", "squeeze"])
 # Each result is some of the entries of the operand, whatever they are.

@@ -45,7 +45,6 @@ from replicax.program.hints.advice import (
 )
 from replicax.program.hints.gradient_scale import Search, find_local_mean, scope_of
 from replicax.program.hints.metric_totals import find_not_summable
-from replicax.program.hints.summed_means import find_summed_mean
 from replicax.program.hints.unequal_types import axes_explained, types_explained
 from replicax.program.ir.jaxprs import inlined, marked_as_gradient
 from replicax.program.kept_layouts import CutLayouts, layout_in, layouts_of_results
@@ -272,7 +271,7 @@ class ReplicaCall:
         whole = self._whole_elements(site)
         if whole >= _LARGE:
             advise_of_whole_state(self.strategy, site.name, whole)
-        found = find_local_mean(top, search, self.replicas) or find_summed_mean(top, search, self.replicas)
+        found = find_local_mean(top, search, self.replicas)
         if found is not None:
             advise_of_local_mean(self.strategy, site.name, found, self.replicas, is_distributed)
 
