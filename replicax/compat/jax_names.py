@@ -21,6 +21,8 @@ CALLS = {
 # Code that is recomputed to save memory is inlined too where nobody will differentiate it.
 RECOMPUTED = {"remat2": "jaxpr"}
 SHARD_MAP = "shard_map"
+# All calls whose program gets the operands of the call, and is there to be looked at.
+ENTERED = {**CALLS, **RECOMPUTED, SHARD_MAP: "jaxpr"}
 # The function gets the operands of the call.
 CALLS_ON_OPERANDS = frozenset([*CALLS, *RECOMPUTED, SHARD_MAP, "composite", "custom_partitioning"])
 
@@ -51,6 +53,8 @@ RANDOM_BITS = "random_bits"
 BOUND_TO_PLACE = PLACED | {"custom_jvp_call", "custom_vjp_call", RANDOM_BITS, "threefry2x32"}
 
 # Operations on numbers.
+
+NAME = "name"  # an identity that shows a name
 
 LOOPS = frozenset(["scan", "while"])
 SCATTERS = frozenset(["scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub"])

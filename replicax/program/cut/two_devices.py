@@ -15,7 +15,8 @@ from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
 from replicax.program.cut.split import Assigned, Split
 from replicax.program.cut.transfers import Crossing
-from replicax.program.ir.jaxprs import calls_host, inlined
+from replicax.program.ir.jaxprs import calls_host
+from replicax.program.ir.moving import inlined
 from replicax.typing import PyTree, PyTreeFunction
 
 
@@ -68,7 +69,7 @@ class Halves:
             found[:] = [structure]
             return results
 
-        program = inlined(jax.make_jaxpr(flat)(*leaves), leaves)
+        program = inlined(jax.make_jaxpr(flat)(*leaves))
         at_home = [i for i, place in enumerate(self.places.read) if place is None]
         return Split(program, at_home, self._assigned), found[0]
 
