@@ -21,6 +21,8 @@ CALLS = {
 # Code that is recomputed to save memory is inlined too where nobody will differentiate it.
 RECOMPUTED = {"remat2": "jaxpr"}
 SHARD_MAP = "shard_map"
+# All calls whose program gets the operands of the call, and is there to be looked at.
+ENTERED = {**CALLS, **RECOMPUTED, SHARD_MAP: "jaxpr"}
 # The function gets the operands of the call.
 CALLS_ON_OPERANDS = frozenset([*CALLS, *RECOMPUTED, SHARD_MAP, "composite", "custom_partitioning"])
 
@@ -52,6 +54,8 @@ BOUND_TO_PLACE = PLACED | {"custom_jvp_call", "custom_vjp_call", RANDOM_BITS, "t
 
 # Operations on numbers.
 
+NAME = "name"  # an identity that shows a name
+
 LOOPS = frozenset(["scan", "while"])
 SCATTERS = frozenset(["scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub"])
 REDUCTIONS = frozenset(["reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "argmax", "argmin"])
@@ -78,12 +82,8 @@ ZERO_OF_ZEROS = frozenset(["broadcast_in_dim", "select_n", "mul", "add", "sub", 
 KEEP_NUMBERS = frozenset(["name", "convert_element_type", "reshape", "squeeze", "copy", "pvary", "reduce_precision"])
 # They give each number another place.
 MOVE_NUMBERS = KEEP_NUMBERS | {"transpose", "rev"}
-# They take numbers out of a pack of several arrays.
-UNPACK_NUMBERS = KEEP_NUMBERS | {"slice", "dynamic_slice", "concatenate", "split"}
 # They take parts of an array, such as the last step of a loop.
 TAKE_PARTS = frozenset(["slice", "dynamic_slice", "gather", "squeeze"])
-# Each result is some of the entries of the operand, whatever they are.
-REARRANGE = frozenset(["name", "reshape", "slice", "squeeze", "transpose"])
 # They have one operand, and may as well be done after a sum as before it.
 LINEAR_IN_ONE = frozenset(["copy", "neg", "reduce_sum", "reshape", "squeeze", "transpose"])
 # They make first values of which each number is computed for itself, whatever part of the value it belongs to.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypeAlias
 
 import jax
@@ -14,7 +14,9 @@ from jax.extend import core as jex_core
 from replicax.compat.jax_names import CALLS, MADE_IN_PARTS, RANDOM_BITS
 from replicax.compat.jax_tracing import outside_traces, tracing_all
 from replicax.contracts.variable_access import AssignableLike, has_array
-from replicax.program.ir.jaxprs import Atom, aval_of, bind, is_literal, leading_to, opened_program, variables_of
+from replicax.program.ir.graph import Graph
+from replicax.program.ir.interpreter import bind
+from replicax.program.ir.jaxprs import Atom, aval_of, is_literal, is_one_of, variables_of, with_inner
 from replicax.program.keras.backend import keras_is_loaded
 
 _KEYS_OF_PARTS = "key<fry>"
@@ -56,7 +58,7 @@ class FirstValue:
         self._program, self.constants, self._assigned = program, list(constants), list(assigned)
         result = aval_of(program.outvars[0])
         self.shape, self.dtype = result.shape, result.dtype
-        self._equations, _ = leading_to(program.eqns, variables_of(program.outvars))
+        self._equations, _ = Graph(program.eqns).leading_to(variables_of(program.outvars))
 
     @functools.cached_property
     def key(self) -> Hashable:
@@ -82,7 +84,7 @@ class FirstValue:
     def is_by_element(self) -> bool:
         """Whether each number of the value is computed for itself, so that a part of it has the same numbers."""
         # A sum over a dimension, or a decomposition, would be computed in another order.
-        return _are_by_element(self._equations)
+        return all(_is_by_element(each) for equation in self._equations for each in with_inner(equation))
 
     @property
     def result(self) -> Atom:
@@ -183,20 +185,12 @@ def _noting_scope_class() -> type:
     return NotingScope
 
 
-def _are_by_element(equations: Iterable[jex_core.JaxprEqn]) -> bool:
-    return all(map(_is_by_element, equations))
-
-
 def _is_by_element(equation: jex_core.JaxprEqn) -> bool:
-    name = equation.primitive.name
-    if name in CALLS:
-        inner, _ = opened_program(equation.params[CALLS[name]])
-        return _are_by_element(inner.eqns)
-    if name == RANDOM_BITS:
+    if is_one_of(equation, [RANDOM_BITS]):
         # Other generators draw the bits of a part in the order of the part.
         partitionable: bool = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
         return partitionable and str(aval_of(equation.invars[0]).dtype) == _KEYS_OF_PARTS
-    return name in MADE_IN_PARTS
+    return is_one_of(equation, MADE_IN_PARTS) or is_one_of(equation, CALLS)
 
 
 def _value(atom: Atom, known: dict[jex_core.Var, jax.typing.ArrayLike]) -> jax.typing.ArrayLike:

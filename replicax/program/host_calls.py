@@ -17,7 +17,7 @@ from jax.extend import core as jex_core
 from replicax.compat.jax_equations import called_on_host, location
 from replicax.compat.jax_names import CALLBACKS
 from replicax.errors import ProgramError
-from replicax.program.ir.jaxprs import aval_of, opened_program
+from replicax.program.ir.jaxprs import aval_of, equations_in, is_one_of
 from replicax.typing import PyTree, PyTreeFunction
 
 
@@ -34,7 +34,7 @@ class HostCalls:
     @classmethod
     def of(cls, name: str, program: jex_core.ClosedJaxpr) -> HostCalls | None:
         """Returns those of a program; None if it makes none."""
-        equations = list(_calls_in(program))
+        equations = [equation for equation in equations_in(program) if is_one_of(equation, CALLBACKS)]
         return cls(name, equations) if equations else None
 
     @contextlib.contextmanager
@@ -64,14 +64,6 @@ class HostCalls:
             f"{self._name!r} calls a function of the host by {call}, and this failed: {type(error).__name__}: {error}. "
             "Nothing of this call is stored: variables have the values that they had before."
         ) from error
-
-
-def _calls_in(program: jex_core.ClosedJaxpr | jex_core.Jaxpr) -> Iterator[jex_core.JaxprEqn]:
-    for equation in opened_program(program)[0].eqns:
-        if equation.primitive.name in CALLBACKS:
-            yield equation
-        for inner in jex_core.jaxprs_in_params(equation.params):
-            yield from _calls_in(inner)
 
 
 def unguarded(callback: object) -> object:

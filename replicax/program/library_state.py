@@ -19,7 +19,7 @@ from replicax.compat.jax_primitives import taken_as_equal_over_axis
 from replicax.contracts.reduce_op import mean_over
 from replicax.contracts.strategy import PER_REPLICA, or_null
 from replicax.contracts.variable_access import VariableLike, aggregation_of, dtype_of, name_of, synchronization_of
-from replicax.program.hints.metric_totals import marked_as_share, marked_as_total
+from replicax.program.ir.jaxprs import SHARE, TOTAL
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.values.aggregation import VariableAggregation, check_aggregation, combine
 from replicax.values.equality import difference
@@ -52,7 +52,7 @@ def made_equal(
     if is_accumulator(variable) and replicas > 1:
         number = defer_total(variable, frame)
         is_mean = VariableAggregation.of(aggregation_of(variable)) is VariableAggregation.MEAN
-        return value if is_mean else marked_as_total(value, number)
+        return value if is_mean else TOTAL(value, number)
     if replicas > 1 and frame.postpones(variable, how):
         return as_of_first(variable, value)  # what the first replica would have; it is combined later
     value, why = difference(value, refused_if_different=how is VariableAggregation.NONE)
@@ -82,7 +82,7 @@ def share_of_total(variable: VariableLike, total: jax.Array, frame: context.Repl
         return total
     # So the sum over replicas is the total at every moment, whether the replicas add to it or reset it.
     share = jnp.where(jax.lax.axis_index(REPLICA_AXIS) == 0, total, jnp.zeros_like(total))
-    return marked_as_share(share, frame.number(variable))
+    return SHARE(share, frame.number(variable))
 
 
 def _aggregate_accumulator(how: VariableAggregation, value: jax.Array) -> jax.Array:

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import types
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -15,12 +14,9 @@ from jax.extend import core as jex_core
 from replicax.compat.jax_names import CALLBACKS
 from replicax.program.captures import SETTINGS, content_of
 from replicax.program.host_calls import unguarded
-from replicax.program.ir.jaxprs import Atom, aval_of, is_literal, opened_program
+from replicax.program.ir.jaxprs import Atom, Program, aval_of, is_literal, is_one_of, opened_program
 from replicax.program.pytrees import Structure
 from replicax.program.tracing import TracedFunction
-
-_PROGRAMS = (jex_core.ClosedJaxpr, jex_core.Jaxpr)
-_Program: TypeAlias = jex_core.ClosedJaxpr | jex_core.Jaxpr
 
 
 def are_same(one: TracedFunction, other: TracedFunction) -> bool:
@@ -57,7 +53,7 @@ class _Comparison:
         self._stand_ins = stand_ins  # by id: the one's arrays that stand for variables, and the other's
         self._compared: set[tuple[int, int]] = set()  # Programs may call one of theirs often.
 
-    def programs(self, one: _Program, other: _Program) -> bool:
+    def programs(self, one: Program, other: Program) -> bool:
         """Returns whether two programs do the same."""
         if (id(one), id(other)) in self._compared:
             return True
@@ -88,7 +84,7 @@ class _Comparison:
             and all(
                 equation.primitive is twin.primitive
                 and are_read(equation.invars, twin.invars)
-                and self._value(equation.params, twin.params, equation.primitive.name in CALLBACKS)
+                and self._value(equation.params, twin.params, is_one_of(equation, CALLBACKS))
                 and are_defined(equation.outvars, twin.outvars)
                 for equation, twin in zip(jaxpr.eqns, other_jaxpr.eqns, strict=True)
             )
@@ -116,7 +112,7 @@ class _Comparison:
         one, other = unguarded(one), unguarded(other)
         if one is other:
             return True
-        if isinstance(one, _PROGRAMS) and isinstance(other, _PROGRAMS):
+        if isinstance(one, Program) and isinstance(other, Program):
             return self.programs(one, other)
         if type(one) is not type(other):
             return False

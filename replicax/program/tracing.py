@@ -16,7 +16,8 @@ from replicax.program.captured_arrays import captured_error
 from replicax.program.flax.modules import flax_error
 from replicax.program.frames import ProgramFrame, VariablesCreatedError
 from replicax.program.hints.foreign import explained_error
-from replicax.program.ir.jaxprs import Values, called
+from replicax.program.ir.interpreter import called
+from replicax.program.ir.jaxprs import Values
 from replicax.program.keras.state import repeat_while_variables_are_created
 
 _MISUSES = (

@@ -10,18 +10,21 @@ Reference: John K. Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, S
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.extend.random import threefry2x32_p
 
 from replicax.compat.jax_names import BY_ELEMENT, RANDOM_BITS
 from replicax.errors import ArgumentError
-from replicax.program.ir.jaxprs import Values, aval_of, bind, inlined, read
+from replicax.program.ir.interpreter import Interpreter, Rule, bind
+from replicax.program.ir.jaxprs import aval_of
+from replicax.program.ir.moving import inlined
 
 _HALF, _LOW = 16, 0xFFFF
 _BY_PLACE = "jax_threefry_partitionable"
@@ -57,10 +60,10 @@ def initial_rows(
     shape = tuple(shape)
     # The program is only traced: nothing of that shape is computed. A number beyond the end gives the row of a longer
     # table.
-    program = inlined(jax.make_jaxpr(lambda: initializer(shape, dtype=dtype))(), ())
+    program = inlined(jax.make_jaxpr(lambda: initializer(shape, dtype=dtype))())
 
     def rows(high: jax.Array, low: jax.Array) -> jax.Array:
-        return _Rows(program, shape, (high, low)).evaluate()
+        return _Evaluation(shape, (high, low)).rows_of(program)
 
     numbers = jax.ShapeDtypeStruct((1,), jnp.uint32)
     made = jax.eval_shape(rows, numbers, numbers)
@@ -69,61 +72,67 @@ def initial_rows(
     return rows
 
 
+@dataclasses.dataclass(frozen=True)
 class _Rows:
-    """Some rows of the result of a program without inputs."""
+    """Some rows of a value of the shape of the table."""
 
-    def __init__(self, program: ClosedJaxpr, shape: tuple[int, ...], numbers: RowNumbers):
-        self._program, self._shape, self._numbers = program, shape, numbers
-        self._values: Values = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
-        self._by_row: set[Var] = set()
+    array: jax.Array
 
-    def evaluate(self) -> jax.Array:
-        for equation in self._program.jaxpr.eqns:
-            self._evaluate(equation)
-        (out,) = self._program.jaxpr.outvars
-        value = read(out, self._values)
-        if out in self._by_row:
-            return value
+
+class _Evaluation(Interpreter):
+    """Evaluates some rows of the result of a program without inputs."""
+
+    def __init__(self, shape: tuple[int, ...], numbers: RowNumbers):
+        rules: dict[str, Rule] = dict.fromkeys(_BITS_BY_ELEMENT, self._by_element)
+        super().__init__(rules | {RANDOM_BITS: self._bits, "broadcast_in_dim": self._broadcast}, other=self._whole)
+        self._shape, self._numbers = shape, numbers
+
+    def rows_of(self, program: ClosedJaxpr) -> jax.Array:
+        [value] = self.run(program, ())
+        if isinstance(value, _Rows):
+            return value.array
         if self._shape[:1] == (1,) or not jnp.shape(value):
-            return jnp.broadcast_to(value, (self._numbers[1].shape[0], *self._shape[1:]))
+            return self._alike(value)
         raise NotByRowsError("The first value of a table is an array, of which no row can be computed.")
 
-    def _evaluate(self, equation: JaxprEqn) -> None:
-        name, outs = equation.primitive.name, equation.outvars
-        touched = any(isinstance(atom, Var) and atom in self._by_row for atom in equation.invars)
-        has_rows = len(outs) == 1 and aval_of(outs[0]).shape == self._shape
-        inputs = [read(atom, self._values) for atom in equation.invars]
-        if not touched and not has_rows:
-            self._values.update(zip(outs, bind(equation, inputs), strict=True))
-            return
-        if name == RANDOM_BITS and has_rows:
-            value = self._bits(inputs[0], equation.params["bit_width"])
-        elif name == "broadcast_in_dim" and has_rows and not touched and self._is_same_in_rows(equation):
-            (value,) = bind(equation, inputs, shape=(1, *self._shape[1:]))
-            value = jnp.broadcast_to(value, (self._numbers[1].shape[0], *self._shape[1:]))
-        elif name in _BITS_BY_ELEMENT and has_rows and self._all_fit(equation):
-            (value,) = bind(equation, inputs)
-        else:
+    def _alike(self, row: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(row, (self._numbers[1].shape[0], *self._shape[1:]))
+
+    def _has_rows(self, equation: JaxprEqn) -> bool:
+        return len(equation.outvars) == 1 and aval_of(equation.outvars[0]).shape == self._shape
+
+    def _whole(self, equation: JaxprEqn, inputs: Sequence[Any]) -> Sequence[jax.Array]:
+        if self._has_rows(equation) or any(isinstance(each, _Rows) for each in inputs):
             raise NotByRowsError(
-                f"The initializer of a table of shape {self._shape} uses `{name}`, by which rows depend on each other. "
-                "Choose one that draws each number on its own, such as VarianceScaling, RandomNormal or Zeros."
+                f"The initializer of a table of shape {self._shape} uses `{equation.primitive.name}`, by which rows "
+                "depend on each other. Choose one that draws each number on its own, such as VarianceScaling, "
+                "RandomNormal or Zeros."
             )
-        self._values[outs[0]] = value
-        self._by_row.add(outs[0])
+        return bind(equation, inputs)
+
+    def _by_element(self, equation: JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:
+        # The operands have the rows, or are the same for all of them.
+        if not self._has_rows(equation) or any(
+            not isinstance(each, _Rows) and aval_of(atom).shape[:1] not in ((), (1,))
+            for atom, each in zip(equation.invars, inputs, strict=True)
+        ):
+            return self._whole(equation, inputs)
+        return [_Rows(*bind(equation, [each.array if isinstance(each, _Rows) else each for each in inputs]))]
+
+    def _broadcast(self, equation: JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:
+        if not self._has_rows(equation) or isinstance(inputs[0], _Rows) or not self._is_same_in_rows(equation):
+            return self._whole(equation, inputs)
+        return [_Rows(self._alike(*bind(equation, inputs, shape=(1, *self._shape[1:]))))]
 
     def _is_same_in_rows(self, equation: JaxprEqn) -> bool:
         shape = aval_of(equation.invars[0]).shape
         dimensions = equation.params["broadcast_dimensions"]
         return 0 not in dimensions or shape[dimensions.index(0)] == 1
 
-    def _all_fit(self, equation: JaxprEqn) -> bool:
-        """Returns whether the operands have the rows, or are the same for all of them."""
-        return all(
-            (isinstance(atom, Var) and atom in self._by_row) or aval_of(atom).shape[:1] in ((), (1,))
-            for atom in equation.invars
-        )
-
-    def _bits(self, key: jax.Array, width: int) -> jax.Array:
+    def _bits(self, equation: JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:
+        [key], width = inputs, equation.params["bit_width"]
+        if not self._has_rows(equation):
+            return self._whole(equation, inputs)
         if jax.random.key_impl(key) != "threefry2x32" or not getattr(jax.config, _BY_PLACE):
             raise NotByRowsError(
                 f"Random numbers of the kind {jax.random.key_impl(key)!r} have no places in an array that could be "
@@ -135,8 +144,8 @@ class _Rows:
         hashed = threefry2x32_p.bind(left, right, high, low)
         first, second = (half.reshape(rows, *self._shape[1:]) for half in hashed)
         if width == 64:
-            return first.astype(jnp.uint64) << 32 | second.astype(jnp.uint64)
-        return (first ^ second).astype(f"uint{width}")
+            return [_Rows(first.astype(jnp.uint64) << 32 | second.astype(jnp.uint64))]
+        return [_Rows((first ^ second).astype(f"uint{width}"))]
 
 
 def _places(numbers: RowNumbers, columns: int) -> RowNumbers:

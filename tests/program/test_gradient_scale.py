@@ -42,24 +42,19 @@ def gradients_of(strategy, loss_of, rows=16, columns=3, runs=True, distributes=T
     return rx.function(lambda batch: strategy.run(step, args=(batch,))).lower(batch)  # traced, not compiled
 
 
-def plain_gradients_of(
-    strategy, loss_of, rows=16, columns=3, runs=True, after=lambda gradient: gradient, own=False, scale=1.0
-):
-    """The same with plain JAX: of an argument, which the loss multiplies by `scale`; `own`: each replica for itself."""
+def plain_gradients_of(strategy, loss_of, rows=16, columns=3, after=lambda gradient: gradient, own=False):
+    """The same with plain JAX: of an argument; `own`: each replica for itself."""
 
     def step(w, batch):
         x, y = batch
         w = jax.lax.pcast(w, "replica", to="varying") if own else w
-        loss, gradient = jax.value_and_grad(lambda w: loss_of(jnp.tanh(x @ (scale * w)), y))(w)
+        loss, gradient = jax.value_and_grad(lambda w: loss_of(jnp.tanh(x @ w), y))(w)
         return after(gradient), jnp.mean(loss)
 
     rng = np.random.default_rng(0)
     data = rng.normal(size=(rows, 2)).astype("float32"), rng.normal(size=(rows, columns)).astype("float32")
     (batch,) = strategy.distribute_dataset([data])
-    args = (jnp.ones((2, columns)), batch)
-    if runs:
-        return np.asarray(strategy.run(step, args=args)[0])
-    return rx.function(lambda *args: strategy.run(step, args=args)).lower(*args)
+    return np.asarray(strategy.run(step, args=(jnp.ones((2, columns)), batch))[0])
 
 
 def squares(p, y):
@@ -156,45 +151,16 @@ def mean_over_replicas(gradient):
     return rx.get_replica_context().all_reduce("mean", gradient)
 
 
-PLAIN = [name for name in WRONG if name not in ("masked", "sum of means", "in two dtypes")]
-
-
-@pytest.mark.daily(3)
-@pytest.mark.parametrize("name", PLAIN)
-def test_jax_sums_gradients_too(new, caplog, name):
-    two = new(2)
-    plain_gradients_of(two, WRONG[name], runs=False)
-    for after in (lambda g: jax.lax.pmean(g, "replica"), mean_over_replicas):
-        plain_gradients_of(two, WRONG[name], runs=False, after=after)
-    (record,) = caplog.records
-    assert "2 times too large" in record.getMessage()
-
-
-def test_a_weight_that_the_loss_divides_by_the_number_of_replicas_makes_no_average(new, caplog):
-    two = new(2)
-    plain_gradients_of(two, WRONG["mean"], scale=0.5, after=lambda g: g / 2, runs=False)
-    assert not caplog.records
-    plain_gradients_of(two, WRONG["mean"], scale=0.5, runs=False)
-    (record,) = caplog.records
-    assert "2 times too large" in record.getMessage()
-
-
-def test_a_mean_over_replicas_changes_nothing_and_is_told(new, caplog):
+def test_a_mean_over_replicas_changes_nothing(new):
     alone = plain_gradients_of(rx.OneDeviceStrategy("cpu:0"), WRONG["mean"])
     gradient = plain_gradients_of(new(2), WRONG["mean"], after=lambda g: jax.lax.pmean(g, "replica"))
     np.testing.assert_allclose(gradient, 2 * alone, rtol=1e-5)
-    assert "a mean over replicas afterwards changes nothing" in caplog.records[0].getMessage()
 
 
 @pytest.mark.parametrize("after", [lambda g: jax.lax.pmean(g, "replica"), mean_over_replicas], ids=["pmean", "context"])
-def test_means_of_each_replicas_own_gradients_are_right(new, caplog, after):
+def test_means_of_each_replicas_own_gradients_are_right(new, after):
     alone = plain_gradients_of(rx.OneDeviceStrategy("cpu:0"), WRONG["mean"])
     np.testing.assert_allclose(plain_gradients_of(new(2), WRONG["mean"], after=after, own=True), alone, rtol=1e-5)
-    plain_gradients_of(new(2), WRONG["keras"], after=after, own=True, runs=False)
-    plain_gradients_of(new(2), WRONG["mean"], after=lambda g: g / 2, runs=False)
-    packed = rx.MirroredStrategy(["cpu:0", "cpu:1"], communication_options=rx.CommunicationOptions(bytes_per_pack=1024))
-    plain_gradients_of(packed, WRONG["mean"], after=after, own=True, runs=False)
-    assert not caplog.records
 
 
 @pytest.mark.parametrize("aggregation", ["mean", None])
@@ -218,8 +184,7 @@ def test_right_losses_are_not_complained_about(replicas, rows, columns, name):
     logging.getLogger("replicax").addHandler(handler)
     try:
         strategy = rx.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
-        for trace in (gradients_of, plain_gradients_of):
-            trace(strategy, right(rows * replicas, replicas)[name], rows * replicas, columns, runs=False)
+        gradients_of(strategy, right(rows * replicas, replicas)[name], rows * replicas, columns, runs=False)
     finally:
         logging.getLogger("replicax").removeHandler(handler)
     assert not [record.getMessage() for record in records]

@@ -13,7 +13,9 @@ import replicax as rx
 from replicax.compat.jax import axes_of_type
 from replicax.compat.jax_equations import location, scopes
 from replicax.compat.jax_names import CALLS
-from replicax.program.ir.jaxprs import evaluate, inlined, is_literal, is_mark, marked_as_gradient, read
+from replicax.program.ir.interpreter import evaluate, evaluate_elsewhere
+from replicax.program.ir.jaxprs import is_literal, is_mark, marked_as_gradient, read
+from replicax.program.ir.moving import inlined
 from replicax.runtime import REPLICA_AXIS, replica_mesh
 
 
@@ -22,7 +24,7 @@ def names(program):
 
 
 def flat(fn, *args):
-    return inlined(jax.make_jaxpr(fn)(*args), args)
+    return inlined(jax.make_jaxpr(fn)(*args))
 
 
 @jax.custom_jvp
@@ -93,12 +95,12 @@ def test_inside_shard_map_types_tell_what_differs_between_replicas():
 # Evaluating.
 
 
-@pytest.mark.parametrize("in_place", [True, False])
-def test_some_equations_are_evaluated_and_the_others_are_not(in_place):
+@pytest.mark.parametrize("evaluated", [evaluate, evaluate_elsewhere], ids=["here", "elsewhere"])
+def test_some_equations_are_evaluated_and_the_others_are_not(evaluated):
     program = flat(lambda x: (jnp.sin(x) * 2.0, jnp.cos(x)), 1.0)
     x, (doubled_sine, cosine) = program.jaxpr.invars[0], program.jaxpr.outvars
     values = {x: jnp.float32(0.5)}
-    evaluate(program.jaxpr.eqns[:2], values, in_place)
+    evaluated(program.jaxpr.eqns[:2], values)
     assert float(read(doubled_sine, values)) == pytest.approx(2 * np.sin(0.5))
     assert cosine not in values
 
@@ -126,7 +128,7 @@ def test_equations_of_shard_map_are_evaluated_outside_of_it():
     @jax.jit
     def outside(x):
         values = {program.jaxpr.invars[0]: x}
-        evaluate(program.jaxpr.eqns, values, in_place=False)
+        evaluate_elsewhere(program.jaxpr.eqns, values)
         return read(program.jaxpr.outvars[0], values)
 
     result = outside(jax.device_put(jnp.float32(3.0), jax.devices()[5]))
@@ -225,7 +227,7 @@ def test_loops_and_conditions_of_several_meshes_meet_outside(loop):
         results = []
         for program in found:
             values = {program.jaxpr.invars[0]: x}
-            evaluate(program.jaxpr.eqns, values, in_place=False)
+            evaluate_elsewhere(program.jaxpr.eqns, values)
             results.append(read(program.jaxpr.outvars[0], values))
         return results[0] + results[1]
 

@@ -12,7 +12,8 @@ import pytest
 from jax.extend import core as jex_core
 
 from replicax.program.cut.split import Assigned, Split
-from replicax.program.ir.jaxprs import inlined, marked_as_gradient
+from replicax.program.ir.jaxprs import marked_as_gradient
+from replicax.program.ir.moving import inlined
 
 ROWS, IN, OUT = 8, 16, 4
 X = jnp.asarray(np.random.default_rng(0).normal(size=(ROWS, IN)), jnp.float32)
@@ -36,7 +37,7 @@ class Cut:
             self.assigned = list(new)
             return [*new.values(), *jax.tree.leaves(results)]
 
-        self.program = inlined(jax.make_jaxpr(flat)(*args), args)
+        self.program = inlined(jax.make_jaxpr(flat)(*args))
         numbers = [Assigned(i, names.index(name) if name in names else None) for i, name in enumerate(self.assigned)]
         self.split = Split(self.program, range(len(names)), numbers, only_gradients)
         self._names, self._args = names, args

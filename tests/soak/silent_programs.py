@@ -12,7 +12,7 @@ import random
 import textwrap
 
 #: What is done wrong in the distributed form only, and where it is said by an error or a warning of ours.
-MISTAKES = ("not distributed", "summed twice", "local mean", "varying variable", "varying value", "captured")
+MISTAKES = ("not distributed", "summed twice", "varying variable", "varying value", "captured")
 
 #: Forms in which a step finds another value outside of its arguments in each call.
 _CAPTURED = (
@@ -702,8 +702,6 @@ _ROW_LOSSES = {
 
 def _average(draw: _Draw) -> str:
     largest = max(draw.sizes)
-    if draw.wrong("local mean", 0.04):
-        return "    return jnp.mean(losses)"
     how = draw.named(draw.of(["global size", "default size", "sum", "counted", "weighted", "weighted rows", "reduced"]))
     if how == "reduced":
         draw.names.append("reported as a mean")

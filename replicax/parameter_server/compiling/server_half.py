@@ -18,7 +18,8 @@ from replicax.parameter_server.compiling.tables import Table, moves_untouched_ro
 from replicax.parameter_server.compiling.traced_step import TracedStep
 from replicax.parameter_server.variables.remote import Home, home_of
 from replicax.program.cut.split import Part
-from replicax.program.ir.jaxprs import Values, aval_of, evaluate, read
+from replicax.program.ir.interpreter import evaluate_elsewhere
+from replicax.program.ir.jaxprs import Values, aval_of, read
 from replicax.tables.marks import grows, is_table
 
 #: A value that a worker has sent: an array, or some rows of a table, after their indices.
@@ -135,7 +136,7 @@ class ServerHalf:
             values[looked_up.leaf] = looked_up.scattered(full[0] if rows is None else rows)
             by_row.add(looked_up.leaf)
         if rows is None:
-            evaluate(part.equations, values, in_place=False)
+            evaluate_elsewhere(part.equations, values)
             return read(part.outvar, values)
         assert bounds is not None
         return self._by_rows(output, part, values, by_row, rows, bounds[0])

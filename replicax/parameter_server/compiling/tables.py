@@ -15,7 +15,9 @@ import jax
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from replicax.compat.jax_names import BY_ELEMENT, KEEP_ZEROS
-from replicax.program.ir.jaxprs import Atom, Values, aval_of, bind, evaluate, is_literal, leading_to, read
+from replicax.program.ir.graph import Graph
+from replicax.program.ir.interpreter import Interpreter, bind, evaluate
+from replicax.program.ir.jaxprs import Atom, Values, aval_of, is_literal, is_one_of, variables_of
 
 MIN_BYTES = 1 << 16  # A smaller variable is cheaper to send completely.
 
@@ -30,7 +32,7 @@ class Table:
         self.by_row: dict[Var, bool] = {}
         # The look-ups' index arrays, `(..., 1)`: whether indices out of range are clipped, rather than dropped or NaN.
         self.indices: dict[Var, bool] = {}
-        self._producer = {out: equation for equation in equations for out in equation.outvars}
+        self._graph = Graph(equations)
         self._outvars = outvars
         self._follow(variable)
         if gradient is not None:
@@ -44,14 +46,14 @@ class Table:
         """Follows the variable to its look-ups."""
         self.by_row[variable] = False
         for equation in self._equations:
-            touched = [atom for atom in _values(equation) if atom in self.by_row]
+            touched = [atom for atom in variables_of(equation.invars) if atom in self.by_row]
             if not touched:
                 continue
-            if equation.primitive.name == "gather" and _by_rows(equation, "collapsed_slice_dims", "start_index_map"):
+            if is_one_of(equation, _LOOK_UPS) and _by_rows(equation, "collapsed_slice_dims", "start_index_map"):
                 if equation.params["slice_sizes"] != (1, *self._shape[1:]) or touched != [equation.invars[0]]:
                     raise NotATableError
                 self._look_up(equation)
-            elif equation.primitive.name in BY_ELEMENT and len(touched) == 1 and _is_alone(equation):
+            elif is_one_of(equation, BY_ELEMENT) and len(touched) == 1 and _is_alone(equation):
                 self.by_row[equation.outvars[0]] = False
             else:
                 raise NotATableError
@@ -79,52 +81,42 @@ class Table:
             if value in found or aval_of(value).shape[:1] != self._shape[:1]:
                 continue
             found.add(value)
-            equation = self._producer.get(value)
+            equation = self._graph.producer.get(value)
             if equation is None:
                 raise NotATableError
-            if equation.primitive.name == "scatter-add":
+            if is_one_of(equation, _ADDING_UP):
                 self._look_up(equation)
-                todo += [atom for atom in equation.invars[:1] if isinstance(atom, Var)]
+                todo += variables_of(equation.invars[:1])
             else:
-                todo += _values(equation)
+                todo += variables_of(equation.invars)
         side: set[Var] = set()
         for equation in self._equations:
-            if any(out in found for out in equation.outvars) or any(atom in side for atom in _values(equation)):
+            operands = variables_of(equation.invars)
+            if not found.isdisjoint(equation.outvars) or not side.isdisjoint(operands):
                 self._classify(equation, found, side)
                 side.update(out for out in equation.outvars if out in self.by_row)
 
     def _classify(self, equation: JaxprEqn, found: set[Var], side: set[Var]) -> None:
-        name, (out, *_) = equation.primitive.name, equation.outvars
-        operands = [atom for atom in _values(equation) if atom in side]
-        if name == "broadcast_in_dim" and out in found and is_literal(equation.invars[0]):
-            self.by_row[out] = _is_zero(equation.invars[0])
-        elif name == "scatter-add" and operands == [equation.invars[0]]:
+        inputs, (out, *_) = equation.invars, equation.outvars
+        operands = [atom for atom in variables_of(inputs) if atom in side]
+        are_zero = bool(operands) and all(self.by_row[atom] for atom in operands)
+        if is_one_of(equation, _SPREADING) and out in found and is_literal(inputs[0]):
+            self.by_row[out] = _is_zero(inputs[0])
+        elif is_one_of(equation, _ADDING_UP) and operands == [inputs[0]]:
             if not _by_rows(equation, "inserted_window_dims", "scatter_dims_to_operand_dims"):
                 raise NotATableError
             self.by_row[out] = self.by_row[operands[0]]
-        elif name in BY_ELEMENT and operands and all(a in side or not aval_of(a).shape for a in _values(equation)):
-            self.by_row[out] = self._keeps_zeros(equation)
-        elif name == "reduce_sum" and operands and all(self.by_row[atom] for atom in operands):
-            if 0 not in equation.params["axes"]:
-                raise NotATableError
-        else:
+        elif (
+            is_one_of(equation, BY_ELEMENT)
+            and operands
+            and all(a in side or not aval_of(a).shape for a in variables_of(inputs))
+        ):
+            zeros = [self.by_row.get(a, False) if isinstance(a, Var) else _is_zero(a) for a in inputs]
+            rule = _ZEROS.get(equation.primitive.name)
+            keeps = is_one_of(equation, KEEP_ZEROS) and all(zeros)
+            self.by_row[out] = keeps if rule is None else rule(equation, zeros)
+        elif not is_one_of(equation, _ADDING_ROWS) or 0 not in equation.params["axes"] or not are_zero:
             raise NotATableError
-
-    def _keeps_zeros(self, equation: JaxprEqn) -> bool:
-        name = equation.primitive.name
-        zero = [self.by_row.get(a, False) if isinstance(a, Var) else _is_zero(a) for a in equation.invars]
-        if name in ("mul", "and"):
-            return any(zero)
-        if name == "div":
-            return zero[0]
-        if name == "integer_pow":
-            return bool(zero[0] and equation.params["y"] > 0)
-        if name == "select_n":
-            return all(zero[1:])
-        if name == "clamp":
-            least, _, most = equation.invars
-            return zero[1] and is_literal(least) and is_literal(most) and bool(least.val <= 0 <= most.val)
-        return name in KEEP_ZEROS and all(zero)
 
 
 class NotATableError(Exception):
@@ -157,26 +149,28 @@ def evaluate_with_tables(
     positions: Sequence[Mapping[Var, jax.Array]],  # for each table and index array, of the rows in the small table
 ) -> None:
     """Evaluates the worker's half with small tables in the place of the variables; adds the results to `values`."""
-    owner = {value: i for i, table in enumerate(tables) for value in table.by_row}
-    for equation in equations:
-        inputs, changes = [read(atom, values) for atom in equation.invars], dict[str, object]()
-        touched = [owner[a] for a in [*_values(equation), *equation.outvars] if a in owner]
-        if touched:
-            name = equation.primitive.name
-            if name in ("gather", "scatter-add") and equation.invars[0] in owner:
-                index = equation.invars[1]
-                assert isinstance(index, Var)  # As `Table` has seen to.
-                inputs[1] = positions[touched[0]][index]
-            elif name == "broadcast_in_dim":
-                changes["shape"] = (capacities[touched[0]], *equation.params["shape"][1:])
-        values.update(zip(equation.outvars, bind(equation, inputs, **changes), strict=True))
+    owner: dict[Atom, int] = {value: i for i, table in enumerate(tables) for value in table.by_row}
+
+    def by_position(equation: JaxprEqn, inputs: list[jax.Array]) -> Sequence[jax.Array]:
+        table, index = owner.get(equation.invars[0]), equation.invars[1]
+        if table is not None:
+            assert isinstance(index, Var)  # As `Table` has seen to.
+            inputs[1] = positions[table][index]
+        return bind(equation, inputs)
+
+    def zeros(equation: JaxprEqn, inputs: list[jax.Array]) -> Sequence[jax.Array]:
+        table, shape = owner.get(equation.outvars[0]), equation.params["shape"]
+        return bind(equation, inputs, shape=shape if table is None else (capacities[table], *shape[1:]))
+
+    rules = {"gather": by_position, "scatter-add": by_position, "broadcast_in_dim": zeros}
+    Interpreter(rules)(equations, values)
 
 
 def index_program(
     equations: Sequence[JaxprEqn], wanted: Sequence[Var], invars: Sequence[Var], consts: Values
 ) -> Callable[[list[jax.Array]], list[jax.Array]] | None:
     """Returns a function of the step's own inputs that computes index arrays; None if they depend on variables."""
-    chosen, needed = leading_to(equations, wanted)
+    chosen, needed = Graph(equations).leading_to(wanted)
     made = {out for equation in chosen for out in equation.outvars}
     if needed - made - set(invars) - consts.keys():
         return None
@@ -204,10 +198,6 @@ def moves_untouched_rows(
     return any(bool((a != b).any()) for a, b in zip(new, tried, strict=True))
 
 
-def _values(equation: JaxprEqn) -> list[Var]:
-    return [atom for atom in equation.invars if isinstance(atom, Var)]
-
-
 def _is_alone(equation: JaxprEqn) -> bool:
     """Returns whether all other operands are scalars."""
     return sum(bool(aval_of(atom).shape) for atom in equation.invars) == 1
@@ -215,6 +205,22 @@ def _is_alone(equation: JaxprEqn) -> bool:
 
 def _is_zero(atom: Atom) -> bool:
     return is_literal(atom) and not aval_of(atom).shape and float(atom.val) == 0.0
+
+
+def _clamps_zero_to_zero(equation: JaxprEqn, zeros: Sequence[bool]) -> bool:
+    least, _, most = equation.invars
+    return zeros[1] and is_literal(least) and is_literal(most) and bool(least.val <= 0 <= most.val)
+
+
+_LOOK_UPS, _SPREADING, _ADDING_UP, _ADDING_ROWS = ["gather"], ["broadcast_in_dim"], ["scatter-add"], ["reduce_sum"]
+# Whether a result is zero where some operands are; otherwise see `KEEP_ZEROS`.
+_ZEROS: dict[str, Callable[[JaxprEqn, Sequence[bool]], bool]] = {
+    "mul": lambda equation, zeros: any(zeros),
+    "and": lambda equation, zeros: any(zeros),
+    "div": lambda equation, zeros: zeros[0],
+    "integer_pow": lambda equation, zeros: zeros[0] and equation.params["y"] > 0,
+}
+_ZEROS |= {"select_n": lambda equation, zeros: all(zeros[1:]), "clamp": _clamps_zero_to_zero}
 
 
 def _by_rows(equation: JaxprEqn, collapsed: str, mapped: str) -> bool:

@@ -19,7 +19,8 @@ from replicax.parameter_server.compiling.recording import Recorder
 from replicax.parameter_server.variables.remote import Home
 from replicax.program.capture_changes import Change, Watched
 from replicax.program.cut.split import Assigned, Split
-from replicax.program.ir.jaxprs import constants_of, inlined
+from replicax.program.ir.jaxprs import constants_of
+from replicax.program.ir.moving import inlined
 from replicax.program.lifting import Program
 from replicax.program.pytrees import Structure
 from replicax.program.same_programs import are_identical, are_same_programs, are_same_structures
@@ -68,11 +69,10 @@ class TracedStep:
         self.variables, self.written = [*updated, *others], program.written
         self.result = Result(program.result, len(self.keeps))
         self.sources = [*(InputSource("argument", i) for i in range(len(own))), *recorder.sources]
-        inputs = [*writes, *reads, *own, *recorder.inputs]
         position = {id(variable): i for i, variable in enumerate(self.variables)}
         assigned = [Assigned(i, position.get(id(variable))) for i, variable in enumerate(self.written)]
         self._watched = Watched(fn, [leaf for _, leaf in structure.static], constants_of(traced))
-        self.split = Split(inlined(traced, inputs), range(len(self.variables)), assigned)
+        self.split = Split(inlined(traced), range(len(self.variables)), assigned)
 
     def changed(self, fn: PyTreeFunction, structure: Structure) -> Change | None:
         """Returns what the function would find outside of its arrays that is not what it was; None if all is."""

@@ -25,7 +25,9 @@ from jax.extend import core as jex_core
 from replicax.compat.jax import axes_of_type
 from replicax.compat.jax_names import CHEAP, PLACED
 from replicax.program.cut.min_cut import cheapest_cut
-from replicax.program.ir.jaxprs import Atom, Values, aval_of, evaluate, is_literal, is_mark, leading_to, read
+from replicax.program.ir.graph import Graph
+from replicax.program.ir.interpreter import evaluate, evaluate_elsewhere
+from replicax.program.ir.jaxprs import Atom, Values, aval_of, is_mark, is_one_of, read, variables_of
 from replicax.runtime.mesh import REPLICA_AXIS
 
 
@@ -53,20 +55,20 @@ class Split:
 
     def __init__(
         self,
-        program: jex_core.ClosedJaxpr,  # flat, see `jaxprs.inlined`
+        program: jex_core.ClosedJaxpr,  # flat, see `moving.inlined`
         variables: Iterable[int],  # the inputs that are variables' values; the others are the worker's own
         assigned: Sequence[Assigned],
         only_gradients: bool = False,  # leaves to the worker all that is no update by a gradient
     ):
         self.program, self.assigned = program, list(assigned)
         jaxpr = program.jaxpr
-        self._producer = {out: equation for equation in jaxpr.eqns for out in equation.outvars}
+        self._graph = graph = Graph(jaxpr.eqns)
         self._held = held = {jaxpr.invars[i] for i in variables}
         own = [v for v in jaxpr.invars if v not in held]
         own += [v for v, const in zip(jaxpr.constvars, program.consts, strict=True) if _is_traced(const)]
         own += [out for equation in jaxpr.eqns if _is_bound_to_worker(equation) for out in equation.outvars]
-        self._from_worker = _following(jaxpr.eqns, own)
-        self._from_held = _following(jaxpr.eqns, held)
+        self._from_worker = graph.following(own)
+        self._from_held = graph.following(held)
         self._tainted = self._following_gradients()
         self._only_gradients = only_gradients
         self._parts: dict[int, Part] = {}
@@ -76,12 +78,12 @@ class Split:
         self._move_to_worker()
         self.sent = list(self._leaves)
         self._equations = [equation for equation in jaxpr.eqns if id(equation) in self._served]
-        used = {atom for equation in self._equations for atom in equation.invars if isinstance(atom, jex_core.Var)}
+        used = {atom for equation in self._equations for atom in variables_of(equation.invars)}
         used |= set(self._server_outvars())
         self.server_inputs = [
             i for i, v in enumerate(jaxpr.invars) if v in used and v in held and v not in self._leaves
         ]
-        self.worker_equations, needed = leading_to(jaxpr.eqns, self._made_by_worker(), and_effects=True)
+        self.worker_equations, needed = graph.leading_to(self._made_by_worker(), and_effects=True)
         self.worker_inputs = [i for i, v in enumerate(jaxpr.invars) if v in needed]
 
     def _following_gradients(self) -> set[jex_core.Var]:
@@ -89,14 +91,14 @@ class Split:
         equations = self.program.jaxpr.eqns
         marks = [equation for equation in equations if is_mark(equation)]
         gradients = {out for mark in marks for out in mark.outvars}
-        found = _following(equations, gradients)
-        if not any(atom in found for mark in marks for atom in mark.invars if not is_literal(atom)):
+        found = self._graph.following(gradients)
+        if all(found.isdisjoint(variables_of(mark.invars)) for mark in marks):
             return found
         # Updated weights meet rows there; what meets an update otherwise are numbers, such as a rate.
         rows = {v for v in self._from_worker if aval_of(v).shape}
         found = set(gradients)
         for equation in equations:
-            operands = {atom for atom in equation.invars if not is_literal(atom)}
+            operands = set(variables_of(equation.invars))
             if operands & found and not (operands & rows) - found:
                 found.update(equation.outvars)
         return found
@@ -104,8 +106,7 @@ class Split:
     def _server_outvars(self) -> list[jex_core.Var]:
         outvars = self.program.jaxpr.outvars
         pairs = zip(self.assigned, self.updates, strict=True)
-        made = [outvars[each.output] for each, served in pairs if served]
-        return [atom for atom in made if isinstance(atom, jex_core.Var)]
+        return variables_of(outvars[each.output] for each, served in pairs if served)
 
     def _made_by_worker(self) -> set[jex_core.Var]:
         served = {each.output for each, flag in zip(self.assigned, self.updates, strict=True) if flag}
@@ -134,26 +135,15 @@ class Split:
         """Returns cheap equations by which the server computes a new value from variables; None if there are none."""
         jaxpr = self.program.jaxpr
         if new in self._from_worker:  # Then from the old value of the same variable, the input `number`.
-            path = [] if number is None else self._path(new, [jaxpr.invars[number]])
+            path = [] if number is None else self._graph.between([jaxpr.invars[number]], new)
             is_update = bool(path)
         else:
-            path, is_update = self._path(new, self._held), True
-        return path if is_update and all(equation.primitive.name in CHEAP for equation in path) else None
-
-    def _path(self, new: jex_core.Var, old: Iterable[jex_core.Var]) -> list[jex_core.JaxprEqn]:
-        """Returns the equations that lead from old values of variables to a new one."""
-        after = _following(self.program.jaxpr.eqns, old)
-        found, todo = {}, [new]
-        while todo:
-            equation = self._producer.get(todo.pop())
-            if equation is not None and id(equation) not in found and any(out in after for out in equation.outvars):
-                found[id(equation)] = equation
-                todo += [atom for atom in equation.invars if isinstance(atom, jex_core.Var)]
-        return list(found.values())
+            path, is_update = self._graph.between(self._held, new), True
+        return path if is_update and all(is_one_of(equation, CHEAP) for equation in path) else None
 
     def _takes_on(self, value: jex_core.Var) -> bool:
         """Returns whether the server can compute a value that follows from gradients."""
-        equation = self._producer[value]
+        equation = self._graph.producer[value]
         return not is_mark(equation) and not _is_bound_to_worker(equation)
 
     def _serve(self, new: jex_core.Var, path: Iterable[jex_core.JaxprEqn] = ()) -> None:
@@ -162,7 +152,7 @@ class Split:
         todo = [new]
         while todo:
             value = todo.pop()
-            equation = self._producer.get(value)
+            equation = self._graph.producer.get(value)
             if equation is None:
                 if value in self._from_worker:
                     self._leaves[value] = None
@@ -180,7 +170,7 @@ class Split:
             return self._takes_on(value)
         if value in self._from_worker:
             # A variable times a rate that is an argument, say: the rate is sent.
-            return value in self._from_held and equation.primitive.name in CHEAP and not _is_bound_to_worker(equation)
+            return value in self._from_held and is_one_of(equation, CHEAP) and not _is_bound_to_worker(equation)
         return True  # From variables alone the server computes it itself.
 
     def _move_to_worker(self) -> None:
@@ -210,7 +200,7 @@ class Split:
         todo = [value]
         while todo:
             value = todo.pop()
-            equation = self._producer.get(value)
+            equation = self._graph.producer.get(value)
             if value in self._leaves or equation is None or id(equation) not in able:
                 continue
             if id(equation) not in self._served:
@@ -234,7 +224,7 @@ class Split:
     def server(self, args: Sequence[jax.Array | None], sent: Sequence[jax.Array]) -> list[jax.Array]:
         """Returns the new values that the server computes, in the order of `assigned`; reads only `server_inputs`."""
         values = self.inputs(args) | dict(zip(self.sent, sent, strict=True))
-        evaluate(self._equations, values, in_place=False)
+        evaluate_elsewhere(self._equations, values)
         outvars = self.program.jaxpr.outvars
         pairs = zip(self.assigned, self.updates, strict=True)
         return [read(outvars[each.output], values) for each, flag in pairs if flag]
@@ -247,7 +237,7 @@ class Split:
 
     def _part(self, number: int) -> Part:
         outvar = self.program.jaxpr.outvars[self.assigned[number].output]
-        equations, needed = leading_to(self._equations, [] if is_literal(outvar) else [outvar])
+        equations, needed = Graph(self._equations).leading_to(variables_of([outvar]))
         invars = self.program.jaxpr.invars
         return Part(
             equations,
@@ -263,21 +253,12 @@ class Split:
         return dict(zip([*jaxpr.constvars, *jaxpr.invars], [*self.program.consts, *args], strict=True))
 
 
-def _following(equations: Iterable[jex_core.JaxprEqn], values: Iterable[jex_core.Var]) -> set[jex_core.Var]:
-    """Returns `values` and everything that is computed from them."""
-    found = set(values)
-    for equation in equations:
-        if any(not is_literal(atom) and atom in found for atom in equation.invars):
-            found.update(equation.outvars)
-    return found
-
-
 def _is_traced(const: jax.Array) -> bool:
     return isinstance(const, jax.core.Tracer)
 
 
 def _is_bound_to_worker(equation: jex_core.JaxprEqn) -> bool:
     """Returns whether an equation acts on the outside world, on a mesh, or on values that differ between replicas."""
-    if equation.effects or equation.primitive.name in PLACED:
+    if equation.effects or is_one_of(equation, PLACED):
         return True
     return any(REPLICA_AXIS in axes_of_type(atom.aval) for atom in [*equation.invars, *equation.outvars])

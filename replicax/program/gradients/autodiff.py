@@ -36,8 +36,7 @@ from replicax.program.call_checks import check_function, check_result
 from replicax.program.flax.parameters import with_parameters, zeros_for_flax
 from replicax.program.flax.variables import flax_state
 from replicax.program.frames import OverrideFrame, VariablesCreatedError
-from replicax.program.hints.gradient_scale import marked_as_summed_loss
-from replicax.program.ir.jaxprs import marked_as_gradient
+from replicax.program.ir.jaxprs import SUMMED_LOSS, marked_as_gradient
 from replicax.program.keras.state import keras_scope
 from replicax.program.pytrees import flatten_outputs
 from replicax.program.row_updates import IN_PARTS, OWN
@@ -221,7 +220,7 @@ class Differentiation:
         if outer is not None and not outer.is_of_loss:
             outer.update_rows(self._factor(), self._refused(), self._is_applied())
         if self._replica is not None and self._op is ReduceOp.SUM and not self._loss_is_equal:
-            loss = marked_as_summed_loss(loss)
+            loss = SUMMED_LOSS(loss)
         # A gradient is None where the loss does not depend on the variable.
         return loss, aux, [None if cut else g for g, cut in zip(gradients, self._unconnected, strict=True)]
 

@@ -20,8 +20,9 @@ from replicax.program.gradients.autodiff import Differentiation
 from replicax.program.gradients.micro_batches import Batch, Group, MicroFrame
 from replicax.program.hints.advice import advise_of_total
 from replicax.program.hints.gradient_scale import scope_of
-from replicax.program.hints.metric_totals import find_not_summable, marked_as_share
-from replicax.program.ir.jaxprs import called
+from replicax.program.hints.metric_totals import find_not_summable
+from replicax.program.ir.interpreter import called
+from replicax.program.ir.jaxprs import SHARE
 from replicax.program.library_state import defer_total, is_accumulator, share_of_total
 from replicax.program.placeholders import placeholder, stacked_in_program
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -194,4 +195,4 @@ def _shown(variable: VariableLike, value: jax.Array) -> jax.Array:
 
 def _marked(variable: VariableLike, value: jax.Array, number: int) -> jax.Array:
     is_mean = VariableAggregation.of(aggregation_of(variable)) is VariableAggregation.MEAN
-    return value if is_mean else marked_as_share(value, number)
+    return value if is_mean else SHARE(value, number)

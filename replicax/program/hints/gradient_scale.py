@@ -16,7 +16,6 @@ from typing import Any, TypeAlias, cast
 
 import jax
 import numpy as np
-from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core as jex_core
 
 import replicax.context as context
@@ -24,15 +23,20 @@ from replicax.compat.jax import axes_of_type, is_random_key, vary
 from replicax.compat.jax_equations import bind
 from replicax.compat.jax_names import (
     ARITHMETIC,
-    CALLS,
     KEEP_NUMBERS,
     LOOPS,
-    RECOMPUTED,
     REDUCTIONS,
-    SHARD_MAP,
     TAKE_PARTS,
 )
-from replicax.program.ir.jaxprs import Atom, aval_of, is_gradient, is_literal
+from replicax.program.ir.jaxprs import (
+    SUMMED_LOSS,
+    Atom,
+    aval_of,
+    called_program,
+    is_gradient,
+    is_literal,
+    opened_program,
+)
 from replicax.runtime.mesh import REPLICA_AXIS
 
 #: A number that stands in a program.
@@ -40,8 +44,6 @@ Constant: TypeAlias = jax.Array | np.ndarray
 #: The source of an input of a program: a scope and an atom in it, or None and a constant; None if unknown.
 _Given: TypeAlias = tuple["ProgramScope | None", Any]
 
-_SUMMED_LOSS = "replicax_summed_loss"
-_CALLS = {**CALLS, **RECOMPUTED, SHARD_MAP: "jaxpr"}
 _LARGEST_CONSTANT = 64  # numbers; a shape has fewer
 
 
@@ -50,12 +52,6 @@ class LocalMean:
     """A loss that is a mean over the replica's rows, with gradients that are summed over replicas."""
 
     divisor: float | None  # of the sum over rows; None for a number that each replica computes from its own rows
-
-
-def marked_as_summed_loss(loss: jax.Array) -> jax.Array:
-    """Returns `loss` so that the program shows that its gradients are summed over replicas. It costs nothing."""
-    marked: jax.Array = checkpoint_name(loss, _SUMMED_LOSS)
-    return marked
 
 
 def share_of_sum(part: jax.Array) -> jax.Array:
@@ -72,7 +68,7 @@ def scope_of(program: jex_core.ClosedJaxpr, placeholders: Sequence[jax.Array]) -
 def find_local_mean(top: ProgramScope, search: Search, replicas: int) -> LocalMean | None:
     """Looks for a marked loss that is a mean over the replica's own rows."""
     for scope, equation in equations_of(top):
-        if equation.primitive.name == "name" and equation.params["name"] == _SUMMED_LOSS:
+        if SUMMED_LOSS.is_on(equation):
             found = search.local_mean(scope, equation.invars[0])
             if found is not None and not _divides_gradients(top, replicas):
                 return found
@@ -95,12 +91,11 @@ class ProgramScope:
 
     def called(self, equation: jex_core.JaxprEqn) -> ProgramScope | None:
         """Returns the program that an equation calls, None if it is no call."""
-        parameter = _CALLS.get(equation.primitive.name)
-        if parameter is None:
+        inner = called_program(equation)
+        if inner is None:
             return None
         if id(equation) not in self._calls:
-            inner = equation.params[parameter]
-            jaxpr, constants = (inner.jaxpr, inner.consts) if hasattr(inner, "jaxpr") else (inner, ())
+            jaxpr, constants = opened_program(inner)
             operands = [(self, atom) for atom in equation.invars]
             self._calls[id(equation)] = ProgramScope(jaxpr, [(None, const) for const in constants], operands)
         return self._calls[id(equation)]

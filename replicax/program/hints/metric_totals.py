@@ -15,17 +15,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core as jex_core
 
 from replicax.compat.jax import axes_of_type, is_random_key
 from replicax.compat.jax_equations import location
 from replicax.compat.jax_names import LARGEST_OR_SMALLEST, MOVE_NUMBERS, NOT_ADDITIVE, ZERO_OF_ZEROS
 from replicax.program.hints.gradient_scale import Constant, ProgramScope, equations_of
-from replicax.program.ir.jaxprs import Atom, aval_of, is_literal
+from replicax.program.ir.jaxprs import SHARE, TOTAL, Atom, aval_of, is_literal, with_inner
 from replicax.runtime.mesh import REPLICA_AXIS
-
-_SHARE, _TOTAL = "replicax_share_", "replicax_total_"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,25 +40,13 @@ class _Kind(enum.Enum):
     SUM = "the total and something that does not depend on it"
 
 
-def marked_as_share(value: jax.Array, number: int) -> jax.Array:
-    """Returns `value` so that the program shows that a replica starts from it. It costs nothing when it runs."""
-    marked: jax.Array = checkpoint_name(value, f"{_SHARE}{number}")
-    return marked
-
-
-def marked_as_total(value: jax.Array, number: int) -> jax.Array:
-    """Returns `value` so that the program shows that the replica has assigned it to a total."""
-    marked: jax.Array = checkpoint_name(value, f"{_TOTAL}{number}")
-    return marked
-
-
 def find_not_summable(top: ProgramScope) -> list[NotSummable]:
     """Returns the totals in a replica's program whose parts may not be summed, the certain ones first."""
     found: dict[int, NotSummable] = {}
     for scope, equation in equations_of(top):
-        if equation.primitive.name != "name" or not equation.params["name"].startswith(_TOTAL):
+        number = TOTAL.number(equation)
+        if number is None:
             continue
-        number = int(equation.params["name"].removeprefix(_TOTAL))
         why = _SumSearch(number).judged(scope, equation.invars[0])
         if why is not None and (number not in found or why.certain):
             found[number] = why
@@ -73,7 +58,6 @@ class _SumSearch:
 
     def __init__(self, number: int):
         self._number = number
-        self._marks = {f"{_SHARE}{number}", f"{_TOTAL}{number}"}
         self._depends: dict[tuple[int, Atom], bool] = {}
 
     def judged(self, scope: ProgramScope, atom: Atom) -> NotSummable | None:
@@ -194,12 +178,11 @@ class _SumSearch:
         return False
 
     def _is_mark(self, equation: jex_core.JaxprEqn) -> bool:
-        return equation.primitive.name == "name" and equation.params["name"] in self._marks
+        return self._number in (SHARE.number(equation), TOTAL.number(equation))
 
     def _shows(self, equation: jex_core.JaxprEqn) -> bool:
         """Returns whether an equation is a mark of the total, or has one inside."""
-        inner = jex_core.jaxprs_in_params(equation.params)
-        return self._is_mark(equation) or any(self._shows(each) for jaxpr in inner for each in jaxpr.eqns)
+        return any(map(self._is_mark, with_inner(equation)))
 
 
 def _moves(equation: jex_core.JaxprEqn) -> bool:

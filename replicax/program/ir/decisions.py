@@ -10,17 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import jax
-from jax.ad_checkpoint import checkpoint_name
-from jax.extend import core as jex_core
 
 from replicax.compat.jax import vary
+from replicax.program.ir.jaxprs import DECISION
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.values.equality import OWN_DATA, Difference
 
 #: By a decision's number, why its value differs; None: it does not.
 Answers = Mapping[int, Difference | None]
-
-_MARK = "replicax_decision_"
 
 
 class Decisions:
@@ -38,21 +35,12 @@ class Decisions:
         number = len(self.taken)
         answer = self._answers.get(number, OWN_DATA if refused_if_equal else None)
         self.taken.append(answer)
-        value = checkpoint_name(value, _mark(number))
+        value = DECISION(value, number)
         return (value if answer is None else vary(value, REPLICA_AXIS)), answer
 
-    def checked(self, found: Mapping[str, Difference | None]) -> Answers | None:
+    def checked(self, found: Answers) -> Answers | None:
         """Returns the answers that a next trace should be given; None if all decisions were right."""
         # A mark that is not in the traced program was made where JAX traced something for its shapes only.
-        right = {i: found.get(_mark(i), answer) for i, answer in enumerate(self.taken)}
+        right = {i: found.get(i, answer) for i, answer in enumerate(self.taken)}
         wrong = any((right[i] is None) != (answer is None) for i, answer in enumerate(self.taken))
         return right if wrong else None
-
-
-def _mark(number: int) -> str:
-    return f"{_MARK}{number}"
-
-
-def is_decision(equation: jex_core.JaxprEqn) -> bool:
-    """Returns whether an equation of a traced program marks a decision."""
-    return equation.primitive.name == "name" and str(equation.params["name"]).startswith(_MARK)

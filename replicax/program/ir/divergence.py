@@ -16,9 +16,16 @@ from jax.extend import core as jex_core
 
 from replicax.compat.jax import axes_of_type
 from replicax.compat.jax_equations import location, scan_counts, scopes
-from replicax.compat.jax_names import CALLBACKS, CALLS_ON_OPERANDS, EQUALIZING_COLLECTIVES, LOCAL_WITH_AXES, STATEFUL
+from replicax.compat.jax_names import (
+    CALLBACKS,
+    CALLS_ON_OPERANDS,
+    EQUALIZING_COLLECTIVES,
+    LOCAL_WITH_AXES,
+    NAME,
+    STATEFUL,
+)
 from replicax.errors import ProgramError
-from replicax.program.ir.jaxprs import Atom, draws_rows, is_literal
+from replicax.program.ir.jaxprs import DECISION, ROWS, Atom, is_literal, programs_in, with_inner
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.values.aggregation import assigned_in
 from replicax.values.equality import OWN_DATA, Difference
@@ -32,7 +39,7 @@ class Divergence:
     """The values of a program that may differ between replicas."""
 
     outputs: Differences
-    names: dict[str, Difference | None]  # of the values under JAX's `name` operation
+    decisions: dict[int, Difference | None]  # of the values that are marked as those of decisions, by their numbers
     # Collectives that not all replicas would reach, or not equally often.
     split_meetings: list[tuple[jex_core.JaxprEqn, Difference]]
     # Operations of a backward pass whose results JAX takes to be equal, and that are not: it does not sum over the
@@ -83,7 +90,7 @@ def find_divergence(program: jex_core.ClosedJaxpr, constants: Differences | None
     outputs = search.outputs(jaxpr, constants + inputs, None)
     return Divergence(
         outputs,
-        search.names,
+        search.decisions,
         list(search.split_meetings.values()),
         search.split_gradients,
         list(search.split_draws.values()),
@@ -112,7 +119,7 @@ class _Search:
     # `control` is why the replicas may not all do what is being looked at, or not equally often; None if they do.
 
     def __init__(self) -> None:
-        self.names: dict[str, Difference | None] = {}
+        self.decisions: dict[int, Difference | None] = {}
         self.split_meetings: dict[int, tuple[jex_core.JaxprEqn, Difference]] = {}
         self.split_gradients: list[tuple[jex_core.JaxprEqn, Difference]] = []
         self.split_draws: dict[int, jex_core.JaxprEqn] = {}
@@ -125,7 +132,7 @@ class _Search:
             "cond": self._cond,
             "while": self._while,
             "scan": self._scan,
-            "name": self._name,
+            NAME: self._name,
             "axis_index": self._axis_index,
             "optimization_barrier": lambda equation, inputs, control: inputs,
             "replicax_assert_equal_over_axis": _promised,
@@ -193,7 +200,7 @@ class _Search:
         """Returns whether an operation on a reference (mutable array) may put something in it that differs."""
         if equation.primitive.name == "get":
             return False
-        return _joined([*operands, control]) is not None or any(map(self._has_source, _programs_in(equation)))
+        return _joined([*operands, control]) is not None or any(map(self._has_source, programs_in(equation)))
 
     # Rules: (equation, what differs among its operands, control) -> what differs among its results.
 
@@ -202,7 +209,7 @@ class _Search:
         if REPLICA_AXIS in axes and equation.primitive.name not in LOCAL_WITH_AXES:
             return self._meeting(equation, inputs, control)
         why = _joined(inputs)
-        inner = _programs_in(equation)
+        inner = programs_in(equation)
         if inner:
             # Nothing is known of how the inner programs are called: with anything that goes in.
             found = [self._inner(jaxpr, [why] * len(jaxpr.invars), control) for jaxpr in inner]
@@ -221,8 +228,9 @@ class _Search:
         return [OWN_DATA if REPLICA_AXIS in _axes(equation) else None]
 
     def _name(self, equation: jex_core.JaxprEqn, inputs: Differences, control: Difference | None) -> Differences:
-        name = equation.params["name"]
-        self.names[name] = self.names.get(name) or inputs[0]
+        number = DECISION.number(equation)
+        if number is not None:
+            self.decisions[number] = self.decisions.get(number) or inputs[0]
         return inputs
 
     def _callback(self, equation: jex_core.JaxprEqn, inputs: Differences, control: Difference | None) -> Differences:
@@ -235,7 +243,7 @@ class _Search:
         return [why] * len(equation.outvars)
 
     def _call(self, equation: jex_core.JaxprEqn, inputs: Differences, control: Difference | None) -> Differences:
-        inner = _programs_in(equation)
+        inner = programs_in(equation)
         if len(inner) != 1 or not _has_shape_of(equation, inner[0]):
             return self._other(equation, inputs, control)
         return self._inner(inner[0], inputs, control)
@@ -264,7 +272,7 @@ class _Search:
             if ends_apart_now:
                 merged = [each or split for each in merged]
             if ends_apart_now == ends_apart and _same(merged, carry):
-                if ends_apart and (draws_rows(condition) or draws_rows(body)):
+                if ends_apart and any(ROWS.is_on(each) for each in with_inner(equation)):
                     self.split_draws[id(equation)] = equation
                 return carry
             carry, ends_apart = merged, ends_apart_now
@@ -289,7 +297,7 @@ class _Search:
         """Returns whether something in a program makes a difference of its own."""
         if id(jaxpr) not in self._sources:
             self._sources[id(jaxpr)] = any(
-                _is_source(equation) or any(map(self._has_source, _programs_in(equation))) for equation in jaxpr.eqns
+                _is_source(equation) or any(map(self._has_source, programs_in(equation))) for equation in jaxpr.eqns
             )
         return self._sources[id(jaxpr)]
 
@@ -319,10 +327,6 @@ def _axes(equation: jex_core.JaxprEqn) -> tuple[Hashable, ...]:
     """Returns the mesh axes that an operation names."""
     axes = equation.params.get("axis_name", equation.params.get("axes", ()))
     return tuple(axes) if isinstance(axes, tuple | list | frozenset | set) else (axes,)
-
-
-def _programs_in(equation: jex_core.JaxprEqn) -> list[jex_core.Jaxpr]:
-    return list(jex_core.jaxprs_in_params(equation.params))
 
 
 def _has_shape_of(equation: jex_core.JaxprEqn, jaxpr: jex_core.Jaxpr) -> bool:

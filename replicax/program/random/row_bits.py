@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.compat.jax import vary
-from replicax.program.ir.jaxprs import marked_as_rows
+from replicax.program.ir.jaxprs import ROWS
 from replicax.runtime.mesh import REPLICA_AXIS
 
 _WORD = 2**32
@@ -38,7 +38,7 @@ def bits_of_rows(
     first, second = (vary(word, REPLICA_AXIS) for word in jax.random.key_data(key))
     varying = [vary(count, REPLICA_AXIS) for count in counts]
     words: list[jax.Array] = jex_random.threefry2x32_p.bind(first, second, *varying)
-    high, low = map(marked_as_rows, words)
+    high, low = map(ROWS, words)
     if bit_width is None:
         keys: jax.Array = jax.random.wrap_key_data(jnp.stack([high, low], axis=-1), impl=jax.random.key_impl(key))
         return vary(keys, REPLICA_AXIS)
@@ -52,7 +52,7 @@ def own_rows(whole: jax.Array, dimension: int, replicas: int) -> jax.Array:
     """Returns a replica's rows of an array that has those of all replicas in a dimension."""
     rows = whole.shape[dimension] // replicas
     start = jax.lax.axis_index(REPLICA_AXIS) * rows
-    return marked_as_rows(jax.lax.dynamic_slice_in_dim(vary(whole, REPLICA_AXIS), start, rows, dimension))
+    return ROWS(jax.lax.dynamic_slice_in_dim(vary(whole, REPLICA_AXIS), start, rows, dimension))
 
 
 def _is_hashed(key: jax.Array) -> bool:

@@ -18,7 +18,9 @@ from jax.sharding import Sharding
 from replicax.compat.jax import axes_of_type
 from replicax.compat.jax_names import BOUND_TO_PLACE, JIT
 from replicax.program.ir.divergence import Divergence
-from replicax.program.ir.jaxprs import aval_of, evaluate, is_literal, read, variables_of
+from replicax.program.ir.graph import Graph
+from replicax.program.ir.interpreter import evaluate
+from replicax.program.ir.jaxprs import aval_of, is_literal, is_one_of, programs_in, read, variables_of, with_inner
 from replicax.program.ir.moving import Moved
 from replicax.program.replicas.packed_sums import SumTogether, evaluate_joined
 from replicax.program.replicas.sharded_variables import (
@@ -43,14 +45,13 @@ class Late:
         self._captured = dict(zip(inner.jaxpr.constvars, inner.consts, strict=True))
         returned = dict(zip(call.outvars, inner.jaxpr.outvars, strict=True))
         self._results = [atom if is_literal(atom) else returned.get(atom, atom) for atom in self._outer.outvars]
-        self._early, self._late, used = _parted(inner.jaxpr.eqns, divergence.values(inner.jaxpr))
+        differs, used = divergence.values(inner.jaxpr), set[jex_core.Var]()
+        self._early, self._late = Graph(inner.jaxpr.eqns).part(lambda each: _may_wait(each, differs), used)
         made_late = {out for equation in self._late for out in equation.outvars}
         # For each result of the program, whether the second part computes it.
         self.is_late = [not is_literal(atom) and atom in made_late for atom in self._results]
-        used |= {
-            atom for atom, late in zip(self._results, self.is_late, strict=True) if not late and not is_literal(atom)
-        }
-        used |= {atom for var, atom in self._arguments if var in used and not is_literal(atom)}
+        used.update(variables_of(a for a, late in zip(self._results, self.is_late, strict=True) if not late))
+        used.update(variables_of([atom for var, atom in self._arguments if var in used]))
         # The positions of the program's constants that the first part reads.
         self.needed = [i for i, var in enumerate(self._outer.constvars) if var in used]
         made_early = {out for equation in self._early for out in equation.outvars}
@@ -113,20 +114,6 @@ def _sent(value: Any, split: ReplicaSplit | None) -> Any:
     return value.own() if isinstance(value, ReplicaShard) else own_shard(value, split.dimension)
 
 
-def _parted(equations: Sequence[Any], differs: Mapping[Any, Any]) -> tuple[list[Any], list[Any], set[Any]]:
-    """Returns the equations of the first part, those of the second, and what the first part reads."""
-    early: list[Any] = []
-    late: list[Any] = []
-    used: set[Any] = set()
-    for equation in reversed(equations):
-        if used.isdisjoint(equation.outvars) and _may_wait(equation, differs):
-            late.append(equation)
-        else:
-            early.append(equation)
-            used.update(variables_of(equation.invars))
-    return early[::-1], late[::-1], used
-
-
 def _may_wait(equation: Any, differs: Mapping[Any, Any]) -> bool:
     """Returns whether an equation does the same on all replicas, and would do so on whole arrays."""
     values = [*variables_of(equation.invars), *equation.outvars]
@@ -135,13 +122,14 @@ def _may_wait(equation: Any, differs: Mapping[Any, Any]) -> bool:
 
 def is_global(equation: Any) -> bool:
     """Returns whether nothing in an equation has to do with the replicas' axis, or the outside world."""
-    if equation.effects or equation.primitive.name in BOUND_TO_PLACE:
+    return all(map(_is_global, with_inner(equation)))
+
+
+def _is_global(equation: Any) -> bool:
+    if equation.effects or is_one_of(equation, BOUND_TO_PLACE):
         return False
     if any(REPLICA_AXIS in axes_of_type(atom.aval) for atom in [*equation.invars, *equation.outvars]):
         return False
-    inner = list(jex_core.jaxprs_in_params(equation.params))
-    if inner and equation.primitive.name != JIT:
-        return False  # JAX has noted the map's mesh in it.
-    if not inner and any(isinstance(value, Sharding) for value in equation.params.values()):
-        return False
-    return all(is_global(equation) for jaxpr in inner for equation in jaxpr.eqns)
+    if programs_in(equation):
+        return is_one_of(equation, [JIT])  # In others JAX has noted the map's mesh.
+    return not any(isinstance(value, Sharding) for value in equation.params.values())

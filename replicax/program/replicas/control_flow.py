@@ -26,7 +26,8 @@ from replicax.compat.jax_errors import differ_in_axis_only
 from replicax.compat.jax_polynomial import retype_polynomials
 from replicax.compat.jax_solves import constants_keep_their_types, let_constants_keep_their_types
 from replicax.program.ir.divergence import find_divergence
-from replicax.program.ir.jaxprs import Values, bind, called, evaluate, read, replaced_programs, variables_of
+from replicax.program.ir.interpreter import Interpreter, bind, evaluate, replace_programs
+from replicax.program.ir.jaxprs import read, variables_of
 from replicax.program.replicas.eager_frame import may_differ
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.runtime.once import once
@@ -273,17 +274,14 @@ def _varying(tree: PyTree) -> PyTree:
 def _all_varying(program: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
     """Returns a program retyped so that all its values vary, also those in its loops and branches."""
     own = [_varying(jnp.zeros(aval.shape, aval.dtype)) for aval in program.in_avals]
-    return jax.make_jaxpr(lambda *args: _varying(called(program, args, (), (), _evaluate_varying)))(*own)
+    return jax.make_jaxpr(lambda *args: _varying(_EVALUATE_VARYING.run(program, args)))(*own)
 
 
-def _evaluate_varying(equations: Sequence[jex_core.JaxprEqn], values: Values) -> None:
-    for equation in equations:
-        operands = _varying([read(atom, values) for atom in equation.invars])
-        found: Sequence[jax.Array] = operands  # of what changes the type only
-        if equation.primitive.name != "pvary":
-            params = {name: replaced_programs(value, _all_varying) for name, value in equation.params.items()}
-            found = bind(equation, operands, **rules_replaced(params, _all_varying))
-        values.update(zip(equation.outvars, found, strict=True))
+def _bind_varying(equation: jex_core.JaxprEqn, inputs: Sequence[Any]) -> Sequence[jax.Array]:
+    return bind(equation, _varying(inputs), **rules_replaced(replace_programs(equation, _all_varying), _all_varying))
+
+
+_EVALUATE_VARYING = Interpreter({"pvary": lambda equation, inputs: _varying(inputs)}, other=_bind_varying)
 
 
 def _or_again(original: PyTreeFunction, args: PyTree, kwargs: PyTree, again: Callable[[], PyTree]) -> PyTree:

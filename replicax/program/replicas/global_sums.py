@@ -22,8 +22,8 @@ either way, up to their order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,17 +32,9 @@ from jax.extend import core as jex_core
 from jax.sharding import Mesh, PartitionSpec
 
 from replicax.compat.jax_names import LINEAR_IN_ONE
-from replicax.program.ir.jaxprs import (
-    Atom,
-    Values,
-    aval_of,
-    evaluate,
-    is_gradient,
-    is_literal,
-    leading_to,
-    read,
-    variables_of,
-)
+from replicax.program.ir.graph import Graph
+from replicax.program.ir.interpreter import evaluate, evaluate_elsewhere
+from replicax.program.ir.jaxprs import Values, aval_of, is_gradient, is_literal, is_one_of, read, variables_of
 from replicax.program.ir.moving import Moved
 from replicax.program.replicas.after_meeting import is_global
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -67,17 +59,16 @@ class RowSums:
         inner = self._call.params["jaxpr"]
         self._jaxpr, self._consts = inner.jaxpr, inner.consts
         rows = {aval.shape[0] for aval in map(aval_of, program.jaxpr.invars) if aval.shape}
-        equations = self._jaxpr.eqns
-        makers = {out: equation for equation in equations for out in equation.outvars}
+        graph = Graph(self._jaxpr.eqns)
         found = [
-            _gradient(equation, makers, {each for each in rows if each % mesh.size == 0})
-            for equation in equations
+            _gradient(equation, graph, {each for each in rows if each % mesh.size == 0})
+            for equation in graph.equations
             if is_gradient(equation)
         ]
-        self.gradients = _independent([each for each in found if each is not None], equations)
+        self.gradients = _independent([each for each in found if each is not None], graph)
 
     def evaluate(self, equations: Sequence[jex_core.JaxprEqn], values: Values) -> None:
-        """Evaluates the program's one equation, as `jaxprs.evaluate` does."""
+        """Evaluates the program's one equation, as `interpreter.evaluate` does."""
         [call] = equations
         inputs = [read(atom, values) for atom in call.invars]
         values.update(zip(call.outvars, self._results(inputs), strict=True))
@@ -88,12 +79,13 @@ class RowSums:
         marks = [gradient.mark for gradient in self.gradients]
         summed = {mark.outvars[0] for mark in marks}
         results = variables_of(jaxpr.outvars)
-        after = _following(jaxpr.eqns, summed)
-        made_later = {id(equation) for equation in [*after, *marks]}
+        following = Graph(jaxpr.eqns).following(summed)
+        after = [each for each in jaxpr.eqns if not following.isdisjoint(variables_of(each.invars))]
         wanted = [atom for equation in after for atom in variables_of(equation.invars)]
         operands = list(dict.fromkeys(var for gradient in self.gradients for var in gradient.operands))
-        before = [each for each in jaxpr.eqns if id(each) not in made_later]
-        needed, _ = leading_to(before, [*wanted, *results, *operands], and_effects=True)
+        later = {id(equation) for equation in [*after, *marks]}
+        before = [each for each in jaxpr.eqns if id(each) not in later]
+        needed, _ = Graph(before).leading_to([*wanted, *results, *operands], and_effects=True)
         evaluate(needed, known)
         known.update(zip([mark.outvars[0] for mark in marks], self._sums(operands, known), strict=True))
         _evaluate_late(jaxpr, after, known, results)
@@ -107,7 +99,7 @@ class RowSums:
             parts = []
             for gradient in self.gradients:
                 values: Values = dict(zip(operands, own, strict=True))
-                evaluate(gradient.equations, values, in_place=False)
+                evaluate_elsewhere(gradient.equations, values)
                 parts.append(read(gradient.mark.invars[0], values))
             return _over_replicas(parts, dimensions)
 
@@ -121,25 +113,24 @@ class RowSums:
         return sums
 
 
-def _gradient(mark: jex_core.JaxprEqn, makers: Mapping[Atom, jex_core.JaxprEqn], rows: set[int]) -> _Gradient | None:
+def _gradient(mark: jex_core.JaxprEqn, graph: Graph, rows: set[int]) -> _Gradient | None:
     """Returns the gradient that is marked, if it is made of one sum over rows."""
     equations: list[jex_core.JaxprEqn] = []
     atom = mark.invars[0]
-    while not is_literal(atom) and atom in makers:
-        equation = makers[atom]
+    while not is_literal(atom) and atom in graph.producer:
+        equation = graph.producer[atom]
         equations.insert(0, equation)
         if _sums_rows(equation, rows):
             return _Gradient(mark, variables_of(equation.invars), equations)
-        if equation.primitive.name not in LINEAR_IN_ONE:
+        if not is_one_of(equation, LINEAR_IN_ONE):
             return None
         atom = equation.invars[0]
     return None
 
 
-def _independent(gradients: Sequence[_Gradient], equations: Sequence[jex_core.JaxprEqn]) -> list[_Gradient]:
+def _independent(gradients: Sequence[_Gradient], graph: Graph) -> list[_Gradient]:
     """Returns the gradients that do not depend on other ones, as those of a second update in the same step do."""
-    marked = {gradient.mark.outvars[0] for gradient in gradients}
-    depending = marked.union(*(equation.outvars for equation in _following(equations, marked)))
+    depending = graph.following(gradient.mark.outvars[0] for gradient in gradients)
     return [gradient for gradient in gradients if depending.isdisjoint(gradient.operands)]
 
 
@@ -149,23 +140,19 @@ def _sums_rows(equation: jex_core.JaxprEqn, rows: set[int]) -> bool:
         return False
     if not jnp.issubdtype(aval_of(equation.outvars[0]).dtype, np.inexact):
         return False
-    if equation.primitive.name == "reduce_sum":
-        return 0 in equation.params["axes"]
-    if equation.primitive.name != "dot_general":
-        return False
-    (left, right), batch = equation.params["dimension_numbers"]
+    rule = _SUMS.get(equation.primitive.name)
+    return rule is not None and rule(equation.params)
+
+
+def _multiplies_rows(params: Mapping[str, Any]) -> bool:
+    (left, right), batch = params["dimension_numbers"]
     return not any(map(len, batch)) and (0, 0) in zip(left, right, strict=True)
 
 
-def _following(equations: Sequence[jex_core.JaxprEqn], summed: set[jex_core.Var]) -> list[jex_core.JaxprEqn]:
-    """Returns the equations that depend on some values, in order."""
-    depending: set[Atom] = set(summed)
-    found = []
-    for equation in equations:
-        if any(atom in depending for atom in variables_of(equation.invars)):
-            found.append(equation)
-            depending.update(equation.outvars)
-    return found
+_SUMS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+    "reduce_sum": lambda params: 0 in params["axes"],
+    "dot_general": _multiplies_rows,
+}
 
 
 def _evaluate_late(

@@ -15,7 +15,8 @@ import jax
 from jax.extend import core as jex_core
 
 from replicax.compat.jax_names import SUMS_OVER_AXES
-from replicax.program.ir.jaxprs import Values, aval_of, evaluate, read, variables_of
+from replicax.program.ir.interpreter import evaluate
+from replicax.program.ir.jaxprs import Values, aval_of, is_one_of, read, variables_of
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.runtime.packing import SMALL_VALUE_BYTES
 
@@ -24,7 +25,7 @@ SumTogether: TypeAlias = Callable[[list[jax.Array]], list[jax.Array]]
 
 
 def evaluate_joined(equations: Iterable[jex_core.JaxprEqn], values: Values, sum_together: SumTogether) -> None:
-    """Evaluates equations as `jaxprs.evaluate` does, inside `shard_map`, small sums over the replicas together."""
+    """Evaluates equations as `interpreter.evaluate` does, inside `shard_map`, small sums over the replicas together."""
     for others, sums in _rounds(equations):
         evaluate(others, values)
         operands = [read(atom, values) for equation in sums for atom in equation.invars]
@@ -51,7 +52,7 @@ def _rounds(equations: Iterable[jex_core.JaxprEqn]) -> list[tuple[list[jex_core.
 
 
 def _is_small_sum(equation: jex_core.JaxprEqn) -> bool:
-    if equation.primitive.name not in SUMS_OVER_AXES or equation.params.get("axis_index_groups") is not None:
+    if not is_one_of(equation, SUMS_OVER_AXES) or equation.params.get("axis_index_groups") is not None:
         return False
     avals = [aval_of(atom) for atom in equation.invars]
     return tuple(equation.params["axes"]) == (REPLICA_AXIS,) and all(

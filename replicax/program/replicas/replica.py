@@ -45,9 +45,9 @@ from replicax.program.hints.advice import (
 )
 from replicax.program.hints.gradient_scale import Search, find_local_mean, scope_of
 from replicax.program.hints.metric_totals import find_not_summable
-from replicax.program.hints.summed_means import find_summed_mean
 from replicax.program.hints.unequal_types import axes_explained, types_explained
-from replicax.program.ir.jaxprs import inlined, marked_as_gradient
+from replicax.program.ir.jaxprs import marked_as_gradient
+from replicax.program.ir.moving import inlined
 from replicax.program.kept_layouts import CutLayouts, layout_in, layouts_of_results
 from replicax.program.keras.state import repeat_while_variables_are_created
 from replicax.program.pytrees import Structure, flatten_inputs, flatten_outputs, per_replica_arrays
@@ -272,7 +272,7 @@ class ReplicaCall:
         whole = self._whole_elements(site)
         if whole >= _LARGE:
             advise_of_whole_state(self.strategy, site.name, whole)
-        found = find_local_mean(top, search, self.replicas) or find_summed_mean(top, search, self.replicas)
+        found = find_local_mean(top, search, self.replicas)
         if found is not None:
             advise_of_local_mean(self.strategy, site.name, found, self.replicas, is_distributed)
 
@@ -388,7 +388,7 @@ class ReplicaCall:
         def look(arrays: Sequence[jax.Array], values: Sequence[jax.Array]) -> list[jax.Array]:
             args, step = [*arrays, *values], self._body(site)
             traced = jax.make_jaxpr(lambda *args: step(args[: len(arrays)], args[len(arrays) :]))(*args)
-            found.append(inlined(traced, args))
+            found.append(inlined(traced))
             return []
 
         jax.eval_shape(self._shard_map(look, self._specs_of(site)[0], _SHARED), arrays, values)

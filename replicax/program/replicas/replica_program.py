@@ -18,7 +18,7 @@ from replicax.program.cut.split import Assigned, Split
 from replicax.program.frames import ReplicaFrame
 from replicax.program.ir.decisions import Answers, Decisions
 from replicax.program.ir.divergence import Divergence, find_divergence
-from replicax.program.ir.jaxprs import called
+from replicax.program.ir.interpreter import called
 from replicax.program.random.jax_random import drawing
 from replicax.program.random.row_draws import RowDraws
 from replicax.program.replicas.after_meeting import Late
@@ -97,7 +97,7 @@ def trace_replica(
             return traced
         if draws is None or draws.are_right(traced.saw_new):
             divergence = find_divergence(traced.program)
-            corrected = decisions.checked(divergence.names)
+            corrected = decisions.checked(divergence.decisions)
             if replicas == 1 and corrected is None:
                 return traced
             if corrected is None and (apart or not decisions.plain_gradients or not divergence.splits_gradients):

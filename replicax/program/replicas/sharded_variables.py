@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -39,8 +39,8 @@ from replicax.contracts.variable_access import (
     layout_of,
     shape_of,
 )
-from replicax.program.ir.decisions import is_decision
-from replicax.program.ir.jaxprs import bind, is_literal
+from replicax.program.ir.interpreter import Interpreter, bind
+from replicax.program.ir.jaxprs import DECISION, is_one_of, with_inner
 from replicax.runtime.mesh import REPLICA_AXIS
 
 
@@ -85,7 +85,7 @@ class ReplicaShard:
 
     def own(self) -> jax.Array:
         """Returns the shard of the value after the pending operations."""
-        if not all(equation.primitive.name in BY_ELEMENT for equation in self.pending):
+        if not all(is_one_of(equation, BY_ELEMENT) for equation in self.pending):
             return own_shard(self.whole(), self.split.dimension)
         value = self.array
         for equation in self.pending:
@@ -111,46 +111,30 @@ def own_shard(value: jax.Array, dimension: int) -> jax.Array:
     return jax.lax.dynamic_slice_in_dim(value, start, size, dimension)
 
 
-class ShardedEvaluation:
+class ShardedEvaluation(Interpreter):
     """Evaluates equations inside `jax.shard_map`, some of whose values are shards."""
 
     def __init__(self, splits: Mapping[tuple[int, ...], ReplicaSplit]):
+        rules = dict.fromkeys(MOVE_NUMBERS, _moved) | dict.fromkeys(CALLS, self._called)
+        super().__init__(rules | dict.fromkeys(SUMS_OVER_AXES, self._sums), other=_gathered)
         # By the shapes of the sharded variables. A sum over the replicas that has one of these shapes becomes a shard.
         self._splits = splits
 
-    def __call__(self, equations: Iterable[jex_core.JaxprEqn], values: dict[Any, Any]) -> None:
-        """Evaluates equations in their order and puts the results into `values`, arrays or shards."""
-        for equation in equations:
-            operands = [atom.val if is_literal(atom) else values[atom] for atom in equation.invars]
-            values.update(zip(equation.outvars, self._results(equation, operands), strict=True))
+    def _called(self, equation: jex_core.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+        sums = any(is_one_of(each, SUMS_OVER_AXES) for each in with_inner(equation))
+        is_entered = sums or any(isinstance(each, ReplicaShard) for each in operands)
+        return self.enter(equation, operands) if is_entered else bind(equation, operands)
 
-    def _results(self, equation: jex_core.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
-        name, shards = equation.primitive.name, [each for each in operands if isinstance(each, ReplicaShard)]
-        if is_decision(equation):
-            return operands[:1]
-        if name in SUMS_OVER_AXES and equation.params["axes"] == (REPLICA_AXIS,):
-            return self._sums(equation, [whole_value(each) for each in operands])
-        if name in CALLS and (shards or _sums_inside(equation.params[CALLS[name]])):
-            return self._called(equation.params[CALLS[name]], operands)
-        if not shards:
-            return bind(equation, operands)
-        if len(operands) == 1 and name in MOVE_NUMBERS and not equation.effects:
-            return [dataclasses.replace(shards[0], pending=(*shards[0].pending, equation))]
-        return bind(equation, _gathered(operands))
-
-    def _called(self, program: Any, operands: Sequence[Any]) -> list[Any]:
-        jaxpr, consts = (program.jaxpr, program.consts) if hasattr(program, "jaxpr") else (program, ())
-        values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
-        self(jaxpr.eqns, values)
-        return [atom.val if is_literal(atom) else values[atom] for atom in jaxpr.outvars]
-
-    def _sums(self, equation: jex_core.JaxprEqn, operands: Sequence[jax.Array]) -> list[Any]:
+    def _sums(self, equation: jex_core.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
         """Returns the sums of an equation: each that has the shape of a sharded variable as a shard."""
-        scattered = [self._is_scattered(each) for each in operands]
-        kept = [each for each, flag in zip(operands, scattered, strict=True) if not flag]
+        if equation.params["axes"] != (REPLICA_AXIS,):
+            return _gathered(equation, operands)
+        whole = list(map(whole_value, operands))
+        scattered = list(map(self._is_scattered, whole))
+        kept = [each for each, flag in zip(whole, scattered, strict=True) if not flag]
         others = iter(bind(equation, kept) if kept else ())
         return [
-            self._scattered_sum(each) if flag else next(others) for each, flag in zip(operands, scattered, strict=True)
+            self._scattered_sum(each) if flag else next(others) for each, flag in zip(whole, scattered, strict=True)
         ]
 
     def _is_scattered(self, value: jax.Array) -> bool:
@@ -224,18 +208,19 @@ def split_of(sharding: Sharding | None) -> ReplicaSplit | None:
     return ReplicaSplit(list(sharding.spec).index(REPLICA_AXIS), beside)
 
 
-def _gathered(operands: Sequence[Any]) -> list[Any]:
+def _moved(equation: jex_core.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+    """The rule for what is put off until the value is whole."""
+    if DECISION.is_on(equation):
+        return operands
+    if len(operands) == 1 and isinstance(operands[0], ReplicaShard) and not equation.effects:
+        return [dataclasses.replace(operands[0], pending=(*operands[0].pending, equation))]
+    return _gathered(equation, operands)
+
+
+def _gathered(equation: jex_core.JaxprEqn, operands: Sequence[Any]) -> Sequence[jax.Array]:
+    """The rule for what needs whole values."""
     others = [each for each in operands if isinstance(each, jax.Array)]
-    return [each.whole(others) if isinstance(each, ReplicaShard) else each for each in operands]
-
-
-def _sums_inside(program: Any) -> bool:
-    """Returns whether a called program sums over the replicas, at any depth of calls."""
-    for equation in getattr(program, "jaxpr", program).eqns:
-        name = equation.primitive.name
-        if name in SUMS_OVER_AXES or (name in CALLS and _sums_inside(equation.params[CALLS[name]])):
-            return True
-    return False
+    return bind(equation, [each.whole(others) if isinstance(each, ReplicaShard) else each for each in operands])
 
 
 def spec_of_shard(split: ReplicaSplit | None, spec: PartitionSpec) -> PartitionSpec:

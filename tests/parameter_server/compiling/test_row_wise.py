@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from replicax.parameter_server.compiling.row_wise import NotByRowsError, evaluate_rows
-from replicax.program.ir.jaxprs import evaluate, inlined, read
+from replicax.program.ir.interpreter import evaluate_elsewhere
+from replicax.program.ir.jaxprs import read
+from replicax.program.ir.moving import inlined
 
 ROWS, COLUMNS = 6, 3
 
@@ -18,7 +20,7 @@ ROWS, COLUMNS = 6, 3
 def by_rows(update, arrays, scalars=(), rows=slice(1, 4)):
     """Runs `update(*arrays, *scalars)` whole and on some rows of the arrays; returns both, cut to these rows."""
     args = [*arrays, *scalars]
-    program = inlined(jax.make_jaxpr(update)(*args), args)
+    program = inlined(jax.make_jaxpr(update)(*args))
     invars, outvars = program.jaxpr.invars, program.jaxpr.outvars
     consts = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
 
@@ -32,7 +34,7 @@ def by_rows(update, arrays, scalars=(), rows=slice(1, 4)):
     @jax.jit
     def as_a_whole(*args):
         values = dict(zip(invars, args, strict=True)) | consts
-        evaluate(program.jaxpr.eqns, values, in_place=False)
+        evaluate_elsewhere(program.jaxpr.eqns, values)
         return [read(var, values) for var in outvars]
 
     parts = [np.asarray(array)[rows] for array in arrays]
@@ -163,7 +165,7 @@ def test_optimizers_that_need_the_whole_variable_are_refused(name):
 
 def test_a_table_of_one_row_may_become_a_scalar_but_not_unnoticed():
     args = [jnp.ones((1,))]
-    program = inlined(jax.make_jaxpr(lambda v: v.reshape(()))(*args), args)
+    program = inlined(jax.make_jaxpr(lambda v: v.reshape(()))(*args))
     (var,) = program.jaxpr.invars
     with pytest.raises(NotByRowsError):
         evaluate_rows(program.jaxpr.eqns, {var: args[0]}, {var}, 1, 1)
