@@ -9,13 +9,12 @@ from typing import Any
 import jax
 from jax._src import custom_derivatives, linear_util
 
+from replicax.compat.replacing import Name
 
-def retype_cotangents(retyped: Callable[[jax.Array, jax.core.AbstractValue], jax.Array]) -> None:
-    """Replaces each cotangent that a rule returns by `retyped(cotangent, type of the operand)`, in this process."""
+
+def retyped_cotangents(retyped: Callable[[jax.Array, jax.core.AbstractValue], jax.Array]) -> list[Name]:
+    """Returns what replaces each cotangent that a rule returns by `retyped(cotangent, type of the operand)`."""
     # Rules that JAX has of its own (`odeint`) are among them. Without the name: JAX's errors about types.
-    original: Any = getattr(custom_derivatives, "_flatten_bwd", None)
-    if original is None:
-        return
 
     @linear_util.transformation2
     def rule(backward: Callable[..., Any], types: Sequence[Any], tree: Any, *args: Any) -> Any:
@@ -31,8 +30,11 @@ def retype_cotangents(retyped: Callable[[jax.Array, jax.core.AbstractValue], jax
         except ValueError:
             return found  # JAX says what is wrong with its structure.
 
-    @functools.wraps(original)
-    def flatten_bwd(backward: Any, tree: Any, types: Sequence[Any], *rest: Any) -> Any:
-        return original(rule(backward, tuple(types), tree), tree, types, *rest)
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        def flatten_bwd(backward: Any, tree: Any, types: Sequence[Any], *rest: Any) -> Any:
+            return original(rule(backward, tuple(types), tree), tree, types, *rest)
 
-    custom_derivatives._flatten_bwd = flatten_bwd
+        return flatten_bwd
+
+    return [Name(custom_derivatives, "_flatten_bwd", wrap)] if hasattr(custom_derivatives, "_flatten_bwd") else []

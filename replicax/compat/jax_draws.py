@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import jax
 
 from replicax.compat.jax import vary, varying_axes
+from replicax.compat.replacing import Name
 
 
 class Drawn(Protocol):
@@ -29,43 +30,52 @@ class Drawn(Protocol):
         """Returns the numbers, or the keys into which `key` is split; `draw` draws them as JAX does."""
 
 
-def intercept_draws(drawn: Drawn) -> None:
-    """Lets `drawn` answer each draw of `jax.random` in this process, in whatever function of it."""
+def answered_draws(drawn: Drawn) -> list[Name]:
+    """Returns what lets `drawn` answer each draw of `jax.random`, in whatever function of it."""
     # Without the names: random numbers of a replica function are those of each replica, and the caller says so.
+
+    def of_bits(bits: Any) -> Any:
+        def random_bits(keys: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.Array:
+            return drawn(keys, bit_width, tuple(shape), lambda shape: bits(keys, bit_width=bit_width, shape=shape))
+
+        return random_bits
+
+    def of_split(split: Any) -> Any:
+        def random_split(keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+            return drawn(keys, None, tuple(shape), lambda shape: split(keys, shape=shape))
+
+        return random_split
+
+    def of_unwrap(unwrap: Any) -> Any:
+        def random_unwrap(keys: jax.Array) -> jax.Array:
+            data: jax.Array = unwrap(keys)
+            for axis in varying_axes(keys):  # JAX forgets that they vary.
+                data = vary(data, axis)
+            return data
+
+        return random_unwrap
+
     prng = _prng()
-    bits, split, unwrap = prng.random_bits, prng.random_split, prng.random_unwrap
-
-    def random_bits(keys: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.Array:
-        return drawn(keys, bit_width, tuple(shape), lambda shape: bits(keys, bit_width=bit_width, shape=shape))
-
-    def random_split(keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        return drawn(keys, None, tuple(shape), lambda shape: split(keys, shape=shape))
-
-    def random_unwrap(keys: jax.Array) -> jax.Array:
-        data: jax.Array = unwrap(keys)
-        for axis in varying_axes(keys):  # JAX forgets that they vary.
-            data = vary(data, axis)
-        return data
-
-    prng.random_bits, prng.random_split, prng.random_unwrap = random_bits, random_split, random_unwrap
+    wraps = {"random_bits": of_bits, "random_split": of_split, "random_unwrap": of_unwrap}
+    return [Name(prng, name, wrap) for name, wrap in wraps.items()]
 
 
 #: A sampler of JAX's, and what it was given: returns the sample.
 Sampled: TypeAlias = Callable[[Callable[..., jax.Array], inspect.BoundArguments], jax.Array]
 
 
-def intercept_samplers(sampled: Mapping[str, Sampled]) -> None:
-    """Lets functions of ours answer the calls of some samplers of JAX's, by their names in its module."""
+def answered_samplers(sampled: Mapping[str, Sampled]) -> list[Name]:
+    """Returns what lets functions of ours answer the calls of some samplers of JAX's, by their names in its module."""
     # Without a name: what it draws for the rows of a replica is not what one device draws for them.
-    module = sampler_module()
-    for name, answer in sampled.items():
-        wrapped = _answered(getattr(module, name), answer)
-        for each in (module, jax.random):
-            if hasattr(each, name):
-                setattr(each, name, wrapped)
+    return [
+        Name(module, name, functools.partial(_answered, answer))
+        for name, answer in sampled.items()
+        for module in (sampler_module(), jax.random)
+        if hasattr(module, name)
+    ]
 
 
-def _answered(sampler: Callable[..., jax.Array], answer: Sampled) -> Callable[..., jax.Array]:
+def _answered(answer: Sampled, sampler: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     signature = inspect.signature(sampler)
 
     @functools.wraps(sampler)

@@ -6,26 +6,29 @@ to retype coefficients that are equal on all replicas where the argument is not 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 from jax._src.lax import lax
 
 from replicax.compat.jax import vary, varying_axes
+from replicax.compat.replacing import Name
 
 
-def retype_polynomials() -> None:
-    """Lets JAX's polynomials take coefficients that vary less than the argument, in this process."""
+def retyped_polynomials() -> list[Name]:
+    """Returns what lets JAX's polynomials take coefficients that vary less than the argument."""
     # Nothing to do before JAX 0.12, nor once JAX retypes them itself. Without the name: JAX's error.
     primitive: Any = getattr(lax, "polynomial_p", None)
-    if primitive is None:
-        return
-    bind = primitive.bind
+    return [] if primitive is None else [Name(primitive, "bind", _bind_alike)]
 
+
+def _bind_alike(bind: Any) -> Any:
+    @functools.wraps(bind)
     def bind_alike(*arrays: jax.Array, **parameters: object) -> object:
         axes = frozenset[str]().union(*map(varying_axes, arrays))
         for axis in sorted(axes):
             arrays = tuple(vary(array, axis) for array in arrays)
         return bind(*arrays, **parameters)
 
-    primitive.bind = bind_alike
+    return bind_alike

@@ -16,25 +16,31 @@ from typing import Any
 from jax._src import core
 from jax._src.lax.control_flow import solves
 
+from replicax.compat.replacing import Name
+
 #: How JAX's versions call what types all of some values as varying: first 0.10.0's name.
 RETYPING = ("standard_insert_pvary", "auto_insert_reshard")
 
 _kept: contextvars.ContextVar[bool] = contextvars.ContextVar("constants_keep_their_types", default=False)
 
 
-def let_constants_keep_their_types() -> None:
-    """Makes `constants_keep_their_types` work, in this process. Without the names: JAX's errors about types."""
+def kept_types_of_constants() -> list[Name]:
+    """Returns what makes `constants_keep_their_types` work. Without the names: JAX's errors about types."""
+    return [Name(solves, "core", _without_retyping)] if getattr(solves, "core", None) is core else []
+
+
+def _without_retyping(own: Any) -> Any:
+    """Returns the module as its user sees it, without the functions that retype values."""
 
     def as_they_are(retyped: Any) -> Any:
         return lambda *values: values if _kept.get() else retyped(*values)
 
-    seen: Any = types.ModuleType(core.__name__)
-    seen.__getattr__ = lambda name: getattr(core, name)
+    seen: Any = types.ModuleType(own.__name__)
+    seen.__getattr__ = lambda name: getattr(own, name)
     for name in RETYPING:
-        if hasattr(core, name):
-            setattr(seen, name, as_they_are(getattr(core, name)))
-    if getattr(solves, "core", None) is core:
-        solves.core = seen
+        if hasattr(own, name):
+            setattr(seen, name, as_they_are(getattr(own, name)))
+    return seen
 
 
 @contextlib.contextmanager

@@ -20,13 +20,13 @@ import numpy as np
 
 import replicax.context as context
 from replicax.compat.jax import vary, varying_axes
-from replicax.compat.jax_draws import intercept_draws, intercept_samplers
+from replicax.compat.jax_draws import Sampled, answered_draws, answered_samplers
 from replicax.compat.jax_tracing import is_kept_by_jax, is_on_devices, trace_anew_from_here, tracing_anew
+from replicax.compat.replacing import Name, Replaced
 from replicax.program.hints.advice import advise_of_masks
 from replicax.program.random.row_bits import bits_of_rows, own_rows
 from replicax.program.random.row_draws import RowDraws
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.runtime.once import once
 
 #: Generators of which `jax.vmap` over keys draws all numbers with the first key, whichever row that belongs to.
 _OF_FIRST_KEY = ("rbg", "unsafe_rbg")
@@ -37,27 +37,28 @@ _OF_NUMBERS = "permutation of row numbers"
 @contextlib.contextmanager
 def drawing(draws: RowDraws | None) -> Iterator[None]:
     """Lets `draws` decide about the random numbers that are drawn in a `with` block; None: each replica by itself."""
-    if draws is not None:
-        _intercept()
-    anew = tracing_anew() if draws is not None else contextlib.nullcontext()
-    with context.entered(row_draws=draws), anew:
-        yield
+    if draws is None:
+        with context.entered(row_draws=None):
+            yield
+    else:
+        with context.entered(row_draws=draws), _ANSWERED(), tracing_anew():
+            yield
 
 
-@once
-def _intercept() -> None:
-    intercept_draws(_drawn)
-    intercept_samplers(
-        {
-            "_beta": functools.partial(_sampled, "beta"),
-            "_gamma": functools.partial(_sampled, "gamma"),
-            "_poisson": functools.partial(_sampled, "poisson"),
-            "_binomial": functools.partial(_sampled, "binomial"),
-            "_permutation": _permuted,
-            "_shuffle": _shuffled,
-            "choice": _chosen,
-        }
-    )
+def _answered() -> list[Name]:
+    samplers: dict[str, Sampled] = {
+        "_beta": functools.partial(_sampled, "beta"),
+        "_gamma": functools.partial(_sampled, "gamma"),
+        "_poisson": functools.partial(_sampled, "poisson"),
+        "_binomial": functools.partial(_sampled, "binomial"),
+        "_permutation": _permuted,
+        "_shuffle": _shuffled,
+        "choice": _chosen,
+    }
+    return [*answered_draws(_drawn), *answered_samplers(samplers)]
+
+
+_ANSWERED = Replaced(_answered)
 
 
 def _draws_of(key: jax.Array) -> RowDraws | None:

@@ -20,46 +20,42 @@ from jax.extend import core as jex_core, source_info_util
 
 import replicax.context as context
 from replicax.compat.jax import axes_of_type, lax_modules, vary, varying_axes
-from replicax.compat.jax_branches import retype_branches
+from replicax.compat.jax_branches import retyped_branches
 from replicax.compat.jax_equations import rules_replaced
 from replicax.compat.jax_errors import differ_in_axis_only
-from replicax.compat.jax_polynomial import retype_polynomials
-from replicax.compat.jax_solves import constants_keep_their_types, let_constants_keep_their_types
+from replicax.compat.jax_polynomial import retyped_polynomials
+from replicax.compat.jax_solves import constants_keep_their_types, kept_types_of_constants
+from replicax.compat.replacing import Name
 from replicax.program.ir.divergence import find_divergence
 from replicax.program.ir.interpreter import Interpreter, bind, evaluate, replace_programs
 from replicax.program.ir.jaxprs import read, variables_of
 from replicax.program.replicas.eager_frame import may_differ
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.runtime.once import once
 from replicax.typing import PyTree, PyTreeFunction
 from replicax.values.equality import OWN_DATA
 
 
-@once
-def install_control_flow() -> None:
-    """Wraps the loops, branches and solvers of `jax.lax`, and `closure_convert`; they change in replicas only."""
-    retype_polynomials()  # JAX may compute them by a loop.
-    retype_branches(REPLICA_AXIS, _all_varying)  # those of which each row takes one
-    let_constants_keep_their_types()
+def control_flow_of_replicas() -> list[Name]:
+    """Returns what stands for the loops, branches and solvers of `jax.lax`, and `closure_convert`, in replicas."""
     source_info_util.register_exclusion(__file__)  # A loop stands where the user has written it.
-    lax: Any = jax.lax
-    wrapped = {
-        "scan": _loop(lax.scan, _scan),
-        "while_loop": _loop(lax.while_loop, _while_loop),
-        "fori_loop": _loop(lax.fori_loop, _fori_loop),
-        "cond": _branches(lax.cond, _cond),
-        "switch": _branches(lax.switch, _switch),
+    wraps: dict[str, Callable[[PyTreeFunction], PyTreeFunction]] = {
+        "scan": functools.partial(_loop, take_apart=_scan),
+        "while_loop": functools.partial(_loop, take_apart=_while_loop),
+        "fori_loop": functools.partial(_loop, take_apart=_fori_loop),
+        "cond": functools.partial(_branches, take_apart=_cond),
+        "switch": functools.partial(_branches, take_apart=_switch),
         # These want the type of a solution for what they begin with.
-        "custom_root": _alike(lax.custom_root),
-        "custom_linear_solve": _alike(lax.custom_linear_solve),
+        "custom_root": _alike,
+        "custom_linear_solve": _alike,
     }
-    for module in lax_modules():
-        for name in filter(functools.partial(hasattr, module), wrapped):
-            setattr(module, name, wrapped[name])
-    # By it `odeint` calls a function with a time that begins equal and comes to differ.
-    derivatives: Any = jax.custom_derivatives
-    everywhere: Any = jax
-    everywhere.closure_convert = derivatives.closure_convert = _converted(jax.closure_convert)
+    return [
+        *(Name(module, name, wraps[name]) for module in lax_modules() for name in wraps if hasattr(module, name)),
+        # By it `odeint` calls a function with a time that begins equal and comes to differ.
+        *(Name(module, "closure_convert", _converted) for module in (jax, jax.custom_derivatives)),
+        *retyped_polynomials(),  # JAX may compute them by a loop.
+        *retyped_branches(REPLICA_AXIS, _all_varying),  # those of which each row takes one
+        *kept_types_of_constants(),
+    ]
 
 
 # Which arguments are the functions, by name or position.

@@ -11,7 +11,6 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Hashable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,24 +18,25 @@ from jax.extend import source_info_util
 
 import replicax.context as context
 from replicax.compat.jax_primitives import rows_of_mapped_axis
+from replicax.compat.replacing import Name
 from replicax.errors import ReduceError
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.runtime.once import once
 from replicax.typing import PyTree, PyTreeFunction
 from replicax.values.equality import difference
 
 
-@once
-def install_mapped_axes() -> None:
-    """Wraps `psum`, `pmean`, `pmax`, `pmin` and `all_gather` of `jax.lax`; they change in replicas only."""
+def collectives_of_replicas() -> list[Name]:
+    """Returns what stands for `psum`, `pmean`, `pmax`, `pmin` and `all_gather` of `jax.lax` in replicas."""
     source_info_util.register_exclusion(__file__)  # A collective stands where the user has written it.
-    lax: Any = jax.lax
-    summed = _over_axes(lax.psum, _sum)
-    lax.psum = _refusing_equal(summed)  # what is equal on all replicas, as `all_reduce` does
-    lax.pmean = _over_axes(lax.pmean, _mean(summed))
-    lax.pmax = _over_axes(lax.pmax, _reduction(jnp.max))
-    lax.pmin = _over_axes(lax.pmin, _reduction(jnp.min))
-    lax.all_gather = _gathered(lax.all_gather)
+    summed = _over_axes(jax.lax.psum, _sum)
+    wraps: dict[str, Callable[[PyTreeFunction], PyTreeFunction]] = {
+        "psum": lambda psum: _refusing_equal(_over_axes(psum, _sum)),  # what is equal on all, as `all_reduce` does
+        "pmean": lambda pmean: _over_axes(pmean, _mean(summed)),
+        "pmax": lambda pmax: _over_axes(pmax, _reduction(jnp.max)),
+        "pmin": lambda pmin: _over_axes(pmin, _reduction(jnp.min)),
+        "all_gather": _gathered,
+    }
+    return [Name(jax.lax, name, wrap) for name, wrap in wraps.items()]
 
 
 def _over_axes(original: PyTreeFunction, over_rows: Callable[..., PyTree]) -> PyTreeFunction:

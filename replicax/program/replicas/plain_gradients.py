@@ -18,22 +18,20 @@ import jax.numpy as jnp
 
 import replicax.context as context
 from replicax.compat.jax import axes_of_type, vary, varying_axes
-from replicax.compat.jax_cotangents import retype_cotangents
+from replicax.compat.jax_cotangents import retyped_cotangents
 from replicax.compat.jax_errors import is_about_varying
 from replicax.compat.jax_primitives import taken_as_equal_over_axis
 from replicax.compat.jax_tracing import is_batched, is_batching
+from replicax.compat.replacing import Name
 from replicax.program.frames import ReplicaFrame
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.runtime.once import once
 from replicax.typing import PyTree, PyTreeFunction
 
 
-@once
-def install_plain_gradients() -> None:
-    """Changes `jax.grad`, `jax.value_and_grad` and what rules of `jax.custom_vjp` return, in replicas only."""
-    jax_names: Any = jax
-    jax_names.grad, jax_names.value_and_grad = _in_replicas(jax.grad), _in_replicas(jax.value_and_grad)
-    retype_cotangents(_of_type)
+def gradients_of_replicas() -> list[Name]:
+    """Returns what stands for `jax.grad`, `jax.value_and_grad` and what rules of `jax.custom_vjp` return."""
+    gradients = [Name(jax, name, _in_replicas) for name in ("grad", "value_and_grad")]
+    return [*gradients, *retyped_cotangents(_of_type)]
 
 
 def _in_replicas(original: PyTreeFunction) -> PyTreeFunction:

@@ -21,6 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import replicax.context as context
 from replicax.compat.jax import is_random_key
 from replicax.compat.jax_tracing import current_trace, traced_apart
+from replicax.compat.replacing import Replaced
 from replicax.contracts.strategy import PER_ROW, StrategyBase
 from replicax.contracts.variable_access import (
     VariableLike,
@@ -54,12 +55,12 @@ from replicax.program.pytrees import Structure, flatten_inputs, flatten_outputs,
 from replicax.program.random.jax_random import drawing
 from replicax.program.random.row_draws import RowDraws, with_rows_together
 from replicax.program.replicas.after_meeting import Late
-from replicax.program.replicas.control_flow import install_control_flow
+from replicax.program.replicas.control_flow import control_flow_of_replicas
 from replicax.program.replicas.eager_frame import DIFFERS_NOW, EagerReplicaFrame, differs_now
-from replicax.program.replicas.mapped_axes import install_mapped_axes
+from replicax.program.replicas.mapped_axes import collectives_of_replicas
 from replicax.program.replicas.outer_program import agree, enclosing_program, noted
 from replicax.program.replicas.per_replica_arguments import without_per_replica
-from replicax.program.replicas.plain_gradients import install_plain_gradients
+from replicax.program.replicas.plain_gradients import gradients_of_replicas
 from replicax.program.replicas.replica_program import (
     ReplicaProgram,
     cut_at_gradients,
@@ -80,6 +81,8 @@ _SHARED, _STACKED = PartitionSpec(), PartitionSpec(REPLICA_AXIS)
 _Specs: TypeAlias = tuple[list[PartitionSpec], list[PartitionSpec]]
 _LARGE = 2**20  # elements of a state; from here on a copy on each device is told
 _AXES = {REPLICA_AXIS}  # A mesh may have more axes; those are XLA's to partition over.
+
+_JAX_IN_REPLICAS = Replaced(lambda: [*control_flow_of_replicas(), *collectives_of_replicas(), *gradients_of_replicas()])
 
 
 @dataclasses.dataclass
@@ -429,10 +432,7 @@ class ReplicaCall:
         here = context.entered(strategy=self.strategy, replica=replica, frame=frame, manual_replicas=self.replicas)
         with changes_taken_back(frame), flax_state(), here:
             used.note_in(frame)
-            install_control_flow()
-            install_mapped_axes()
-            install_plain_gradients()
-            with axes_explained(), types_explained():
+            with _JAX_IN_REPLICAS(), axes_explained(), types_explained():
                 result = self.fn(*args, **kwargs)
                 frame.update_rows_at_end(BY_HAND if self.replicas > 1 else None)
             modules.check_returned(result)
