@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 from jax._src import config as jax_config, core as jax_core
-from jax._src.core import Trace as Trace, trace_state_clean as trace_state_clean
+from jax._src.core import Trace as Trace  # for who types traces
 from jax.extend import core as jex_core
 
 from replicax.typing import PyTree
@@ -23,6 +23,10 @@ _AT_ONCE, _INTO_PROGRAM, _ON_DEVICES = "EvalTrace", "DynamicJaxprTrace", "ShardM
 _DIFFERENTIATE = ("JVPTrace", "LinearizeTrace")
 _MAP, _MAPPED = "BatchTrace", "BatchTracer"
 _PASS_CONSTANTS_ON = (*_DIFFERENTIATE, _MAP)
+
+
+#: Returns whether the code runs in no function that JAX traces or transforms; `is_tracing` is its opposite.
+trace_state_clean = jax_core.trace_state_clean
 
 
 def trace_state() -> object:
