@@ -250,9 +250,7 @@ def _with_strategy_steps(original: Callable[..., Any], kind: str) -> Callable[..
         if getattr(self, attribute) is None or force:
             loops = strategy.keras_loops(self)
             if loops is None:
-                functions: object = StepFunctions(
-                    self, strategy, self._replicax.count_step, lambda: self._replicax.progress
-                )
+                functions: object = StepFunctions(self, strategy, self._replicax)
             else:
                 functions = loops.steps
             setattr(self, attribute, getattr(functions, kind)())
