@@ -29,7 +29,7 @@ from replicax.group.renewal import renewed
 from replicax.keras.all_workers import has_workers
 from replicax.keras.eager_elastic_steps import eager_in_world
 from replicax.keras.feeding import Feed
-from replicax.keras.progress import Progress
+from replicax.keras.loop_state import Progress
 from replicax.keras.steps import KerasStep, KerasSteps, State
 from replicax.program.function import ProgramCache
 from replicax.program.global_view import GlobalView
@@ -48,7 +48,7 @@ LoopStep = Callable[[State, Iterator[PyTree]], tuple[PyTree, State]]
 
 
 class ModelMemory(Protocol):
-    """What a model of a strategy remembers of its loops."""
+    """The memory that a model of a strategy has of its loops."""
 
     progress: Progress | None  # of the running `fit`, where workers may come and go
 
