@@ -18,7 +18,7 @@ from replicax.compat.jax_tracing import is_tracing
 from replicax.data.sources import is_array_pytree
 from replicax.islands.batch_dealing import dealt_rows
 from replicax.islands.local_variables import own_values
-from replicax.keras.workers import callbacks_of_worker
+from replicax.keras.chief_writes import callbacks_of_worker
 from replicax.typing import PyTree
 
 if TYPE_CHECKING:

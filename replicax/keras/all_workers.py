@@ -132,24 +132,3 @@ def make_alike(strategy: StrategyBase, variables: Sequence[VariableLike]) -> Non
         return [array_of(variable) for variable in variables]
 
     worlds.attempt(lambda: worlds.executed(run, outcome, adopted))
-
-
-def written_by_chief(what: str, write: Callable[[], object], strategy: StrategyBase) -> None:
-    """Lets the chief write; all workers go on when it is done. If the chief is lost meanwhile, the next one writes."""
-    problems: list[Exception] = []
-
-    def as_chief() -> None:
-        if strategy.placement.is_chief and not problems:
-            try:
-                write()
-            except Exception as error:
-                problems.append(error)
-
-    # Asked only when `as_chief` has been called: the message is made before.
-    told_by_all(what, None, as_chief)
-    told = told_by_all(f"the end of {what}", [repr(error) for error in problems])
-    if problems:
-        raise problems[0]
-    elsewhere = [problem for each in told for problem in each]
-    if elsewhere:
-        raise CheckpointError(f"{what}: the chief could not write it: {elsewhere[0]}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import random
 import shutil
 import weakref
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from replicax.checkpoint.preemption import PreemptionWatch, TerminationConfig, r
 from replicax.checks import is_int
 from replicax.compat.keras import set_initial_epoch
 from replicax.errors import ArgumentError, CheckpointError
+from replicax.keras.random_state import Generators
 
 
 @functools.cache
@@ -238,24 +238,22 @@ class _BackupAndRestore:
 
 
 class _Generators:
-    """The global random generators of NumPy and Python, as they were when the order of an epoch's data was drawn."""
+    """The global random generators, as they were when the order of an epoch's data was drawn; a checkpoint has them."""
 
     def __init__(self) -> None:
         self.remember()
 
     def remember(self) -> None:
-        self._state: dict[str, Any] = {"numpy": np.random.get_state(legacy=False), "python": random.getstate()}
+        self._kept = Generators.here()
 
     def draw_again(self) -> None:
-        np.random.set_state(self._state["numpy"])
-        random.setstate(self._state["python"])
+        self._kept.set()
 
     def get_state(self) -> dict[str, Any]:
-        return self._state
+        return {"numpy": self._kept.numpys, "python": self._kept.pythons}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        version, numbers, gauss = state["python"]
-        self._state = {"numpy": state["numpy"], "python": (version, tuple(numbers), gauss)}
+        self._kept = Generators.of_json(state["numpy"], state["python"])
 
 
 class _Skipping:

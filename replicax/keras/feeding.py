@@ -26,9 +26,10 @@ class Feed:
 
     def __init__(self, replicas: int, cut: Sharding, whole: Sharding, to_program: bool = False):
         self._replicas, self._cut, self._whole = replicas, cut, whole
+        self._spans_processes = spans_processes(whole)
         # On one device a compiled program takes host arrays as they are, and puts them there itself, in a fraction of
         # the time of `jax.device_put`.
-        self._leaves_host_arrays = to_program and len(whole.device_set) == 1 and not spans_processes(whole)
+        self._leaves_host_arrays = to_program and len(whole.device_set) == 1 and not self._spans_processes
 
     @classmethod
     def over(cls, strategy: StrategyBase, to_program: bool = False) -> Feed:
@@ -44,25 +45,27 @@ class Feed:
     def placed(self, data: Any) -> Any:
         """Returns the batch `data`, a pytree of arrays with rows first (or None), as the step takes it."""
         leaves, treedef = jax.tree_util.tree_flatten(data, is_leaf=is_per_replica)
-        arrays = [_rows(leaf) for leaf in leaves]
-        if any(np.ndim(array) > 0 and array.shape[0] == 0 for array in arrays):
-            shapes = [np.shape(array) for array in arrays]
-            raise BatchError(f"A batch has no rows: its arrays have shapes {shapes}. Each step needs at least one row.")
-        # A source may refill its memory for the next batch while this one is still on its way.
-        arrays = [owned_copy(array) if isinstance(array, np.ndarray) else array for array in arrays]
-        return jax.tree_util.tree_unflatten(treedef, self._put(arrays))
+        shardings = []
+        for index, leaf in enumerate(leaves):
+            array = leaves[index] = _rows(leaf) if isinstance(leaf, PerReplica) else leaf
+            has_rows = np.ndim(array) > 0
+            if has_rows and array.shape[0] == 0:
+                shapes = [np.shape(_rows(each)) for each in leaves]
+                raise BatchError(
+                    f"A batch has no rows: its arrays have shapes {shapes}. Each step needs at least one row."
+                )
+            shardings.append(self._cut if has_rows and array.shape[0] % self._replicas == 0 else self._whole)
+            if isinstance(array, np.ndarray):
+                # A source may refill its memory for the next batch while this one is still on its way.
+                leaves[index] = owned_copy(array)
+        return jax.tree_util.tree_unflatten(treedef, self._put(leaves, shardings))
 
-    def _put(self, arrays: list[Any]) -> list[Any]:
+    def _put(self, arrays: list[Any], shardings: list[Sharding]) -> list[Any]:
         if self._leaves_host_arrays and all(isinstance(array, np.ndarray) for array in arrays):
             return arrays
-        shardings = [self._sharding(array) for array in arrays]
-        if spans_processes(self._whole):
+        if self._spans_processes:
             return [put(array, sharding) for array, sharding in zip(arrays, shardings, strict=True)]
         return jax.device_put(arrays, shardings)
-
-    def _sharding(self, array: Any) -> Sharding:
-        divides = np.ndim(array) > 0 and array.shape[0] % self._replicas == 0
-        return self._cut if divides else self._whole
 
     def constrained(self, data: PyTree) -> PyTree:
         """Returns a batch that is being traced, split along its rows."""

@@ -31,4 +31,4 @@ def lowered_train_step(model: keras.Model, batch: PyTree) -> tuple[jax.stages.Lo
     with strategy.scope():
         build_for(model, batch)
     rows = max((len(leaf) for leaf in jax.tree.leaves(batch) if np.ndim(leaf)), default=0)
-    return StepFunctions(model, strategy, lambda _: None).lowered_training(batch), rows
+    return StepFunctions(model, strategy, model._replicax).lowered_training(batch), rows

@@ -19,16 +19,16 @@ import replicax.context as context
 import replicax.runtime.activity as activity
 from replicax.compat.keras import build_otherwise, compilation_of, is_of_empty_generator, trainer_class
 from replicax.contracts.strategy import StrategyBase
-from replicax.contracts.variable_access import array_of, layout_of
+from replicax.contracts.variable_access import layout_of
 from replicax.data.sources import check_batch_size
 from replicax.errors import BatchError, ContextError
-from replicax.keras.all_workers import check_same_file, has_workers, is_elastic, written_by_chief
+from replicax.keras.all_workers import check_same_file, has_workers, is_elastic
+from replicax.keras.chief_writes import save_on_workers, write_atomically
 from replicax.keras.custom_objects import remembering_arguments
 from replicax.keras.data_steps import takes_data
 from replicax.keras.feeding import as_keras_data
+from replicax.keras.loop_state import Progress
 from replicax.keras.model_pickling import ModelParcel, like_a_row
-from replicax.keras.progress import Progress
-from replicax.keras.saving import write_atomically, write_together
 from replicax.keras.steps import accept_state
 from replicax.keras.trainer import StepFunctions
 from replicax.keras.workers import loop_of_workers
@@ -37,7 +37,6 @@ from replicax.program.keras.backend import check_keras_backend
 from replicax.runtime.once import once
 from replicax.typing import PyTree
 from replicax.values.tracebacks import entry_point
-from replicax.variables import lies_in_several_processes
 
 if TYPE_CHECKING:
     import keras
@@ -250,9 +249,7 @@ def _with_strategy_steps(original: Callable[..., Any], kind: str) -> Callable[..
         if getattr(self, attribute) is None or force:
             loops = strategy.keras_loops(self)
             if loops is None:
-                functions: object = StepFunctions(
-                    self, strategy, self._replicax.count_step, lambda: self._replicax.progress
-                )
+                functions: object = StepFunctions(self, strategy, self._replicax)
             else:
                 functions = loops.steps
             setattr(self, attribute, getattr(functions, kind)())
@@ -273,16 +270,7 @@ def _whole_or_not_at_all(original: Callable[..., Any]) -> Callable[..., Any]:
 
         if not has_workers(strategy):
             return write()
-        if is_elastic(strategy):  # Every worker has all variables.
-            if not self._replicax.loops or self._replicax.saves_together:
-                return written_by_chief(f"saving the model to {filepath}", write, strategy)
-            return write() if strategy.placement.is_chief else None
-        optimizer = getattr(self, "optimizer", None)  # of a model that was never compiled
-        variables = [*self.variables, *(optimizer.variables if optimizer is not None else ())]
-        is_spread = any(lies_in_several_processes(array_of(variable)) for variable in variables)
-        if self._replicax.loops and not is_spread:  # A callback: those that write run on the chief only.
-            return write() if strategy.placement.is_chief else None
-        return write_together(filepath, write, strategy.placement.is_chief, variables, original.__name__)
+        return save_on_workers(self, filepath, write, strategy, original.__name__)
 
     return save
 

@@ -11,6 +11,34 @@ import numpy as np
 from replicax.compat.keras_seeds import global_seed_state, set_global_seed_state
 
 
+class Generators(NamedTuple):
+    """The states of the global random generators of NumPy and Python."""
+
+    numpys: Any
+    pythons: Any
+
+    @classmethod
+    def here(cls) -> Generators:
+        """Returns those of this process."""
+        return cls(np.random.get_state(legacy=False), random.getstate())
+
+    @classmethod
+    def of_json(cls, numpys: Any, pythons: Any) -> Generators:
+        """Returns the states that JSON has held, which makes tuples lists."""
+        version, words, gauss = pythons
+        return cls(numpys, (version, tuple(words), gauss))
+
+    def as_json(self) -> tuple[Any, Any]:
+        """Returns the states as JSON can hold them."""
+        plain = jax.tree_util.tree_map(lambda x: x.tolist() if isinstance(x, np.ndarray) else x, self.numpys)
+        return plain, self.pythons
+
+    def set(self) -> None:
+        """Makes this process go on from there."""
+        np.random.set_state(self.numpys)
+        random.setstate(self.pythons)
+
+
 class RandomState(NamedTuple):
     """The states of the global generators of Python, NumPy and Keras."""
 
@@ -29,17 +57,3 @@ class RandomState(NamedTuple):
             set_global_seed_state(self.kerass)  # It may draw a seed before it is given this one.
         random.setstate(self.pythons)
         np.random.set_state(self.numpys)  # type: ignore[arg-type]
-
-
-def told_generators() -> list[Any]:
-    """Returns the states of the global generators of Python and NumPy, as JSON can hold them."""
-    state = random.getstate(), np.random.get_state(legacy=False)
-    told: list[Any] = jax.tree_util.tree_map(lambda x: x.tolist() if isinstance(x, np.ndarray) else x, list(state))
-    return told
-
-
-def set_told_generators(told: list[Any]) -> None:
-    """Makes the global generators of Python and NumPy go on from what another process has told."""
-    (version, words, gauss), numpys = told
-    random.setstate((version, tuple(words), gauss))
-    np.random.set_state(numpys)

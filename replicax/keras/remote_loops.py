@@ -14,6 +14,7 @@ import numpy as np
 from replicax.compat import keras as keras_door
 from replicax.errors import ArgumentError, ContextError
 from replicax.job.processes.call import why_not_sendable
+from replicax.keras.chief_writes import listed
 from replicax.keras.model_pickling import ModelState, like_a_row
 from replicax.keras.models import batch_of, note_batch
 from replicax.keras.random_state import RandomState
@@ -78,7 +79,7 @@ class RemoteLoops:
             self._build(given.arguments)
         elif batch_of(self._model) is None and given.arguments.get("y") is not None and _has_no_graph(self._model):
             self._build(given.arguments)  # The workers make its variables by calling it.
-        callbacks = _callbacks_of(given.arguments)
+        callbacks = listed(given.arguments.get("callbacks"))
         attributes = [_without_model(callback) for callback in callbacks]
         try:
             # Each worker makes the model anew, in the scope of its own strategy.
@@ -132,7 +133,7 @@ def _loop_on_worker(model: keras.Model, name: str, arguments: dict[str, object],
     """Runs a loop on a worker and returns all that it has changed."""
     import keras
 
-    callbacks = _callbacks_of(arguments)
+    callbacks = listed(arguments.get("callbacks"))
     random.set()  # The making of the model has drawn from the generators.
     returned = getattr(model, name)(**arguments)
     epochs = params = None
@@ -168,15 +169,6 @@ def _arguments(given: inspect.BoundArguments) -> dict[str, object]:
     names = dict(given.arguments)
     names.pop("self")
     return {**names, **names.pop("kwargs", {})}
-
-
-def _callbacks_of(arguments: Mapping[str, object]) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks of a call as a list."""
-    given = arguments.get("callbacks")
-    given = getattr(given, "callbacks", given)  # of a CallbackList
-    if given is None:
-        return []
-    return list(given) if isinstance(given, (list, tuple)) else [cast("keras.callbacks.Callback", given)]
 
 
 def _without_model(callback: keras.callbacks.Callback) -> dict[str, object]:

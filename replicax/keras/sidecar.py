@@ -15,7 +15,7 @@ from replicax.checkpoint.checkpoint_follower import Follower, Found, Outcome, Ru
 from replicax.checks import explained, is_int, is_real
 from replicax.errors import ArgumentError
 from replicax.keras.checkpoints import Watched
-from replicax.keras.saving import write_atomically
+from replicax.keras.chief_writes import write_atomically
 from replicax.keras.tensorboard import _EventFiles
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ which Keras leaves out when it gives variables their values back. Thus between s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -29,7 +29,7 @@ from replicax.group.renewal import renewed
 from replicax.keras.all_workers import has_workers
 from replicax.keras.eager_elastic_steps import eager_in_world
 from replicax.keras.feeding import Feed
-from replicax.keras.progress import Progress
+from replicax.keras.loop_state import Progress
 from replicax.keras.steps import KerasStep, KerasSteps, State
 from replicax.program.function import ProgramCache
 from replicax.program.global_view import GlobalView
@@ -46,6 +46,15 @@ if TYPE_CHECKING:
 LoopStep = Callable[[State, Iterator[PyTree]], tuple[PyTree, State]]
 
 
+class ModelMemory(Protocol):
+    """The memory that a model of a strategy has of its loops."""
+
+    progress: Progress | None  # of the running `fit`, where workers may come and go
+
+    def count_step(self, batch: PyTree) -> None:
+        """Counts a step that has been made with a batch; None for a prediction, whose batch has no targets."""
+
+
 class RunnableStep(NamedTuple):
     """A step of a model, ready to run."""
 
@@ -57,16 +66,8 @@ class RunnableStep(NamedTuple):
 class StepFunctions:
     """Makes the functions that Keras's loops call for each step of one model."""
 
-    def __init__(
-        self,
-        model: keras.Model,
-        strategy: StrategyBase,
-        count_step: Callable[[PyTree], None],
-        progress: Callable[[], Progress | None] = lambda: None,
-    ):
-        # `count_step` is called when a step has been made, with the batch, or None for a prediction; `progress` returns
-        # where the model's `fit` is, if workers may join it.
-        self._model, self._strategy, self._count_step, self._progress = model, strategy, count_step, progress
+    def __init__(self, model: keras.Model, strategy: StrategyBase, memory: ModelMemory):
+        self._model, self._strategy, self._memory = model, strategy, memory
         self._steps = KerasSteps(model)
 
     def train(self) -> LoopStep:
@@ -74,7 +75,7 @@ class StepFunctions:
         options = getattr(self._strategy, "communication_options", None)  # Strategies without a mesh have none.
         if options is not None and options.compression is not None:
             advise_of_uncompressed(self._strategy, options.compression)
-        return self._made(self._steps.train, joins_outputs=False, progress=self._progress)
+        return self._made(self._steps.train, trains=True)
 
     def lowered_training(self, batch: PyTree) -> jax.stages.Lowered:
         """Returns the program of a training step with a batch as JAX lowers it."""
@@ -88,22 +89,16 @@ class StepFunctions:
 
     def test(self) -> LoopStep:
         """Returns the function that makes `steps_per_execution` evaluation steps."""
-        return self._made(self._steps.test, joins_outputs=False)
+        return self._made(self._steps.test)
 
     def predict(self) -> LoopStep:
         """Returns the function that makes `steps_per_execution` prediction steps."""
-        return self._made(self._steps.predict, joins_outputs=True)  # Its batches have no targets.
+        return self._made(self._steps.predict, predicts=True)
 
-    def _made(
-        self,
-        make: Callable[[], KerasStep],
-        joins_outputs: bool,
-        progress: Callable[[], Progress | None] = lambda: None,
-    ) -> LoopStep:
-        count = (lambda _: self._count_step(None)) if joins_outputs else self._count_step
-        one_step = _LoopStep(lambda: self._compiled(make()), count, progress)
+    def _made(self, make: Callable[[], KerasStep], trains: bool = False, predicts: bool = False) -> LoopStep:
+        one_step = _LoopStep(lambda: self._compiled(make()), self._memory, trains, predicts)
         # Keras knows how to repeat a step `steps_per_execution` times and to join what predictions return.
-        return _repeated(one_step, self._model.steps_per_execution, joins_outputs)
+        return _repeated(one_step, self._model.steps_per_execution, joins_outputs=predicts)
 
     def _compiled(self, step: KerasStep) -> RunnableStep:
         model, strategy = self._model, self._strategy
@@ -126,35 +121,33 @@ class StepFunctions:
 class _LoopStep:
     """Makes one step as Keras's loops have it."""
 
-    def __init__(
-        self,
-        make: Callable[[], RunnableStep],
-        count_step: Callable[[PyTree], None],
-        progress: Callable[[], Progress | None],
-    ):
-        self._make, self._count_step, self._progress = make, count_step, progress
+    def __init__(self, make: Callable[[], RunnableStep], memory: ModelMemory, trains: bool, predicts: bool):
+        self._make, self._memory, self._trains, self._predicts = make, memory, trains, predicts
         self._runnable, self._world = make(), worlds.number()
+        self._waiting = activity.phase(activity.FIRST_BATCH)
         self._is_new = True
 
     def __call__(self, state: State, iterator: Iterator[PyTree]) -> tuple[PyTree, State]:
-        """Makes a step; returns its outputs, and empty lists for a state: the variables have their values."""
+        """Makes a step; returns its outputs, and a state without values: the variables have them."""
         if any(state):  # A loop begins: since the last one a layer may have been frozen.
             if not self._runnable.step.is_current():
                 self._runnable = self._make()
             # Keras's lists are emptied: a program overwrites only what nothing but the variable holds.
             _give_back(self._runnable.step.groups, state)
-        progress = self._progress()
+        nothing: State = ([],) * len(self._runnable.step.groups)
+        progress = self._memory.progress if self._trains else None
         if progress is not None and progress.passes(iterator):
-            return progress.logs, tuple([] for _ in self._runnable.step.groups)
-        with activity.phase(activity.FIRST_BATCH if self._is_new else activity.INPUT):
+            return progress.logs, nothing
+        with self._waiting:
             data = next(iterator)
-        self._is_new = False
+        if self._is_new:
+            self._is_new, self._waiting = False, activity.phase(activity.INPUT)
         running = worlds.running()
         outputs = self._run(data) if running is None else running.attempt(lambda: self._run_in_world(data))
-        self._count_step(data)
+        self._memory.count_step(None if self._predicts else data)
         if progress is not None:
             progress.count()
-        return outputs, tuple([] for _ in self._runnable.step.groups)
+        return outputs, nothing
 
     def _run(self, data: PyTree) -> PyTree:
         return self._runnable.run(self._runnable.feed.placed(data))

@@ -1,33 +1,39 @@
-"""`Model.fit` on several workers: one of them writes, and all of them decide alike.
+"""A loop of Keras on several workers: all of them decide alike, and the chief writes.
 
 Each worker runs Keras's loop with its callbacks. Logs are computed by all workers together, so that callbacks that
 decide by them decide alike; what a callback of one worker changes on its own is put right by the chief's word at the
-end of each epoch.
+end of each epoch. Where workers may come and go, each has all callbacks, and a newcomer joins a running `fit`
+(`loop_state.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import itertools
-import os
 import random
 import types
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from replicax.compat.keras import stop_writing
+import replicax.runtime.activity as activity
+from replicax.compat.keras import epoch_iterator_noted, initial_epoch, set_initial_epoch
 from replicax.contracts.strategy import StrategyBase
+from replicax.contracts.worlds import Worlds, running
 from replicax.data.input_steps import digest
-from replicax.errors import ArgumentError, BatchError
-from replicax.keras.all_workers import is_elastic, told_by_all
-from replicax.keras.callback_decisions import decides_alike
-from replicax.keras.elastic_loops import elastic_callbacks
-from replicax.keras.random_state import set_told_generators, told_generators
-from replicax.keras.writing_callbacks import SAVERS, WRITERS, is_a
+from replicax.errors import BatchError
+from replicax.keras.all_workers import check_same_names, is_elastic, make_alike, told_by_all
+from replicax.keras.chief_writes import Writers, callbacks_of_worker, listed
+from replicax.keras.feeding import dataset_of
+from replicax.keras.loop_state import Progress
+from replicax.keras.random_state import Generators
+
+if TYPE_CHECKING:
+    import keras
 
 
 @contextlib.contextmanager
@@ -35,13 +41,17 @@ def loop_of_workers(given: inspect.BoundArguments, strategy: StrategyBase, loop:
     """Prepares the arguments of a loop for this worker, and lets all workers draw the same random numbers in it."""
     trains = loop == "fit"
     if is_elastic(strategy):  # Seeded alike for the loop: the chief may have come after it began.
-        with elastic_callbacks(given, strategy, trains), _seeded_alike(loop):
+        with _elastic_callbacks(given, strategy, trains), _seeded_alike(loop):
             yield
         return
-    if not strategy.placement.is_chief:
+    placement = strategy.placement
+    if not placement.is_chief:
         given.arguments["verbose"] = 0
     if "callbacks" in given.signature.parameters:
-        given.arguments["callbacks"] = _callbacks(given.arguments.get("callbacks"), strategy, trains)
+        last = [_decides_alike(strategy)] if trains else []
+        given.arguments["callbacks"] = callbacks_of_worker(
+            given.arguments.get("callbacks"), placement.is_chief, last, placement.shards_variables
+        )
     _begin_alike(given, strategy, loop)
     yield
 
@@ -50,7 +60,7 @@ def _begin_alike(given: inspect.BoundArguments, strategy: StrategyBase, loop: st
     """Gives the generators of all workers the chief's state, and checks that all have the same data."""
     # Every worker reads the same global batches, so shuffling and random augmentation must be the same everywhere: the
     # global generators of NumPy and Python go on from the chief's state, and have advanced alike afterwards.
-    own = told_generators() if strategy.placement.is_chief else None
+    own = Generators.here().as_json() if strategy.placement.is_chief else None
     told = told_by_all(loop, [own, _described(given)])
     for name in sorted({name for _, each in told for name in each}):
         found = [each.get(name, "nothing") for _, each in told]
@@ -61,7 +71,7 @@ def _begin_alike(given: inspect.BoundArguments, strategy: StrategyBase, loop: st
                 "batches in the same order, and each computes its own rows of them: give shuffles the same seed on "
                 "every worker. For data of a worker's own use distribute_dataset with auto_shard_policy='off'."
             )
-    set_told_generators(told[0][0])
+    Generators.of_json(*told[0][0]).set()
 
 
 def _described(given: inspect.BoundArguments) -> dict[str, str]:
@@ -94,58 +104,144 @@ def _words(value: Any) -> str:
 @contextlib.contextmanager
 def _seeded_alike(loop: str) -> Iterator[None]:
     """Seeds the generators of all workers alike for a `with` block."""
-    numpys, pythons = np.random.get_state(), random.getstate()
+    before = Generators.here()
     seed = told_by_all(loop, int(np.random.randint(2**32, dtype=np.uint64)))[0]
     np.random.seed(seed)
     random.seed(seed)
     try:
         yield
     finally:
-        np.random.set_state(numpys)
-        random.setstate(pythons)
+        before.set()
 
 
-def _callbacks(callbacks: Any, strategy: StrategyBase, trains: bool) -> Any:
-    """Returns the callbacks that this worker runs."""
-    placement = strategy.placement
-    last = [decides_alike(strategy)] if trains else []
-    return callbacks_of_worker(callbacks, placement.is_chief, last, placement.shards_variables)
+# Where workers may come and go.
 
 
-def callbacks_of_worker(callbacks: Any, is_chief: bool, last: Sequence[Any] = (), sends_shards: bool = False) -> Any:
-    """Returns the callbacks that a worker runs, with `last` after them: only the chief's write."""
+@contextlib.contextmanager
+def _elastic_callbacks(given: inspect.BoundArguments, strategy: StrategyBase, trains: bool) -> Iterator[None]:
+    """Prepares the callbacks of a loop, for a `with` block."""
     import keras
 
-    held = getattr(callbacks, "callbacks", None)  # of a CallbackList
-    given = list(held) if held is not None else [] if callbacks is None else callbacks
-    given = list(given) if isinstance(given, (list, tuple)) else [given]
-    for callback in given if sends_shards else ():
-        _check_reads_no_shards(callback)
-    if not is_chief:
-        # Where the others send the chief their shards of what it writes, the callbacks that save run on them too.
-        saves = keras.callbacks.ModelCheckpoint if sends_shards else ()
-        given = [callback for callback in given if isinstance(callback, saves) or not is_a(callback, WRITERS + SAVERS)]
-        for callback in given:
-            if isinstance(callback, keras.callbacks.BackupAndRestore):
-                stop_writing(callback, sends_shards)  # Every worker must restore what it restores.
-            elif isinstance(callback, saves):
-                callback.verbose, callback.filepath = 0, os.path.basename(callback.filepath)  # The chief makes folders.
-    given.extend(last)
-    if held is None:
-        return given
-    callbacks.callbacks = given
-    return callbacks
+    callbacks, model = given.arguments.get("callbacks"), given.arguments["self"]
+    held = callbacks if hasattr(callbacks, "callbacks") else None  # a CallbackList
+    if held is not None and model._replicax.loops:
+        yield  # The callbacks are those of the `fit` that validates.
+        return
+    own = listed(callbacks)
+    has_bar = held is not None or any(isinstance(each, keras.callbacks.ProgbarLogger) for each in own)
+    if given.arguments.get("verbose", "auto") != 0 and not has_bar:
+        own.append(keras.callbacks.ProgbarLogger())  # Keras would add it, for all workers.
+    writers = Writers(own, strategy)
+    worlds = running()
+    assert worlds is not None
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(writers.installed())
+        first, last = [], []
+        if trains:
+            progress = _progress(given, strategy, worlds, writers, own)
+            stack.enter_context(_given_to_newcomers(progress, model, worlds))
+            first, last = [_first_class()(progress)], [_decides_alike(strategy, writers)]
+        if held is None:
+            given.arguments["callbacks"] = [*first, *own, *last]
+        else:
+            for callback in (*first, *last):
+                callback.set_model(model)
+                callback.set_params(held.params)
+            held.callbacks = [*first, *own, *last]
+        yield
 
 
-def _check_reads_no_shards(callback: Any) -> None:
-    kinds = {base.__name__ for base in type(callback).__mro__}
-    if "OrbaxCheckpoint" in kinds:
-        raise ArgumentError(
-            "keras.callbacks.OrbaxCheckpoint writes on the chief, which has its shards of the variables only. Use "
-            "keras.callbacks.ModelCheckpoint or BackupAndRestore, or rx.CheckpointManager."
-        )
-    if "TensorBoard" in kinds and (callback.histogram_freq or callback.embeddings_freq):
-        raise ArgumentError(
-            "TensorBoard(histogram_freq=..., embeddings_freq=...) reads variables on the chief, which has its shards "
-            "of them only. Leave these frequencies out."
-        )
+def _progress(
+    given: inspect.BoundArguments, strategy: StrategyBase, worlds: Worlds, writers: Writers, callbacks: Sequence[Any]
+) -> Progress:
+    model = given.arguments["self"]
+    model._replicax.fits += 1
+    takes_in = model._replicax.fits == 1 and not isinstance(worlds.state, Progress)
+    dataset = dataset_of(given.arguments.get("x"))
+    return Progress(model, strategy, worlds, writers, callbacks, dataset, takes_in)
+
+
+@contextlib.contextmanager
+def _given_to_newcomers(progress: Progress, model: keras.Model, worlds: Worlds) -> Iterator[None]:
+    """Lets workers that come in a `with` block join a `fit`."""
+    membership: Any = model._replicax
+    before, membership.progress = membership.progress, progress
+    state = worlds.state
+    if not isinstance(state, Progress):  # A `fit` in a callback of another one lets nobody in.
+        worlds.state = progress
+
+    def note(epoch_iterator: object) -> None:
+        progress.epoch_iterator = progress.epoch_iterator or epoch_iterator  # The first is that of the training data.
+
+    try:
+        with epoch_iterator_noted(model, note):
+            yield
+    finally:
+        membership.progress, worlds.state = before, state
+
+
+@functools.cache
+def _first_class() -> type:
+    import keras
+
+    class FollowProgress(keras.callbacks.Callback):
+        """Comes first, and lets a newcomer in before the callbacks after it begin."""
+
+        def __init__(self, progress: Progress):
+            super().__init__()
+            self._progress = progress
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            self._progress.begin()
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self._progress.begin_epoch(epoch)
+
+    return FollowProgress
+
+
+# Decisions.
+
+
+def _decides_alike(strategy: StrategyBase, writers: Writers | None = None) -> Any:
+    """Returns the callback; `writers` are the callbacks that write, where another worker may become the chief."""
+    return _alike_class()(strategy, writers)
+
+
+@functools.cache
+def _alike_class() -> type:
+    import keras
+
+    class DecideAlike(keras.callbacks.Callback):
+        """Comes last, and makes what the callbacks before it have decided the same on all workers."""
+
+        def __init__(self, strategy: StrategyBase, writers: Writers | None):
+            super().__init__()
+            self._strategy, self._writers = strategy, writers
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            if self._writers is not None and self._writers.goes_on:
+                return  # The others have agreed on the beginning long ago.
+            epoch = int(initial_epoch(self.model) or 0)
+            set_initial_epoch(self.model, told_by_all("the first epoch of fit", epoch)[0])
+            self._make_variables_alike()
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            check_same_names(sorted(logs or {}), self._strategy.placement.workers[jax.process_index()])
+            self._make_variables_alike()
+            stop = bool(self.model.stop_training)
+            catch_up = None if self._writers is None else self._writers.catch_up
+            self.model.stop_training = told_by_all("the end of an epoch of fit", stop, catch_up)[0]
+            if self._writers is not None:
+                self._writers.settle()
+
+        def on_train_end(self, logs: Any = None) -> None:
+            self._make_variables_alike()  # Early stopping may have restored the best ones.
+
+        def _make_variables_alike(self) -> None:
+            optimizer = self.model.optimizer
+            variables = [*self.model.variables, *(optimizer.variables if optimizer else ())]
+            with activity.phase(activity.WAIT, "what callbacks have changed"):
+                make_alike(self._strategy, variables)
+
+    return DecideAlike

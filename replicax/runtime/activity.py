@@ -163,23 +163,25 @@ class exchange:
 class phase:
     """A context manager, or a decorator: in its block the process is in a phase, and after it in the previous one.
 
+    It can be entered again, also inside of itself.
+
     Example:
         >>> with phase("input"):
         ...     now.at[0]
         'input'
     """
 
-    __slots__ = ("_before", "_name", "_wait", "_wait_before")
+    __slots__ = ("_before", "_name", "_wait")
 
     def __init__(self, name: str, what: str = "", processes: Sequence[int] = ()):
         # In phase `WAIT`: what it waits for, and for which processes; by default for all others.
         self._name, self._wait = name, (what, tuple(processes))
-        self._before: str | None = None
-        self._wait_before = _NOTHING
+        # By the thread that counts, and no other: the phases before, and what the process waited for in them.
+        self._before: list[tuple[str, tuple[str, tuple[int, ...]]]] = []
 
     def __enter__(self) -> phase:
         if get_ident() == now.thread:
-            self._before, self._wait_before = now.at[0], now.wait
+            self._before.append((now.at[0], now.wait))
             now.wait = self._wait  # Set before the phase, so that a reader of the phase finds what it waits for.
             now.at = (self._name, monotonic())
         return self
@@ -191,14 +193,15 @@ class phase:
             if error is not None and self._name == WAIT:
                 now.explain(error)
         finally:
-            if self._before is not None:
-                now.at = (self._before, monotonic())
-                now.wait = self._wait_before
+            if self._before and get_ident() == now.thread:
+                before, wait = self._before.pop()
+                now.at = (before, monotonic())
+                now.wait = wait
 
     def __call__(self, fn: Callable[_P, _T]) -> Callable[_P, _T]:
         @functools.wraps(fn)
         def in_phase(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-            with phase(self._name, *self._wait):
+            with self:
                 return fn(*args, **kwargs)
 
         return in_phase

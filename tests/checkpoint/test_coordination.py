@@ -15,7 +15,7 @@ from replicax.checkpoint import writing
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.writing import Contents, write_in_place
 from replicax.errors import CheckpointError
-from replicax.keras.saving import write_together
+from replicax.keras.chief_writes import write_together
 from tests.cluster.fake_store import FakeStore
 
 

@@ -56,6 +56,23 @@ def distribute(mesh_for):
     return make
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_rows_of_a_dropped_batch_are_counted_with_the_next_step(mesh_for, rows_of, prefetch):
+    def made():
+        options = InputOptions(prefetch=prefetch, remainder="drop")
+        return DistributedDataset(batches, num_replicas=3, mesh_for=mesh_for, options=options)
+
+    batches = np.split(ROWS[:18], [6, 8, 9, 15])  # The second and the third have too few rows for three replicas.
+    dataset = made()
+    with iter(dataset) as iterator:
+        assert [rows_of(next(iterator)).tolist() for _ in range(2)] == [[*range(6)], [*range(9, 15)]]
+    state = dataset.get_state()
+    assert (state["rows"], state["batches"]) == (15, 2)
+    again = made()
+    again.set_state(state)
+    assert [rows_of(step).tolist() for step in again] == [[15, 16, 17]]
+
+
 @pytest.mark.daily(3)
 @pytest.mark.parametrize("kind", SOURCES)
 @pytest.mark.parametrize("prefetch", [0, 2])

@@ -7,7 +7,7 @@ import pickle
 import keras
 import pytest
 
-from replicax.keras.progress import set_callback_states, states_of_callbacks
+from replicax.keras.loop_state import set_callback_states, states_of_callbacks
 
 
 class Counts(keras.callbacks.Callback):

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from replicax.errors import ElasticError
-from replicax.keras.progress import Generators, Progress
+from replicax.keras.loop_state import Progress
+from replicax.keras.random_state import Generators
 
 BATCHES, EPOCHS = 4, 3
 

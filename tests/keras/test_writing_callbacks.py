@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import keras
 import pytest
 
-from replicax.keras.writing_callbacks import Writers
+from replicax.keras.chief_writes import Writers
 
 EPOCHS, STEPS = 3, 2
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from replicax.contracts.strategy import StrategyBase
 from replicax.contracts.variable_access import VariableLike, array_of, has_array
 from replicax.errors import ArgumentError, ContextError
-from replicax.keras.progress import Generators
+from replicax.keras.random_state import Generators
 from replicax.program.storing import store_values
 from replicax.typing import PyTree
 

@@ -8,7 +8,6 @@ were taken, and makes the next step with the others.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,30 +20,14 @@ from replicax.contracts.strategy import StrategyBase
 from replicax.contracts.variable_access import array_of, set_array
 from replicax.contracts.worlds import Worlds
 from replicax.errors import ElasticError
-from replicax.keras.writing_callbacks import Writers
+from replicax.keras.chief_writes import Writers
+from replicax.keras.random_state import Generators
 from replicax.typing import PyTree
 
 _PLACE = "the place of a fit"
 
 if TYPE_CHECKING:
     import keras
-
-
-class Generators(NamedTuple):
-    """The states of the global random generators of NumPy and Python."""
-
-    numpys: Any
-    pythons: Any
-
-    @classmethod
-    def here(cls) -> Generators:
-        """Returns those of this process."""
-        return cls(np.random.get_state(legacy=False), random.getstate())
-
-    def set(self) -> None:
-        """Makes this process go on from there."""
-        np.random.set_state(self.numpys)
-        random.setstate(self.pythons)
 
 
 class Position(NamedTuple):
