@@ -71,7 +71,7 @@ class _Copy:
         self._types: dict[object, jax.core.AbstractValue] = {}
         self._source_of: Callable[[SourceInfo], SourceInfo] = lambda source: source
         self.equations: list[jex_core.JaxprEqn] = []
-        #: What stands for constants of called functions, and these.
+        #: Constants of called functions, each after the variable that stands for it.
         self.captured: list[tuple[jex_core.Var, jax.Array]] = []
 
     def variable(self, like: Atom) -> jex_core.Var:
