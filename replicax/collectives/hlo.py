@@ -1,27 +1,32 @@
-"""The collectives of a compiled program, and how many bytes they move, counted from its HLO."""
+"""The collectives of a compiled program, and how many bytes they move, read from its HLO.
+
+A module is a list of computations, a computation is a list of lines
+`%name = type opcode(%operand, ...), attribute=..., attribute=...`.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-_BITS = {"pred": 8, "token": 0}
-_KINDS = "all-reduce|reduce-scatter|all-gather|all-to-all|collective-permute|collective-broadcast"
-# `%name = f32[4,8]{1,0} all-reduce(...)`, or a tuple of such types; the `-done` of a pair repeats its `-start`.
-_DEFINED = re.compile(r"^\s*(?:ROOT )?(?P<name>%?[\w.\-]+) = (?P<types>\(.*?\)|\S+) (?P<kind>[\w\-]+)\(")
-_TYPE = re.compile(r"\b(?P<dtype>[a-z]+[0-9]*(?:e\d+m\d+\w*)?)\[(?P<dims>[0-9,]*)\]")
-_NAME = re.compile(r"%[\w.\-]+")
+_KINDS = ["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute", "collective-broadcast"]
+_HEADER = re.compile(r"(?:ENTRY )?%?(?P<name>[\w.-]+) (?:\(.*)?\{")
+_LINE = re.compile(r"\s*(?:ROOT )?%?(?P<name>[\w.-]+) = (?P<rest>.*)")
+_OPERATION = re.compile(r" (?P<opcode>[\w-]+)(?=\()")
+_ARRAY = re.compile(r"\b(?P<dtype>[a-z]+\d\w*|pred)\[(?P<shape>[\d,<=]*)\]")
+_CALLED = re.compile(r"\b(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.-]+)")
+_CALLED_LIST = re.compile(r"\b(?:branch_computations|called_computations)=\{([^}]*)\}")
 # Groups of devices: `{{0,1},{2,3}}`, or `[2,2]<=[4]` and `[2,2]<=[2,2]T(1,0)`: numbers in order, moved and split.
 _GROUPS = re.compile(r"replica_groups=(?:\{(?P<listed>(?:\{[\d,]*\},?)*)\}|\[(?P<shape>[\d,]+)\]<=(?P<order>\S+))")
 _ORDER = re.compile(r"\[(?P<dims>[\d,]+)\](?:T\((?P<moved>[\d,]+)\))?")
-# Or axes of a mesh, whose devices may be in another order: `mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}`.
-_AXES = re.compile(
-    r"replica_groups=mesh\[(?P<mesh>[^\]]*)\](?:, device_ids=\((?P<order>\S+)\))? \{(?P<axes>(?:'\w+',? ?)*)\}"
-)
+# Or axes of a mesh, whose devices may be in another order: `mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}`. Or
+# parts of axes: `'a':(2)4` has length 4, and 2 before it.
+_AXES = re.compile(r"replica_groups=mesh\[(?P<mesh>[^\]]*)\](?:, device_ids=\((?P<order>\S+)\))? \{(?P<axes>[^}]*)\}")
+_PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 
 
 class Collective(NamedTuple):
@@ -31,31 +36,51 @@ class Collective(NamedTuple):
     num_bytes: int  # of its larger side on each device: what is reduced, scattered or gathered
     # The devices that take part together, by their positions in the program's mesh; empty if the program does not say.
     groups: tuple[tuple[int, ...], ...] = ()
+    group_size: int | None = None  # of the largest group; None for all devices
+    payload: int = 0  # bytes that each device puts in: those of all operands
+    in_loop: bool = False  # of a `while`: then it may run any number of times
+
+
+class _Instruction(NamedTuple):
+    computation: str
+    name: str
+    type: str
+    opcode: str
+    operands: str
+    attributes: str
+
+    def operand_names(self) -> list[str]:
+        # After its type, where there is one; the % may be missing: "f32[2]{0} %a, /*index=1*/b".
+        operands = re.sub(r"/\*.*?\*/", "", self.operands)
+        return [operand.split()[-1].lstrip("%") for operand in _split(operands)]
 
 
 def collectives(hlo_text: str) -> list[Collective]:
     """Returns the collectives in the text of a program (`compiled.as_text()`), in its order; one in a loop counts once.
 
     Example:
-        >>> collectives("%sum = f32[4,8]{1,0} all-reduce(%x), replica_groups={{0,1}}")
-        [Collective(kind='all-reduce', num_bytes=128, groups=((0, 1),))]
+        >>> [each[:3] for each in collectives("%sum = f32[4,8]{1,0} all-reduce(%x), replica_groups={{0,1}}")]
+        [('all-reduce', 128, ((0, 1),))]
     """
-    sizes: dict[str, int] = {}
+    instructions = list(_instructions(hlo_text))
+    types = {(each.computation, each.name): each.type for each in instructions}
+    in_loops = _computations_in_loops(instructions)
     found = []
-    for line in hlo_text.splitlines():
-        match = _DEFINED.match(line)
-        if match is None:
+    for each in instructions:
+        # An asynchronous collective is a pair, `-start` and `-done`. If it is written as `async-start(...), calls=%c`,
+        # it is found in the computation `c`.
+        kind = each.opcode.removesuffix("-start")
+        if kind not in _KINDS:
             continue
-        results = [_bytes_of(each) for each in _TYPE.finditer(match["types"])]
-        sizes[match["name"]] = sum(results)
-        kind = match["kind"].removesuffix("-start")
-        if kind not in _KINDS.split("|"):
-            continue
-        if match["kind"] != kind and kind != "all-reduce":
+        results = _sizes(each.type)
+        if each.opcode != kind and kind != "all-reduce":
             results = results[len(results) // 2 :]  # A pair's first half names its operands again.
-        operands = line[match.end() :].partition(")")[0]
-        given = sum(sizes.get(name, 0) for name in _NAME.findall(operands))
-        found.append(Collective(kind, max(sum(results), given), _groups_of(line)))
+        payload = sum(sum(_sizes(types.get((each.computation, name), ""))) for name in each.operand_names())
+        groups = _groups_of(each.attributes)
+        pairs = _PAIRS.search(each.attributes)
+        size = max(map(len, groups), default=None) if pairs is None else len(set(re.findall(r"\d+", pairs[1])))
+        larger = max(sum(results), payload)
+        found.append(Collective(kind, larger, groups, size, payload, each.computation in in_loops))
     return found
 
 
@@ -85,10 +110,83 @@ def axes_of_groups(groups: Sequence[Sequence[int]], shape: Sequence[int]) -> tup
     return axes if fills else None
 
 
-def _groups_of(line: str) -> tuple[tuple[int, ...], ...]:
-    match = _GROUPS.search(line)
+def _instructions(hlo: str) -> Iterator[_Instruction]:
+    computation = ""
+    for line in hlo.splitlines():
+        header, found = _HEADER.fullmatch(line), _LINE.fullmatch(line)
+        if header is not None:
+            computation = header["name"]
+        elif found is not None:
+            rest = re.sub(r'"[^"]*"', '""', found["rest"])  # names of operations in metadata look like code
+            type_end = _closing(rest) if rest.startswith("(") else rest.find(" ")
+            operation = _OPERATION.match(rest, type_end)
+            if operation is not None:
+                end = _closing(rest, operation.end())
+                operands = rest[operation.end() + 1 : end - 1]
+                yield _Instruction(
+                    computation, found["name"], rest[:type_end], operation["opcode"], operands, rest[end:]
+                )
+
+
+def _closing(text: str, start: int = 0) -> int:
+    """Returns the position after the parenthesis that closes the one at `start`."""
+    depth = 0
+    for i in range(start, len(text)):
+        depth += (text[i] == "(") - (text[i] == ")")
+        if depth == 0:
+            return i + 1
+    return len(text)
+
+
+def _split(text: str) -> list[str]:
+    """Splits at the commas that no bracket encloses."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part for part in map(str.strip, parts) if part]
+
+
+def _sizes(type_: str) -> list[int]:
+    """Returns the bytes of each array of a type."""
+    return [
+        -(-math.prod(int(length.lstrip("<=")) for length in shape.split(",") if length) * _bits(dtype) // 8)
+        for dtype, shape in _ARRAY.findall(type_)
+    ]
+
+
+def _bits(dtype: str) -> int:
+    digits = re.match(r"[a-z]+(\d+)", dtype)  # f32, bf16, s4, f8e4m3fn, c64
+    return int(digits[1]) if digits is not None else 8  # pred
+
+
+def _computations_in_loops(instructions: Iterable[_Instruction]) -> set[str]:
+    """Returns the computations that a `while` loop calls, directly or not."""
+    called: dict[str, set[str]] = {}
+    waiting: list[str] = []
+    for each in instructions:
+        names = _CALLED.findall(each.attributes)
+        for some in _CALLED_LIST.findall(each.attributes):
+            names += [name.strip().lstrip("%") for name in some.split(",")]
+        called.setdefault(each.computation, set()).update(names)
+        if each.opcode == "while":
+            waiting += names
+    found: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += called.get(name, ())
+    return found
+
+
+def _groups_of(attributes: str) -> tuple[tuple[int, ...], ...]:
+    match = _GROUPS.search(attributes)
     if match is None:
-        along = _AXES.search(line)
+        along = _AXES.search(attributes)
         return _groups_along(along) if along is not None else ()
     if match["shape"] is None:
         return tuple(_numbers(group) for group in re.findall(r"\{([\d,]*)\}", match["listed"]))
@@ -96,13 +194,19 @@ def _groups_of(line: str) -> tuple[tuple[int, ...], ...]:
 
 
 def _groups_along(match: re.Match[str]) -> tuple[tuple[int, ...], ...]:
-    sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", match["mesh"])}
-    taking_part = re.findall(r"'(\w+)'", match["axes"])
-    shape = tuple(sizes.values())
+    taking_part = re.findall(r"(\w+)'?(?::\((\d+)\)(\d+))?(?:,|$)", match["axes"])
+    shape: list[int] = []
+    last: list[int] = []
+    for name, size in re.findall(r"(\w+)'?=(\d+)", match["mesh"]):
+        done = 1
+        for before, part in sorted((int(a or 1), int(b or size)) for axis, a, b in taking_part if axis == name):
+            shape += [before // done, part]
+            last.append(len(shape) - 1)
+            done = before * part
+        shape.append(int(size) // done)
     numbers = _in_order(match["order"] or f"[{math.prod(shape)}]").reshape(shape)
-    last = [list(sizes).index(name) for name in taking_part]
     moved = np.moveaxis(numbers, last, range(-len(last), 0)) if last else numbers
-    return _rows(moved.reshape(-1, math.prod(sizes[name] for name in taking_part)))
+    return _rows(moved.reshape(-1, math.prod(shape[axis] for axis in last)))
 
 
 def _in_order(text: str) -> np.ndarray:
@@ -120,11 +224,3 @@ def _rows(groups: np.ndarray) -> tuple[tuple[int, ...], ...]:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(each) for each in text.split(",") if each)
-
-
-def _bytes_of(match: re.Match[str]) -> int:
-    digits = re.search(r"\d+", match["dtype"])
-    if digits is None and match["dtype"] not in _BITS:
-        raise ValueError(f"The HLO has a dtype of unknown size: {match['dtype']!r}.")
-    bits = int(digits[0]) if digits else _BITS[match["dtype"]]
-    return -(-math.prod(int(dim) for dim in match["dims"].split(",") if dim) * bits // 8)

@@ -56,6 +56,7 @@ BOUND_TO_PLACE = PLACED | {"custom_jvp_call", "custom_vjp_call", RANDOM_BITS, "t
 
 NAME = "name"  # an identity that shows a name
 
+ADDITIONS = frozenset(["add", "add_any", "sub"])
 LOOPS = frozenset(["scan", "while"])
 SCATTERS = frozenset(["scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub"])
 REDUCTIONS = frozenset(["reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "argmax", "argmin"])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import jax
 
+from replicax.collectives.hlo import collectives
 from replicax.contracts.shown import html_table
 from replicax.errors import ArgumentError, ProgramError
 from replicax.program.function import Function, function
@@ -170,151 +171,10 @@ def communication(fn: PyTreeFunction, *args: PyTree, **kwargs: PyTree) -> Commun
 
 def report_of(hlo: str) -> CommunicationReport:
     """Returns the report on a compiled program from the text of its optimised HLO."""
-    num_devices = _num_devices(hlo)
-    instructions = list(_instructions(hlo))
-    types = {(each.computation, each.name): each.type for each in instructions}
-    in_loops = _computations_in_loops(instructions)
-    collectives = []
-    for each in instructions:
-        # An asynchronous collective is a pair, `-start` and `-done`. If it is written as `async-start(...), calls=%c`,
-        # it is found in the computation `c`.
-        kind = each.opcode.removesuffix("-start")
-        if kind in _SENT:
-            payload = sum(_bytes_of(types.get((each.computation, name), "")) for name in each.operand_names())
-            group = _group_size(kind, each.attributes, num_devices)
-            collectives.append(Collective(kind, payload, group, each.computation in in_loops))
-    return CommunicationReport(tuple(collectives), num_devices)
-
-
-# Reading HLO: a module is a list of computations, a computation is a list of lines
-#   %name = type opcode(%operand, ...), attribute=..., attribute=...
-
-
-@dataclasses.dataclass(frozen=True)
-class _Instruction:
-    computation: str
-    name: str
-    type: str
-    opcode: str
-    operands: str
-    attributes: str
-
-    def operand_names(self) -> list[str]:
-        # After its type, where there is one; the % may be missing: "f32[2]{0} %a, /*index=1*/b".
-        operands = re.sub(r"/\*.*?\*/", "", self.operands)
-        return [operand.split()[-1].lstrip("%") for operand in _split(operands)]
-
-
-_HEADER = re.compile(r"(?:ENTRY )?%?(?P<name>[\w.-]+) (?:\(.*)?\{")
-_LINE = re.compile(r"\s+(?:ROOT )?%?(?P<name>[\w.-]+) = (?P<rest>.*)")
-_OPERATION = re.compile(r" (?P<opcode>[\w-]+)(?=\()")
-_ARRAY = re.compile(r"\b(?P<dtype>[a-z]+\d\w*|pred)\[(?P<shape>[\d,<=]*)\]")
-_CALLED = re.compile(r"\b(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.-]+)")
-_CALLED_LIST = re.compile(r"\b(?:branch_computations|called_computations)=\{([^}]*)\}")
-_GROUPS = re.compile(
-    r"replica_groups=(?:"
-    r"\[\d+,(?P<iota>\d+)\]<="  # [groups,size]<=[devices]: the devices' numbers, reshaped
-    r"|mesh\[(?P<mesh>[^\]]*)\][^{]*\{(?P<axes>[^}]*)\}"  # mesh['x'=4,'y'=2] {'x'}: along axes of a mesh
-    r"|\{(?P<lists>(?:\{[^}]*\},?)*)\})"  # {{0,1},{2,3}}: as they are; {} for all devices
-)
-
-
-def _num_devices(hlo: str) -> int:
     header = hlo.split("\n", 1)[0]
-    return math.prod(int(number) for number in re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", header))
-
-
-def _instructions(hlo: str) -> Iterator[_Instruction]:
-    computation = ""
-    for line in hlo.splitlines():
-        header, found = _HEADER.fullmatch(line), _LINE.fullmatch(line)
-        if header is not None:
-            computation = header["name"]
-        elif found is not None:
-            rest = re.sub(r'"[^"]*"', '""', found["rest"])  # names of operations in metadata look like code
-            type_end = _closing(rest) if rest.startswith("(") else rest.find(" ")
-            operation = _OPERATION.match(rest, type_end)
-            if operation is not None:
-                end = _closing(rest, operation.end())
-                operands = rest[operation.end() + 1 : end - 1]
-                yield _Instruction(
-                    computation, found["name"], rest[:type_end], operation["opcode"], operands, rest[end:]
-                )
-
-
-def _closing(text: str, start: int = 0) -> int:
-    """Returns the position after the parenthesis that closes the one at `start`."""
-    depth = 0
-    for i in range(start, len(text)):
-        depth += (text[i] == "(") - (text[i] == ")")
-        if depth == 0:
-            return i + 1
-    return len(text)
-
-
-def _split(text: str) -> list[str]:
-    """Splits at the commas that no bracket encloses."""
-    parts, depth = [""], 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part for part in map(str.strip, parts) if part]
-
-
-def _bytes_of(type_: str) -> int:
-    """Returns the bytes of a type: those of its arrays together."""
-    return sum(
-        math.ceil(math.prod(int(length.lstrip("<=")) for length in shape.split(",") if length) * _bits(dtype) / 8)
-        for dtype, shape in _ARRAY.findall(type_)
+    num_devices = math.prod(int(number) for number in re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", header))
+    found = collectives(hlo)
+    return CommunicationReport(
+        tuple(Collective(each.kind, each.payload, each.group_size or num_devices, each.in_loop) for each in found),
+        num_devices,
     )
-
-
-def _bits(dtype: str) -> int:
-    digits = re.match(r"[a-z]+(\d+)", dtype)  # f32, bf16, s4, f8e4m3fn, c64
-    return int(digits[1]) if digits is not None else 8  # pred
-
-
-def _group_size(kind: str, attributes: str, num_devices: int) -> int:
-    """Returns the number of devices that communicate with each other."""
-    if kind == "collective-permute":
-        pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", attributes)
-        return len(set(re.findall(r"\d+", pairs[1]))) if pairs is not None else num_devices
-    groups = _GROUPS.search(attributes)
-    if groups is None:
-        return num_devices
-    if groups["iota"]:
-        return int(groups["iota"])
-    if groups["mesh"] is not None:
-        return _axes_size(groups["mesh"], groups["axes"])
-    sizes = [len(group.split(",")) for group in re.findall(r"\{([^}]+)\}", groups["lists"])]
-    return max(sizes, default=num_devices)
-
-
-def _axes_size(mesh: str, axes: str) -> int:
-    """Returns the product of the axes' lengths; `'x':(2)4` is a part of an axis, of length 4."""
-    lengths = dict(re.findall(r"([^,'\"=]+)['\"]?=(\d+)", mesh))
-    found = re.findall(r"([^,'\":]+)['\"]?(?::\(\d+\)(\d+))?(?:,|$)", axes)
-    return math.prod(int(part or lengths[axis]) for axis, part in found)
-
-
-def _computations_in_loops(instructions: Iterable[_Instruction]) -> set[str]:
-    """Returns the computations that a `while` loop calls, directly or not."""
-    called: dict[str, set[str]] = {}
-    waiting: list[str] = []
-    for each in instructions:
-        names = _CALLED.findall(each.attributes)
-        for some in _CALLED_LIST.findall(each.attributes):
-            names += [name.strip().lstrip("%") for name in some.split(",")]
-        called.setdefault(each.computation, set()).update(names)
-        if each.opcode == "while":
-            waiting += names
-    found: set[str] = set()
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found.add(name)
-            waiting += called.get(name, ())
-    return found

@@ -23,6 +23,9 @@ PACKAGE = Path(jax_names.__file__).parents[1]
 FIRST_WITH = {"vary_unreduced_cast": (0, 12)}
 LAST_WITH = {"closed_call": (0, 10)}
 
+# What is called with rules, or with names.
+TAKE_NAMES = ("Interpreter", "super().__init__", "is_one_of")
+
 TABLES = {name: value for name, value in vars(jax_names).items() if name.isupper()}
 
 
@@ -42,7 +45,43 @@ def names_of_comparisons():
                     if isinstance(node, ast.Compare) and is_name(node.left, aliases):
                         for constant in strings_in(node.comparators):
                             found.setdefault(constant, f"{path.name}:{node.lineno}")
+        rules = rules_in(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in TAKE_NAMES:
+                names = names_in(node.args)
+            elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) and targets_of(node) & rules:
+                names = names_in([node.value])
+            else:
+                continue
+            for name in names:
+                found.setdefault(name, f"{path.name}:{node.lineno}")
     return found
+
+
+def rules_in(tree):
+    """Returns what holds rules by the names of primitives, or some names."""
+    found = {"rules", "self._rules"} if "Interpreter" in ast.unparse(tree) else set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+            if node.args and is_name(node.args[0], set()):
+                found.add(ast.unparse(node.func.value))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "is_one_of":
+            found.add(ast.unparse(node.args[1]))
+    return found
+
+
+def targets_of(node):
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    each = [element for target in targets for element in getattr(target, "elts", [target])]
+    return set(map(ast.unparse, each))
+
+
+def names_in(nodes):
+    """Returns the keys of dictionaries and the elements of lists and sets."""
+    inner = [node for each in nodes for node in ast.walk(each)]
+    keys = [key for node in inner if isinstance(node, ast.Dict) for key in node.keys]
+    elements = [each for node in inner if isinstance(node, (ast.List, ast.Set)) for each in node.elts]
+    return [each.value for each in keys + elements if isinstance(each, ast.Constant) and type(each.value) is str]
 
 
 def aliases_in(function):
@@ -87,7 +126,7 @@ def compared():
 @pytest.mark.slow
 def test_comparisons_are_found(compared):
     assert len(compared) > 20
-    assert {"scatter-add", "name", "select_n"} <= compared.keys()
+    assert {"scatter-add", "cond", "select_n"} <= compared.keys()
 
 
 def test_jax_has_a_primitive_of_each_name(primitives, compared):

@@ -19,10 +19,10 @@ from replicax.errors import ReplicaDivergenceError
 from replicax.program.gradients.autodiff import Differentiation
 from replicax.program.gradients.micro_batches import Batch, Group, MicroFrame
 from replicax.program.hints.advice import advise_of_total
-from replicax.program.hints.gradient_scale import scope_of
 from replicax.program.hints.metric_totals import find_not_summable
 from replicax.program.ir.interpreter import called
 from replicax.program.ir.jaxprs import SHARE
+from replicax.program.ir.scopes import scope_of
 from replicax.program.library_state import defer_total, is_accumulator, share_of_total
 from replicax.program.placeholders import placeholder, stacked_in_program
 from replicax.runtime.mesh import REPLICA_AXIS

@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,27 +22,16 @@ import replicax.context as context
 from replicax.compat.jax import axes_of_type, is_random_key, vary
 from replicax.compat.jax_equations import bind
 from replicax.compat.jax_names import (
+    ADDITIONS,
     ARITHMETIC,
     KEEP_NUMBERS,
     LOOPS,
     REDUCTIONS,
     TAKE_PARTS,
 )
-from replicax.program.ir.jaxprs import (
-    SUMMED_LOSS,
-    Atom,
-    aval_of,
-    called_program,
-    is_gradient,
-    is_literal,
-    opened_program,
-)
+from replicax.program.ir.jaxprs import SUMMED_LOSS, Atom, aval_of, is_gradient, is_literal, is_one_of
+from replicax.program.ir.scopes import Constant, ProgramScope, equations_of
 from replicax.runtime.mesh import REPLICA_AXIS
-
-#: A number that stands in a program.
-Constant: TypeAlias = jax.Array | np.ndarray
-#: The source of an input of a program: a scope and an atom in it, or None and a constant; None if unknown.
-_Given: TypeAlias = tuple["ProgramScope | None", Any]
 
 _LARGEST_CONSTANT = 64  # numbers; a shape has fewer
 
@@ -59,12 +48,6 @@ def share_of_sum(part: jax.Array) -> jax.Array:
     return vary(part, REPLICA_AXIS) if (context.current().manual_replicas or 1) > 1 else part
 
 
-def scope_of(program: jex_core.ClosedJaxpr, placeholders: Sequence[jax.Array]) -> ProgramScope:
-    """Returns a program to search in; `placeholders` are those of its constants that stand for values of variables."""
-    unknown = {id(placeholder) for placeholder in placeholders}
-    return ProgramScope(program.jaxpr, [(None, None if id(const) in unknown else const) for const in program.consts])
-
-
 def find_local_mean(top: ProgramScope, search: Search, replicas: int) -> LocalMean | None:
     """Looks for a marked loss that is a mean over the replica's own rows."""
     for scope, equation in equations_of(top):
@@ -73,46 +56,6 @@ def find_local_mean(top: ProgramScope, search: Search, replicas: int) -> LocalMe
             if found is not None and not _divides_gradients(top, replicas):
                 return found
     return None
-
-
-class ProgramScope:
-    """A program, or (with `operands`, its inputs) one call of a program inside of another."""
-
-    def __init__(self, jaxpr: jex_core.Jaxpr, constants: Sequence[_Given], operands: Sequence[_Given] | None = None):
-        self.jaxpr = jaxpr
-        self.inputs = {var: i for i, var in enumerate(jaxpr.invars)} if operands is None else {}
-        self._given = dict(zip(jaxpr.constvars, constants, strict=True))
-        if operands is not None:
-            self._given |= dict(zip(jaxpr.invars, operands, strict=True))
-        self.producer: dict[Atom, jex_core.JaxprEqn] = {
-            out: equation for equation in jaxpr.eqns for out in equation.outvars
-        }
-        self._calls: dict[int, ProgramScope] = {}
-
-    def called(self, equation: jex_core.JaxprEqn) -> ProgramScope | None:
-        """Returns the program that an equation calls, None if it is no call."""
-        inner = called_program(equation)
-        if inner is None:
-            return None
-        if id(equation) not in self._calls:
-            jaxpr, constants = opened_program(inner)
-            operands = [(self, atom) for atom in equation.invars]
-            self._calls[id(equation)] = ProgramScope(jaxpr, [(None, const) for const in constants], operands)
-        return self._calls[id(equation)]
-
-    def origin(self, atom: Atom) -> _Given:
-        """Returns where a value is made: its scope and atom there, or `(None, value)` for a constant."""
-        scope: ProgramScope | None = self
-        while scope is not None and not is_literal(atom):
-            if atom in scope._given:
-                scope, atom = scope._given[atom]
-                continue
-            equation = scope.producer.get(atom)
-            inner = None if equation is None else scope.called(equation)
-            if equation is None or inner is None:
-                return scope, atom
-            scope, atom = inner, inner.jaxpr.outvars[equation.outvars.index(cast(jex_core.Var, atom))]
-        return (None, atom.val) if isinstance(atom, jex_core.Literal) else (None, atom)
 
 
 class _Way(enum.Enum):
@@ -129,76 +72,85 @@ class Search:
     def __init__(self, rows: Sequence[int | None], replicas: int):
         self._rows, self._replicas = rows, replicas  # for each argument its rows of the batch; None: it is no batch
         self._sizes = {size for size in rows if size}
+        self._rules = dict.fromkeys(KEEP_NUMBERS, self._kept) | dict.fromkeys(ADDITIONS, self._added)
+        self._rules |= {"neg": self._negated, "mul": self._multiplied, "div": self._divided}
+        self._rules |= {"select_n": self._selected, "reduce_sum": self._summed}
 
     def local_mean(
         self, scope: ProgramScope, atom: Atom, divisor: float = 1.0, local: bool = False
     ) -> LocalMean | None:
         """Follows a scalar, or what becomes one by sums, back to where rows are added up, if it is their mean."""
         # On the way it has been divided by `divisor`, and if `local` by what each replica computes from its own rows.
-        made_in, made = scope.origin(atom)
-        equation = None if made_in is None else made_in.producer.get(made)
-        if made_in is None or equation is None:
-            return None
-        scope = made_in
-        name, inputs = equation.primitive.name, equation.invars
-        if name in KEEP_NUMBERS:
-            return self.local_mean(scope, inputs[0], divisor, local)
-        if name == "neg":
-            return self.local_mean(scope, inputs[0], -divisor, local)
-        if name in ("add", "sub", "add_any"):
-            found = (self.local_mean(scope, each, divisor, local) for each in inputs)
-            return next((each for each in found if each is not None), None)
-        if name in ("mul", "div"):
-            return self._scaled(scope, equation, divisor, local)
-        if name == "select_n":
-            return self._selected(scope, inputs, divisor, local)
-        if name == "reduce_sum":
-            if 0 in equation.params["axes"] and self.has_rows(scope, inputs[0]):
-                return self._judged(equation, divisor, local)
-            return self.local_mean(scope, inputs[0], divisor, local)
+        found = scope.maker(atom)
+        rule = None if found is None else self._rules.get(found[1].primitive.name)
+        return None if found is None or rule is None else rule(*found, divisor, local)
+
+    # Rules: (scope, equation, what its result has been divided by, `local`) -> the mean.
+
+    def _kept(self, scope: ProgramScope, equation: jex_core.JaxprEqn, divisor: float, local: bool) -> LocalMean | None:
+        return self.local_mean(scope, equation.invars[0], divisor, local)
+
+    def _negated(
+        self, scope: ProgramScope, equation: jex_core.JaxprEqn, divisor: float, local: bool
+    ) -> LocalMean | None:
+        return self.local_mean(scope, equation.invars[0], -divisor, local)
+
+    def _added(self, scope: ProgramScope, equation: jex_core.JaxprEqn, divisor: float, local: bool) -> LocalMean | None:
+        found = (self.local_mean(scope, each, divisor, local) for each in equation.invars)
+        return next((each for each in found if each is not None), None)
+
+    def _multiplied(
+        self, scope: ProgramScope, equation: jex_core.JaxprEqn, divisor: float, local: bool
+    ) -> LocalMean | None:
+        for factor, other in (equation.invars, equation.invars[::-1]):
+            number = self.constant(scope, factor)
+            if number is not None:
+                return None if number == 0 else self.local_mean(scope, other, divisor / number, local)
         return None
 
-    def _scaled(
+    def _divided(
         self, scope: ProgramScope, equation: jex_core.JaxprEqn, divisor: float, local: bool
     ) -> LocalMean | None:
         first, second = equation.invars
-        if equation.primitive.name == "mul":
-            for factor, other in ((first, second), (second, first)):
-                number = self.constant(scope, factor)
-                if number is not None:
-                    return None if number == 0 else self.local_mean(scope, other, divisor / number, local)
-            return None
         number = self.constant(scope, second)
         if number is not None:
             return self.local_mean(scope, first, divisor * number, local)
-        if self._adds_rows(scope, second):
-            return self.local_mean(scope, first, divisor, True)
-        return None
+        return self.local_mean(scope, first, divisor, True) if self._adds_rows(scope, second) else None
 
-    def _selected(self, scope: ProgramScope, inputs: Sequence[Atom], divisor: float, local: bool) -> LocalMean | None:
+    def _selected(
+        self, scope: ProgramScope, equation: jex_core.JaxprEqn, divisor: float, local: bool
+    ) -> LocalMean | None:
         """Follows a choice between one value and constants, such as the guard of a division by zero."""
-        which = self.constant(scope, inputs[0])
-        cases = list(inputs[1:]) if which is None else [inputs[1 + int(which)]]
+        which, *cases = equation.invars
+        number = self.constant(scope, which)
+        cases = cases if number is None else [cases[int(number)]]
         others = [case for case in cases if self.constant(scope, case) is None]
         return self.local_mean(scope, others[0], divisor, local) if len(others) == 1 else None
+
+    def _summed(
+        self, scope: ProgramScope, equation: jex_core.JaxprEqn, divisor: float, local: bool
+    ) -> LocalMean | None:
+        if self._sums_rows(scope, equation):
+            return self._judged(equation, divisor, local)
+        return self.local_mean(scope, equation.invars[0], divisor, local)
+
+    def _sums_rows(self, scope: ProgramScope, equation: jex_core.JaxprEqn) -> bool:
+        return 0 in equation.params["axes"] and self.has_rows(scope, equation.invars[0])
 
     def _adds_rows(self, scope: ProgramScope, atom: Atom) -> bool:
         """Returns whether a value is this replica's own sum over its rows, such as the number of those that count."""
         if REPLICA_AXIS not in axes_of_type(atom.aval):
             return False
-        made_in, made = scope.origin(atom)
-        equation = None if made_in is None else made_in.producer.get(made)
-        while equation is not None and made_in is not None:
-            name = equation.primitive.name
-            if name == "reduce_sum":
-                return 0 in equation.params["axes"] and self.has_rows(made_in, equation.invars[0])
-            if name not in (*KEEP_NUMBERS, "max", "add", "select_n"):
+        while (found := scope.maker(atom)) is not None:
+            scope, equation = found
+            if is_one_of(equation, ["reduce_sum"]):
+                return self._sums_rows(scope, equation)
+            if not is_one_of(equation, _KEEP_COUNTS):
                 return False
-            varying = [a for a in equation.invars if self.constant(made_in, a) is None and aval_of(a).dtype != np.bool_]
+            varying = [a for a in equation.invars if self.constant(scope, a) is None and aval_of(a).dtype != np.bool_]
             if len(varying) != 1:
                 return False
-            made_in, made = made_in.origin(varying[0])
-            equation = None if made_in is None else made_in.producer.get(made)
+            [atom] = varying
         return False
 
     def _judged(self, equation: jex_core.JaxprEqn, divisor: float, local: bool) -> LocalMean | None:
@@ -228,10 +180,9 @@ class Search:
             equation = made_in.producer.get(made)
             if equation is None:
                 continue
-            name = equation.primitive.name
-            if way is _Way.LOOP or name in LOOPS:
+            if way is _Way.LOOP or is_one_of(equation, LOOPS):
                 waiting += [(made_in, operand, _Way.LOOP) for operand in equation.invars]
-            elif name in TAKE_PARTS:
+            elif is_one_of(equation, TAKE_PARTS):
                 waiting += [(made_in, operand, _Way.PART) for operand in equation.invars]
             if way is _Way.FIRST and self._may_have_rows(aval_of(made).shape[:1]):
                 waiting += [(made_in, operand, _Way.FIRST) for operand in self._with_the_rows(equation, made)]
@@ -242,17 +193,13 @@ class Search:
 
     def _with_the_rows(self, equation: jex_core.JaxprEqn, out: jex_core.Var) -> list[Atom]:
         """Returns the operands whose rows may be those of a result of an equation."""
-        name, inputs, params = equation.primitive.name, equation.invars, equation.params
-        if name in REDUCTIONS and 0 in params["axes"]:
+        others = _OF_OTHER_ROWS.get(equation.primitive.name)
+        if others is not None and others(equation.params):
             return []
-        if name == "transpose" and params["permutation"][0] != 0:
-            return []
-        if name == "broadcast_in_dim" and 0 not in params["broadcast_dimensions"][:1]:
-            return []
-        if name == "dot_general":
+        if is_one_of(equation, ["dot_general"]):
             return _dot_operand(equation)
-        shapes = [(atom, aval_of(atom).shape) for atom in inputs if not is_literal(atom)]
-        if name == "reshape":
+        shapes = [(atom, aval_of(atom).shape) for atom in equation.invars if not is_literal(atom)]
+        if is_one_of(equation, ["reshape"]):
             return [atom for atom, shape in shapes if self._may_have_rows(shape[:2])]  # (1, rows): a replica's part
         return [atom for atom, shape in shapes if shape[:1] == aval_of(out).shape[:1]]
 
@@ -264,10 +211,10 @@ class Search:
         equation = made_in.producer.get(made)
         if equation is None or math.prod(aval_of(made).shape) > 1:
             return None
-        if equation.primitive.name in KEEP_NUMBERS:
+        if is_one_of(equation, KEEP_NUMBERS):
             number = self.constant(made_in, equation.invars[0])
             return number if number is None else np.asarray(number, aval_of(made).dtype).item()
-        if equation.primitive.name not in ARITHMETIC:
+        if not is_one_of(equation, ARITHMETIC):
             return None
         operands = [self._constant_array(made_in, operand) for operand in equation.invars]
         if not operands or any(operand is None for operand in operands):
@@ -282,6 +229,15 @@ class Search:
             return None if _is_unknown(value) else value
         number = self.constant(scope, atom)
         return None if number is None else np.asarray(number, aval_of(atom).dtype).reshape(aval_of(atom).shape)
+
+
+_KEEP_COUNTS = KEEP_NUMBERS | {"max", "add", "select_n"}
+# Whether the first dimension of a result is none of the operand's, by the parameters.
+_OF_OTHER_ROWS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+    **dict.fromkeys(REDUCTIONS, lambda params: 0 in params["axes"]),
+    "transpose": lambda params: params["permutation"][0] != 0,
+    "broadcast_in_dim": lambda params: 0 not in params["broadcast_dimensions"][:1],
+}
 
 
 def _known_number(value: Constant | None) -> float | None:
@@ -313,25 +269,20 @@ def _dot_operand(equation: jex_core.JaxprEqn) -> list[Atom]:
 def _divides_gradients(top: ProgramScope, replicas: int) -> bool:
     """Returns whether some gradient is divided by the number of replicas once more, which makes a mean of the sum."""
     for scope, equation in equations_of(top):
-        if equation.primitive.name not in ("div", "mul") or len(equation.invars) != 2:
+        divisor_of = _DIVISORS.get(equation.primitive.name)
+        if divisor_of is None:
             continue
         for value, factor in (equation.invars, equation.invars[::-1]):
             if is_literal(value) or not is_literal(factor) or np.size(factor.val) != 1:
                 continue
-            number = float(np.asarray(factor.val).reshape(()).real)
-            number = number if equation.primitive.name == "div" else (1 / number if number else 0.0)
-            if math.isclose(number, replicas, rel_tol=1e-3):
-                made_in, made = scope.origin(value)
-                producer = None if made_in is None else made_in.producer.get(made)
-                if producer is not None and is_gradient(producer):
-                    return True
+            number = divisor_of(float(np.asarray(factor.val).reshape(()).real))
+            found = scope.maker(value)
+            if math.isclose(number, replicas, rel_tol=1e-3) and found is not None and is_gradient(found[1]):
+                return True
     return False
 
 
-def equations_of(scope: ProgramScope) -> Iterator[tuple[ProgramScope, jex_core.JaxprEqn]]:
-    """Yields the equations of a program and of what it calls, in order, each with its scope."""
-    for equation in scope.jaxpr.eqns:
-        yield scope, equation
-        inner = scope.called(equation)
-        if inner is not None:
-            yield from equations_of(inner)
+_DIVISORS: dict[str, Callable[[float], float]] = {
+    "div": lambda number: number,
+    "mul": lambda factor: 1 / factor if factor else 0.0,
+}

@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -19,9 +19,9 @@ from jax.extend import core as jex_core
 
 from replicax.compat.jax import axes_of_type, is_random_key
 from replicax.compat.jax_equations import location
-from replicax.compat.jax_names import LARGEST_OR_SMALLEST, MOVE_NUMBERS, NOT_ADDITIVE, ZERO_OF_ZEROS
-from replicax.program.hints.gradient_scale import Constant, ProgramScope, equations_of
-from replicax.program.ir.jaxprs import SHARE, TOTAL, Atom, aval_of, is_literal, with_inner
+from replicax.compat.jax_names import ADDITIONS, LARGEST_OR_SMALLEST, MOVE_NUMBERS, NOT_ADDITIVE, ZERO_OF_ZEROS
+from replicax.program.ir.jaxprs import SHARE, TOTAL, Atom, aval_of, is_literal, is_one_of, with_inner
+from replicax.program.ir.scopes import Constant, ProgramScope, equations_of
 from replicax.runtime.mesh import REPLICA_AXIS
 
 
@@ -59,6 +59,8 @@ class _SumSearch:
     def __init__(self, number: int):
         self._number = number
         self._depends: dict[tuple[int, Atom], bool] = {}
+        self._rules: dict[str, _Rule] = dict.fromkeys(ADDITIONS, self._added)
+        self._rules |= {"select_n": self._selected, "cond": self._branched, "scatter-add": self._scattered}
 
     def judged(self, scope: ProgramScope, atom: Atom) -> NotSummable | None:
         """Returns why the parts of a value that was assigned to the total may not be summed; None if they may."""
@@ -71,7 +73,7 @@ class _SumSearch:
             return self._no("is assigned a value that is equal on all replicas and would count once for each")
         made_in, made = self._unmoved(scope, atom)
         producer = None if made_in is None else made_in.producer.get(made)
-        if producer is not None and producer.primitive.name in LARGEST_OR_SMALLEST:
+        if producer is not None and is_one_of(producer, LARGEST_OR_SMALLEST):
             return self._no(f"is assigned what `{producer.primitive.name}` makes of each replica's rows alone")
         return self._no("is assigned a value that does not contain its old one", certain=False)
 
@@ -107,36 +109,44 @@ class _SumSearch:
         return made_in is not None and REPLICA_AXIS in axes_of_type(made.aval)
 
     def _without_total(self, scope: ProgramScope, equation: jex_core.JaxprEqn) -> _Kind:
-        operands = equation.invars[1:] if equation.primitive.name == "select_n" else equation.invars
-        if equation.primitive.name in ZERO_OF_ZEROS and all(self._kind(scope, each) is _Kind.ZERO for each in operands):
+        operands = equation.invars[1:] if is_one_of(equation, ["select_n"]) else equation.invars
+        if is_one_of(equation, ZERO_OF_ZEROS) and all(self._kind(scope, each) is _Kind.ZERO for each in operands):
             return _Kind.ZERO
         return _Kind.FREE
 
     def _with_total(self, scope: ProgramScope, equation: jex_core.JaxprEqn, out: jex_core.Var) -> _Kind | NotSummable:
-        name, inputs = equation.primitive.name, equation.invars
-        if name in ("add", "add_any", "sub"):
-            return self._added(name, [self._kind(scope, atom) for atom in inputs])
-        if name == "select_n":
-            return self._chosen(scope, inputs[0], [(scope, case) for case in inputs[1:]])
-        if name == "cond":
-            return self._chosen(scope, inputs[0], _branches(scope, equation, out))
-        others = [atom for atom in inputs if not self._has_total(scope, atom)]
-        if name == "scatter-add" and len(others) == 2 and inputs[0] not in others:
-            return self._kind(scope, inputs[0])
-        differ = not others or any(self._varies(scope, atom) for atom in others)
-        at = f"goes through `{name}` ({location(equation)})"
-        if name in ("mul", "div", "max", "min"):
-            return self._no(at, certain=differ)
-        return self._no(at, certain=name in NOT_ADDITIVE)
+        rule = self._rules.get(equation.primitive.name, self._other)
+        return rule(scope, equation, out)
 
-    def _added(self, name: str, kinds: Sequence[_Kind | NotSummable]) -> _Kind | NotSummable:
+    # Rules: (scope, equation, that of its results which is followed back) -> its kind.
+
+    def _added(self, scope: ProgramScope, equation: jex_core.JaxprEqn, out: jex_core.Var) -> _Kind | NotSummable:
+        first, second = kinds = [self._kind(scope, atom) for atom in equation.invars]
         for kind in kinds:
             if isinstance(kind, NotSummable):
                 return kind
-        first, second = kinds
-        if (first is _Kind.SUM) != (second is _Kind.SUM) and (name != "sub" or first is _Kind.SUM):
+        if (first is _Kind.SUM) != (second is _Kind.SUM) and (first is _Kind.SUM or not is_one_of(equation, ["sub"])):
             return _Kind.SUM
         return self._no("is added to itself, or subtracted from something")
+
+    def _selected(self, scope: ProgramScope, equation: jex_core.JaxprEqn, out: jex_core.Var) -> _Kind | NotSummable:
+        which, *cases = equation.invars
+        return self._chosen(scope, which, [(scope, case) for case in cases])
+
+    def _branched(self, scope: ProgramScope, equation: jex_core.JaxprEqn, out: jex_core.Var) -> _Kind | NotSummable:
+        return self._chosen(scope, equation.invars[0], _branches(scope, equation, out))
+
+    def _scattered(self, scope: ProgramScope, equation: jex_core.JaxprEqn, out: jex_core.Var) -> _Kind | NotSummable:
+        operand, *others = equation.invars
+        if self._has_total(scope, operand) and not any(self._has_total(scope, atom) for atom in others):
+            return self._kind(scope, operand)
+        return self._other(scope, equation, out)
+
+    def _other(self, scope: ProgramScope, equation: jex_core.JaxprEqn, out: jex_core.Var) -> _Kind | NotSummable:
+        others = [atom for atom in equation.invars if not self._has_total(scope, atom)]
+        differ = not others or any(self._varies(scope, atom) for atom in others)
+        is_certain = differ if is_one_of(equation, _RIGHT_WITH_EQUAL) else is_one_of(equation, NOT_ADDITIVE)
+        return self._no(f"goes through `{equation.primitive.name}` ({location(equation)})", certain=is_certain)
 
     def _chosen(
         self, scope: ProgramScope, which: Atom, cases: Sequence[tuple[ProgramScope, Atom]]
@@ -185,10 +195,15 @@ class _SumSearch:
         return any(map(self._is_mark, with_inner(equation)))
 
 
+_Rule: TypeAlias = Callable[[ProgramScope, jex_core.JaxprEqn, jex_core.Var], "_Kind | NotSummable"]
+# With a number that is equal on all replicas they may be right.
+_RIGHT_WITH_EQUAL = ["mul", "div", "max", "min"]
+
+
 def _moves(equation: jex_core.JaxprEqn) -> bool:
-    if equation.primitive.name == "broadcast_in_dim":
+    if is_one_of(equation, ["broadcast_in_dim"]):
         return bool(math.prod(aval_of(equation.invars[0]).shape) == math.prod(aval_of(equation.outvars[0]).shape))
-    return equation.primitive.name in MOVE_NUMBERS
+    return is_one_of(equation, MOVE_NUMBERS)
 
 
 def _branches(scope: ProgramScope, equation: jex_core.JaxprEqn, out: jex_core.Var) -> list[tuple[ProgramScope, Atom]]:

@@ -1,4 +1,4 @@
-"""What depends on what among the equations of a traced program."""
+"""The equations of a traced program as a graph of what depends on what."""
 
 from __future__ import annotations
 

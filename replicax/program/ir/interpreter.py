@@ -13,7 +13,7 @@ import replicax.compat.jax_equations as jax_equations
 from replicax.compat.jax_names import CALLS, NAME
 from replicax.program.ir.jaxprs import DECISION, Program, Values, called_program, is_literal, opened_program, read
 
-#: What becomes of an equation: (equation, values of its operands) -> values of its results.
+#: Evaluates an equation: (equation, values of its operands) -> values of its results.
 Rule: TypeAlias = Callable[[jex_core.JaxprEqn, list[Any]], Sequence[Any]]
 
 

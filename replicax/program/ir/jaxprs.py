@@ -117,7 +117,7 @@ DECISION = Mark("decision")
 ROWS = Mark("rows")
 #: A loss whose gradients are summed over replicas.
 SUMMED_LOSS = Mark("summed_loss")
-#: What a replica starts from to count on a metric's total, and what it assigns to the total.
+#: A value from which a replica counts on towards a metric's total, and one that it assigns to the total.
 SHARE, TOTAL = Mark("share"), Mark("total")
 
 marked_as_gradient = Mark("gradient")

@@ -29,9 +29,8 @@ from replicax.program.ir.jaxprs import (
 
 def inlined(program: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
     """Inlines all calls of a program: one flat list of equations."""
-    jaxpr, copy = program.jaxpr, _Copy()
-    atoms: dict[Atom, Atom] = {var: var for var in [*jaxpr.constvars, *jaxpr.invars]}
-    results = copy.write_out(jaxpr, atoms)
+    jaxpr, copy = program.jaxpr, _Copy(moves=False)
+    results = copy.results_of(jaxpr, {var: var for var in [*jaxpr.constvars, *jaxpr.invars]})
     captured = [*zip(jaxpr.constvars, program.consts, strict=True), *copy.captured]
     parts = {"constvars": [var for var, _ in captured], "outvars": results, "eqns": copy.equations}
     return jex_core.ClosedJaxpr(jaxpr.replace(**parts), [const for _, const in captured])
@@ -39,8 +38,6 @@ def inlined(program: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
 
 class Moved:
     """Equations as a program for a place without a mesh, in which nothing is called."""
-
-    # JAX notes with each value, each number and each equation the mesh of its place.
 
     def __init__(
         self,
@@ -50,107 +47,82 @@ class Moved:
         inputs: Sequence[jex_core.Var],
         outputs: Sequence[Atom],
     ):
-        self._name = name
-        copy = _MeshlessCopy()
+        self._name, copy = name, _Copy(moves=True)
         atoms: dict[Atom, Atom] = {var: copy.variable(var) for var in inputs}
-        variables = [atoms[var] for var in inputs]
+        invars = [atoms[var] for var in inputs]
         copy.add(equations, atoms)
-        self._captured = copy.captured
-        variables += [var for var, _ in self._captured]
-        results = [atoms[var] for var in outputs]
-        parts = {"constvars": [], "invars": variables, "outvars": results, "eqns": copy.equations, "effects": set()}
+        self._captured = [const for _, const in copy.captured]
+        parts = {"constvars": [], "invars": [*invars, *(var for var, _ in copy.captured)], "eqns": copy.equations}
+        parts |= {"outvars": [atoms[var] for var in outputs], "effects": set()}
         self._program = jex_core.ClosedJaxpr(jaxpr.replace(**parts), ())
 
     def __call__(self, values: Sequence[jax.Array]) -> list[jax.Array]:
         """Returns the values of the outputs, for values of the inputs; in a trace it is one call of a function."""
-        return run_as_one(self._name, self._program, [*values, *(const for _, const in self._captured)])
+        return run_as_one(self._name, self._program, [*values, *self._captured])
 
 
 class _Copy:
-    """Copied equations, for the place where the others have been traced."""
+    """Copied equations, where the others are, or (if it `moves` them) in a place without a mesh."""
 
-    def __init__(self) -> None:
+    # JAX notes with each value, each number and each equation the mesh of its place.
+
+    def __init__(self, moves: bool):
+        self._moves = moves
+        self._types: dict[object, jax.core.AbstractValue] = {}
+        self._source_of: Callable[[SourceInfo], SourceInfo] = lambda source: source
         self.equations: list[jex_core.JaxprEqn] = []
-        #: Constants of called functions, and what stands for them.
+        #: Constants of called functions, each after the variable that stands for it.
         self.captured: list[tuple[jex_core.Var, jax.Array]] = []
 
     def variable(self, like: Atom) -> jex_core.Var:
-        return jex_core.Var(like.aval)
+        """Returns a new variable of the same type."""
+        if like.aval not in self._types:
+            self._types[like.aval] = meshless(like.aval) if self._moves else like.aval
+        return jex_core.Var(self._types[like.aval])
 
-    def number(self, literal: jex_core.Literal) -> jex_core.Literal:
-        return literal
+    def add(self, equations: Iterable[jex_core.JaxprEqn], atoms: dict[Atom, Atom]) -> None:
+        """Copies equations; `atoms` has what stands for each value."""
+        for equation in equations:
+            operands = [self._of(atom, atoms) for atom in equation.invars]
+            if DECISION.is_on(equation):
+                atoms[equation.outvars[0]] = operands[0]
+            elif is_one_of(equation, CALLS):
+                atoms.update(zip(equation.outvars, self._called(equation, operands), strict=True))
+            else:
+                results = list(map(self.variable, equation.outvars))
+                atoms.update(zip(equation.outvars, results, strict=True))
+                self.equations.append(self._equation(equation, operands, results))
 
-    def equation(
-        self, like: jex_core.JaxprEqn, operands: list[Atom], results: list[jex_core.Var], source: SourceInfo
+    def results_of(self, program: Program, atoms: dict[Atom, Atom]) -> list[Atom]:
+        """Copies the equations of a program, and returns what stands for its results."""
+        jaxpr, _ = opened_program(program)
+        self.add(jaxpr.eqns, atoms)
+        return [self._of(atom, atoms) for atom in jaxpr.outvars]
+
+    def _called(self, call: jex_core.JaxprEqn, operands: list[Atom]) -> list[Atom]:
+        program, source_of = called_program(call), self._source_of
+        assert program is not None
+        jaxpr, consts = opened_program(program)
+        captured = [(self.variable(var), const) for var, const in zip(jaxpr.constvars, consts, strict=True)]
+        self.captured += captured
+        self._source_of = lambda source: source_of(called_from(call.source_info, source))
+        inputs = [*(var for var, _ in captured), *operands]
+        results = self.results_of(program, dict(zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True)))
+        self._source_of = source_of
+        return results
+
+    def _equation(
+        self, like: jex_core.JaxprEqn, operands: list[Atom], results: list[jex_core.Var]
     ) -> jex_core.JaxprEqn:
+        source = self._source_of(like.source_info)
+        if self._moves:
+            return jex_core.new_jaxpr_eqn(operands, results, like.primitive, like.params, like.effects, source)
         copied: jex_core.JaxprEqn = like.replace(invars=operands, outvars=results, source_info=source)
         return copied
 
-    def add(
-        self,
-        equations: Iterable[jex_core.JaxprEqn],
-        atoms: dict[Atom, Atom],  # what stands for each value
-        source_of: Callable[[SourceInfo], SourceInfo] = lambda source: source,
-    ) -> None:
-        """Copies equations, and adds their results to `atoms`."""
-        for equation in equations:
-            results: Sequence[Atom]
-            operands = [self._of(atom, atoms) for atom in equation.invars]
-            if DECISION.is_on(equation):
-                results = operands
-            elif is_one_of(equation, CALLS):
-                results = self._called(equation, operands, source_of)
-            else:
-                results = made = list(map(self.variable, equation.outvars))
-                self.equations.append(self.equation(equation, operands, made, source_of(equation.source_info)))
-            atoms.update(zip(equation.outvars, results, strict=True))
-
-    def write_out(
-        self,
-        program: Program,
-        atoms: dict[Atom, Atom],
-        source_of: Callable[[SourceInfo], SourceInfo] = lambda source: source,
-    ) -> list[Atom]:
-        """Copies the equations of a program, and returns what stands for its results."""
-        jaxpr, _ = opened_program(program)
-        self.add(jaxpr.eqns, atoms, source_of)
-        return [self._of(atom, atoms) for atom in jaxpr.outvars]
-
-    def _called(
-        self,
-        call: jex_core.JaxprEqn,
-        operands: list[Atom],
-        source_of: Callable[[SourceInfo], SourceInfo],
-    ) -> list[Atom]:
-        program = called_program(call)
-        assert program is not None
-        jaxpr, consts = opened_program(program)
-        atoms: dict[Atom, Atom] = dict(zip(jaxpr.invars, operands, strict=True))
-        captured = [(self.variable(var), const) for var, const in zip(jaxpr.constvars, consts, strict=True)]
-        self.captured += captured
-        atoms.update(zip(jaxpr.constvars, (var for var, _ in captured), strict=True))
-        return self.write_out(program, atoms, lambda source: source_of(called_from(call.source_info, source)))
-
     def _of(self, atom: Atom, atoms: dict[Atom, Atom]) -> Atom:
-        return self.number(atom) if is_literal(atom) else atoms[atom]
-
-
-class _MeshlessCopy(_Copy):
-    """Copied equations, for a place without a mesh."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._types: dict[object, jax.core.AbstractValue] = {}
-
-    def variable(self, like: Atom) -> jex_core.Var:
-        if like.aval not in self._types:
-            self._types[like.aval] = meshless(like.aval)
-        return jex_core.Var(self._types[like.aval])
-
-    def number(self, literal: jex_core.Literal) -> jex_core.Literal:
-        return jex_core.Literal(np.asarray(literal.val, aval_of(literal).dtype), meshless(literal.aval))
-
-    def equation(
-        self, like: jex_core.JaxprEqn, operands: list[Atom], results: list[jex_core.Var], source: SourceInfo
-    ) -> jex_core.JaxprEqn:
-        return jex_core.new_jaxpr_eqn(operands, results, like.primitive, like.params, like.effects, source)
+        if not is_literal(atom):
+            return atoms[atom]
+        if not self._moves:
+            return atom
+        return jex_core.Literal(np.asarray(atom.val, aval_of(atom).dtype), meshless(atom.aval))

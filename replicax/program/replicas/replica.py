@@ -44,11 +44,12 @@ from replicax.program.hints.advice import (
     advise_of_whole_state,
     advise_of_zeros,
 )
-from replicax.program.hints.gradient_scale import Search, find_local_mean, scope_of
+from replicax.program.hints.gradient_scale import Search, find_local_mean
 from replicax.program.hints.metric_totals import find_not_summable
 from replicax.program.hints.unequal_types import axes_explained, types_explained
 from replicax.program.ir.jaxprs import marked_as_gradient
 from replicax.program.ir.moving import inlined
+from replicax.program.ir.scopes import scope_of
 from replicax.program.kept_layouts import CutLayouts, layout_in, layouts_of_results
 from replicax.program.keras.state import repeat_while_variables_are_created
 from replicax.program.pytrees import Structure, flatten_inputs, flatten_outputs, per_replica_arrays
