@@ -1,4 +1,4 @@
-"""JAX's names are its own outside of replicas: whoever else uses JAX in this process finds it as its authors made it."""
+"""JAX's names are its own outside of replicas: whoever else uses JAX finds it as its authors made it."""
 
 import threading
 import types
