@@ -12,11 +12,11 @@ import numpy as np
 
 from replicax.collectives.compression import BFLOAT16, is_of_gradients
 from replicax.collectives.options import CommunicationOptions
+from replicax.collectives.packing import Packing, arrays_per_pack, packs_by_bytes, packs_by_number
 from replicax.compat.jax import vary, varying_axes
 from replicax.contracts.advice import AdvisedContract
 from replicax.contracts.reduce_op import ReduceOp, check_numbers, in_which_means_add_up
 from replicax.errors import ArgumentError, ContextError, ReduceError
-from replicax.runtime.packing import Packing, arrays_per_pack, packs_by_bytes, packs_by_number
 
 # The methods of tf.distribute's class, which a subclass that was written for it defines.
 _TENSORFLOWS = frozenset(

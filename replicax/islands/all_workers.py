@@ -11,13 +11,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import replicax.runtime.activity as activity
 from replicax.cluster.exchange import exchanged
+from replicax.collectives import NcclAllReduce
 from replicax.group.membership import Quorum
 from replicax.runtime import turns
 from replicax.runtime.calls import together
-from replicax.runtime.packing import packs_by_number
 
 _AXIS = "island"
-_PACKS = 4  # of small arrays
+_OPS = NcclAllReduce(num_packs=4)
 
 
 class AllWorkers:
@@ -61,9 +61,7 @@ class AllWorkers:
 
     def _summed(self, stacked: list[jax.Array]) -> list[jax.Array]:
         def of_one(rows: list[jax.Array]) -> list[jax.Array]:
-            own = [row[0] for row in rows]
-            packing = packs_by_number(own, _PACKS)
-            return packing.unpack([jax.lax.psum(buffer, _AXIS) for buffer in packing.pack(own)])
+            return _OPS.all_reduce("sum", [row[0] for row in rows], axis_name=_AXIS, num_replicas=self.size)
 
         mapped = jax.shard_map(of_one, mesh=self._mesh, in_specs=PartitionSpec(_AXIS), out_specs=PartitionSpec())
         sums: list[jax.Array] = mapped(stacked)

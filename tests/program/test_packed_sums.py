@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from replicax.collectives.packing import SMALL_VALUE_BYTES
 from replicax.program.replicas.packed_sums import evaluate_joined
 from replicax.runtime import REPLICA_AXIS, replica_mesh
-from replicax.runtime.packing import SMALL_VALUE_BYTES
 
 LARGE = SMALL_VALUE_BYTES // 4 + 1
 

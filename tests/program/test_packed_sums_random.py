@@ -11,10 +11,10 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from replicax.collectives import AutomaticAllReduce, sums_small_values
+from replicax.collectives.packing import SMALL_VALUE_BYTES
 from replicax.compat.jax import vary
 from replicax.program.replicas.packed_sums import evaluate_joined
 from replicax.runtime import REPLICA_AXIS, replica_mesh
-from replicax.runtime.packing import SMALL_VALUE_BYTES
 
 WIDTH = 4
 DTYPES = ["float32", "int32", "int8", "complex64", "bool"]

@@ -19,8 +19,8 @@ from replicax.collectives.compression.contract import (
     MemoryKind,
     Reducing,
 )
+from replicax.collectives.packing import Packing, arrays_per_pack, packs_by_bytes, packs_by_number
 from replicax.errors import ArgumentError
-from replicax.runtime.packing import Packing, arrays_per_pack, packs_by_bytes, packs_by_number
 
 _LARGEST = 127  # -128 is left out, so that the scale is the same on both sides of 0.
 

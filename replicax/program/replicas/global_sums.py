@@ -31,6 +31,7 @@ import numpy as np
 from jax.extend import core as jex_core
 from jax.sharding import Mesh, PartitionSpec
 
+from replicax.collectives import NcclAllReduce
 from replicax.compat.jax_names import LINEAR_IN_ONE
 from replicax.program.ir.graph import Graph
 from replicax.program.ir.interpreter import evaluate, evaluate_elsewhere
@@ -38,7 +39,6 @@ from replicax.program.ir.jaxprs import Values, aval_of, is_gradient, is_literal,
 from replicax.program.ir.moving import Moved
 from replicax.program.replicas.after_meeting import is_global
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.runtime.packing import arrays_per_pack, packs_by_number
 
 
 class _Gradient(NamedTuple):
@@ -176,10 +176,10 @@ def _over_replicas(parts: Sequence[jax.Array], dimensions: Sequence[int | None])
         if dimension is not None:
             sums[i] = jax.lax.psum_scatter(part, REPLICA_AXIS, scatter_dimension=dimension, tiled=True)
     whole = [i for i in range(len(parts)) if i not in sums]
+    replicas = jax.lax.axis_size(REPLICA_AXIS)
     arrays = [parts[i] for i in whole]
-    packing = packs_by_number(arrays, 1, arrays_per_pack())
-    buffers = [jax.lax.psum(buffer, REPLICA_AXIS) for buffer in packing.pack(arrays)]
-    sums.update(zip(whole, packing.unpack(buffers), strict=True))
+    totals = NcclAllReduce().all_reduce("sum", arrays, axis_name=REPLICA_AXIS, num_replicas=replicas)
+    sums.update(zip(whole, totals, strict=True))
     return [sums[i] for i in range(len(parts))]
 
 

@@ -14,11 +14,11 @@ from typing import TypeAlias
 import jax
 from jax.extend import core as jex_core
 
+from replicax.collectives.packing import SMALL_VALUE_BYTES
 from replicax.compat.jax_names import SUMS_OVER_AXES
 from replicax.program.ir.interpreter import evaluate
 from replicax.program.ir.jaxprs import Values, aval_of, is_one_of, read, variables_of
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.runtime.packing import SMALL_VALUE_BYTES
 
 #: Sums each array of a list over the replicas.
 SumTogether: TypeAlias = Callable[[list[jax.Array]], list[jax.Array]]

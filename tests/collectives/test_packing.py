@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from replicax.runtime.packing import SMALL_VALUE_BYTES, packs_by_bytes, packs_by_number
+from replicax.collectives.packing import SMALL_VALUE_BYTES, packs_by_bytes, packs_by_number
 
 SHAPES = [(), (0,), (3,), (2, 2), (5, 0), (7,)]
 LEAVES = st.lists(st.tuples(st.sampled_from(SHAPES), st.sampled_from(["float32", "int32", "bfloat16"])), max_size=8)
