@@ -15,21 +15,23 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
+import jax
+import numpy as np
+
 import replicax.context as context
 import replicax.runtime.activity as activity
-from replicax.compat.keras import build_otherwise, compilation_of, is_of_empty_generator, trainer_class
+from replicax.compat.keras import build_for, build_otherwise, compilation_of, is_of_empty_generator, trainer_class
 from replicax.contracts.strategy import StrategyBase
 from replicax.contracts.variable_access import layout_of
 from replicax.data.sources import check_batch_size
-from replicax.errors import BatchError, ContextError
+from replicax.errors import ArgumentError, BatchError, ContextError
 from replicax.keras.all_workers import check_same_file, has_workers, is_elastic
 from replicax.keras.chief_writes import save_on_workers, write_atomically
 from replicax.keras.custom_objects import remembering_arguments
-from replicax.keras.data_steps import takes_data
 from replicax.keras.feeding import as_keras_data
 from replicax.keras.loop_state import Progress
 from replicax.keras.model_pickling import ModelParcel, like_a_row
-from replicax.keras.steps import accept_state
+from replicax.keras.steps import accept_state, takes_data
 from replicax.keras.trainer import StepFunctions
 from replicax.keras.workers import loop_of_workers
 from replicax.program.function import ProgramCache
@@ -83,6 +85,23 @@ def strategy_of(model: Any) -> StrategyBase | None:
     """Returns the strategy in whose scope `model` was made, or None."""
     membership = getattr(model, "_replicax", None)
     return None if membership is None else membership.strategy
+
+
+def lowered_train_step(model: keras.Model, batch: PyTree) -> tuple[jax.stages.Lowered, int]:
+    """Returns the program of one training step, and the number of rows of its batch."""
+    strategy = strategy_of(model)
+    if strategy is None:
+        raise ArgumentError(f"{model!r:.100} belongs to no strategy: make it in the scope of one.")
+    if batch is None:  # One row for each replica, like those that the model has been trained on.
+        row = batch_of(model)
+        if row is None:
+            raise ArgumentError(f"Model {model.name!r} has not been trained yet: give a batch of its, step=(x, y).")
+        batch = jax.tree.map(lambda leaf: np.repeat(leaf, strategy.num_replicas_in_sync, axis=0), row)
+    batch = jax.tree.map(np.asarray, batch)
+    with strategy.scope():
+        build_for(model, batch)
+    rows = max((len(leaf) for leaf in jax.tree.leaves(batch) if np.ndim(leaf)), default=0)
+    return StepFunctions(model, strategy, model._replicax).lowered_training(batch), rows
 
 
 @once

@@ -6,20 +6,25 @@ import dataclasses
 import logging
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from replicax.checkpoint import Checkpoint, numbered, read_metadata, restore_variables
 from replicax.checkpoint.checkpoint_follower import Follower, Found, Outcome, Rules
+from replicax.checkpoint.writing import absolute
 from replicax.checks import explained, is_int, is_real
-from replicax.errors import ArgumentError
-from replicax.keras.checkpoints import Watched
+from replicax.errors import ArgumentError, CheckpointError
 from replicax.keras.chief_writes import write_atomically
 from replicax.keras.tensorboard import _EventFiles
 
 _log = logging.getLogger(__name__)
 _BETTER: dict[str, Callable[[float, float], bool]] = {"min": lambda a, b: a < b, "max": lambda a, b: a > b}
+_MODEL_FILES = (".keras", ".weights.h5")
+_TRIES = 5
+_NUMBER = re.compile(r"\d+")
 _GREATER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "r2")
 
 
@@ -185,6 +190,76 @@ class SidecarEvaluator:
             return None
 
 
+class Watched:
+    """A folder of checkpoints: of `rx.CheckpointManager`, `rx.Checkpoint.save`, or files of `ModelCheckpoint`."""
+
+    def __init__(self, directory: str | os.PathLike[str], name: str):
+        self.directory = absolute(directory)
+        self._name = name
+        self._failures: dict[Found, int] = {}
+
+    def found(self) -> list[Found]:
+        """Returns the checkpoints that are there: first those of managers, by number, then files, by age."""
+        return [*self._checkpoints(), *self._files()]
+
+    def load(self, found: Found, model: Any) -> Outcome:
+        """Gives the model the weights of a checkpoint, which may be gone, or half-written."""
+        if found.name.endswith(_MODEL_FILES):
+            return self._load_file(found, model)
+        try:
+            self._check_names(found, model)
+            # The optimizer and whatever else there is beside the model is meant to be left out, without a word.
+            restore_variables(found.path, Checkpoint(**{self._name: model}).variables(), partial=True)
+        except (CheckpointError, OSError):
+            if found.path.is_dir() and found in self._checkpoints():
+                raise
+            _log.warning("Checkpoint %s was deleted before it could be evaluated.", found.path)
+            return Outcome.GONE
+        return Outcome.DONE
+
+    def _checkpoints(self) -> list[Found]:
+        return [Found(found.path, found.number) for found in numbered(self.directory)]
+
+    def _files(self) -> list[Found]:
+        found = []
+        for path in self.directory.glob("*") if self.directory.is_dir() else ():
+            # Names that begin with a dot are those of files being written.
+            if path.name.endswith(_MODEL_FILES) and not path.name.startswith("."):
+                try:
+                    status = path.stat()
+                except FileNotFoundError:
+                    continue
+                numbers = _NUMBER.findall(path.name.removesuffix(".h5"))
+                found.append(Found(path, int(numbers[-1]) if numbers else None, (status.st_mtime_ns, status.st_size)))
+        return sorted(found, key=lambda file: (file.version, file.step or 0, file.name))
+
+    def _check_names(self, found: Found, model: Any) -> None:
+        """Checks that a checkpoint has the model's variables: a model of another name would silently keep its own."""
+        stored = read_metadata(found.path).arrays
+        missing = [name for name in Checkpoint(**{self._name: model}).variables() if name not in stored]
+        if missing:
+            known = sorted({name.partition("/")[0] for name in stored})
+            raise CheckpointError(
+                f"Checkpoint {found.path} lacks {len(missing)} of the model's variables, such as {missing[0]!r}. It "
+                f"holds the objects {known}: pass the model's name among them as `name`, and a model of the same "
+                "architecture."
+            )
+
+    def _load_file(self, found: Found, model: Any) -> Outcome:
+        """Loads a file that may be half-written; if that fails, it is tried again when it has changed, or later."""
+        try:
+            model.load_weights(str(found.path))
+        except (OSError, ValueError, KeyError) as error:
+            tries = self._failures[found] = self._failures.get(found, 0) + 1
+            if not found.path.exists():
+                _log.warning("File %s was deleted before it could be evaluated.", found.path)
+                return Outcome.GONE
+            if tries >= _TRIES:
+                raise CheckpointError(f"File {found.path} does not hold this model's weights: {error}") from error
+            return Outcome.LATER
+        return Outcome.DONE
+
+
 def _check_count(name: str, value: Any) -> None:
     if value is not None and (not is_int(value) or value < 1):
         raise ArgumentError(f"`{name}` is a whole number of at least 1, or None, got {value!r}.")
@@ -199,6 +274,6 @@ def _checked_best_path(path: Any) -> str | None:
     if path is None:
         return None
     text = os.fspath(path)
-    if not text.endswith((".keras", ".weights.h5")):
+    if not text.endswith(_MODEL_FILES):
         raise ArgumentError(f"`best_model_path` ends with '.keras' or '.weights.h5', got {text!r}.")
     return text

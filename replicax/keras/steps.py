@@ -3,21 +3,29 @@
 Keras's `train_step` is `(state, data) -> (logs, state)`, where the state are the values of all variables. As functions
 that read variables and assign them the steps are programs like any other: `Model.fit` runs them over global arrays, and
 a parameter server cuts them in two and schedules them.
+
+A model may define `train_step(self, data)` in TensorFlow's style instead, which reads and assigns its variables, and
+takes gradients by `rx.value_and_grad`. It is traced in a frame that has the values, and that knows the new ones.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import jax
 
+import replicax.context as context
 from replicax.contracts.variable_access import AssignableLike, array_of
-from replicax.errors import ProgramError
-from replicax.keras.data_steps import functional, takes_data
+from replicax.errors import ArgumentError, ProgramError
+from replicax.program.frames import OverrideFrame
+from replicax.program.gradients.autodiff import stored_by
 from replicax.program.ir.jaxprs import marked_as_gradient
+from replicax.program.keras.state import keras_scope
 from replicax.program.storing import store_values
 from replicax.typing import PyTree
 
@@ -134,6 +142,46 @@ class KerasSteps:
 def _functional(step: Callable[..., PyTree], groups: Callable[[], Groups]) -> FunctionalStep:
     """Returns a model's step as Keras has it, whatever it takes."""
     return functional(step, groups) if takes_data(step) else step
+
+
+def takes_data(step: Callable[..., PyTree]) -> bool:
+    """Returns whether a model's step takes the data alone, and not the values of the variables before it."""
+    signature = inspect.signature(step)
+    for arguments in ((None, None), (None,)):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        return len(arguments) == 1
+    name = getattr(step, "__qualname__", repr(step))
+    raise ArgumentError(
+        f"{name}{signature} is no step of a model. Define it as on TensorFlow, {step.__name__}(self, data), with "
+        "rx.value_and_grad for gradients; or as Keras has it on JAX, with the values of the variables before the data: "
+        f"{step.__name__}(self, state, data)."
+    )
+
+
+def functional(step: Callable[[PyTree], PyTree], find_groups: Callable[[], Groups]) -> FunctionalStep:
+    """Returns a step that takes the data alone as Keras's functional one: `(state, data) -> (outputs, state)`."""
+
+    @functools.wraps(step)
+    def with_state(state: State, data: PyTree) -> tuple[PyTree, State]:
+        groups, outer = find_groups(), context.current().frame
+        variables = list(itertools.chain(*groups))
+        frame = OverrideFrame(outer, variables, itertools.chain(*state))
+        frame.is_of_loss = False
+        with context.entered(frame=frame), keras_scope():
+            outputs = step(data)
+            frame.update_rows_at_end()
+            new = [[frame.read(variable) for variable in group] for group in groups]
+        known = set(map(id, variables))
+        for variable, value in zip(frame.written.values(), frame.new_values(), strict=True):
+            if id(variable) not in known:
+                stored_by(variable, value, outer)
+        return outputs, tuple(new)
+
+    del with_state.__wrapped__  # It has another signature.
+    return with_state
 
 
 def accept_state(model: keras.Model) -> None:

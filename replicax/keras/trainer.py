@@ -18,16 +18,17 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import jax
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 import replicax.contracts.worlds as worlds
 import replicax.runtime.activity as activity
+from replicax.cluster.signing import pickled, unpickled
 from replicax.contracts.strategy import StrategyBase, owner_of
-from replicax.contracts.variable_access import VariableLike, name_of
+from replicax.contracts.variable_access import VariableLike, array_of, name_of
+from replicax.contracts.worlds import Worlds
 from replicax.errors import ArgumentError
 from replicax.group.renewal import renewed
 from replicax.keras.all_workers import has_workers
-from replicax.keras.eager_elastic_steps import eager_in_world
 from replicax.keras.feeding import Feed
 from replicax.keras.loop_state import Progress
 from replicax.keras.steps import KerasStep, KerasSteps, State
@@ -36,6 +37,7 @@ from replicax.program.global_view import GlobalView
 from replicax.program.hints.advice import advise_of_uncompressed
 from replicax.program.storing import store_values
 from replicax.runtime.calls import Calls
+from replicax.runtime.transfer import host_copy, put
 from replicax.typing import PyTree
 from replicax.variables import check_owner
 
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
 
 #: The function that Keras's loops call: (state, iterator of batches) -> (outputs, state).
 LoopStep = Callable[[State, Iterator[PyTree]], tuple[PyTree, State]]
+
+
+_OUTPUTS = "the outputs of a step"
 
 
 class ModelMemory(Protocol):
@@ -210,7 +215,9 @@ class _EagerStep:
             if self._strategy.counts_steps:
                 return self._counted(data)
             running = self._strategy.placement.worlds
-            return self._step.eager(data) if running is None else eager_in_world(running, self._step, data, self._place)
+            if running is None:
+                return self._step.eager(data)
+            return _eager_in_world(running, self._step, data, self._place)
 
     def _counted(self, data: PyTree) -> PyTree:
         trains = self._step.optimizer is not None
@@ -227,6 +234,46 @@ class _EagerStep:
         placement.follow(variables)
         homes = list(map(self._sharding_of, variables))
         store_values(variables, placement.load(variables, placement.replicas, homes))
+
+
+def _eager_in_world(running: Worlds, step: KerasStep, data: PyTree, place: Callable[[], None]) -> PyTree:
+    """Makes a step that counts on all workers, or on none, where they come and go; returns the whole outputs."""
+
+    def run() -> tuple[PyTree, list[jax.Array]]:
+        place()
+        homes = {id(variable): array_of(variable).sharding for variable in step.variables}
+        outputs, changed = step.computed(data)
+        # Operations leave results where they like, and a value elsewhere would count as one to be agreed on.
+        new = {id(variable): put(value, homes[id(variable)]) for variable, value in changed}
+        values = [new.get(id(variable), array_of(variable)) for variable in step.variables]
+        whole = jax.tree.map(_whole, outputs)
+        jax.block_until_ready(values)
+        return whole, values
+
+    def outcome(result: tuple[PyTree, list[jax.Array]]) -> list[np.ndarray]:
+        outputs, values = result
+        told = pickled(_OUTPUTS, jax.tree.map(np.asarray, outputs))
+        return [np.frombuffer(told, np.uint8), *map(host_copy, values)]
+
+    def adopted(arrays: list[np.ndarray]) -> tuple[PyTree, list[jax.Array]]:
+        place()
+        homes = [array_of(variable).sharding for variable in step.variables]
+        values = [put(value, home) for value, home in zip(arrays[1:], homes, strict=True)]
+        return jax.tree.map(jax.numpy.asarray, unpickled(_OUTPUTS, arrays[0].tobytes())), values
+
+    outputs, values = running.executed(run, outcome, adopted)
+    store_values(step.variables, values)
+    return outputs
+
+
+def _whole(leaf: PyTree) -> PyTree:
+    """Returns all rows of an output as an array of this process."""
+    if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+        return leaf
+    if isinstance(leaf.sharding, NamedSharding) and not leaf.is_fully_replicated:
+        everywhere = NamedSharding(leaf.sharding.mesh, PartitionSpec())
+        leaf = put(leaf, everywhere)
+    return jax.numpy.asarray(host_copy(leaf))
 
 
 def _shardings(step: KerasStep, strategy: StrategyBase) -> Callable[[VariableLike], Sharding | None]:

@@ -72,7 +72,7 @@ def explain(
 def _explained_step(strategy: StrategyBase, model: Any, step: PyTree, is_model: bool) -> Shown:
     if not is_model or getattr(model, "optimizer", None) is None:
         raise ArgumentError(f"`step` goes with a compiled Keras model, got {model!r:.100}. Call model.compile first.")
-    from replicax.keras.lowered_steps import lowered_train_step
+    from replicax.keras.models import lowered_train_step
 
     lowered, rows = lowered_train_step(model, None if step is True else step)
     table = _table(strategy.placement, _variables_of(strategy, model))

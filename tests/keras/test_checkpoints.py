@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from replicax.errors import ArgumentError
-from replicax.keras.checkpoints import Watched
+from replicax.keras.sidecar import Watched
 
 
 def test_what_is_no_path_is_refused():

@@ -13,8 +13,7 @@ import replicax.context as context
 from replicax.checks import checked_int, is_int, is_real
 from replicax.contracts.variable_access import VariableLike, array_of
 from replicax.errors import ArgumentError, BatchError
-from replicax.keras.lowered_steps import lowered_train_step
-from replicax.keras.models import strategy_of
+from replicax.keras.models import lowered_train_step, strategy_of
 from replicax.program.function import Function, function
 from replicax.tools.tuning.restoring import check_model, check_synchronous
 from replicax.typing import PyTree
