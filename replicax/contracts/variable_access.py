@@ -1,8 +1,8 @@
 """A variable as programs see it, whichever class it has: one accessor for each thing that they ask of it.
 
-The variables of Keras, `rx.Variable`, DTensor, flax and parameter servers have no base class in common. What all of
-them have is `VariableLike`. What some have besides is asked for by a function here, whose answer for all others is the
-usual one; no other module looks for attributes of variables.
+The variables of Keras, `rx.Variable`, DTensor, flax and parameter servers have no base class in common. `VariableLike`
+is common to all of them. A function here asks for each thing that only some have; its answer for all others is the
+usual one. No other module looks for attributes of variables.
 """
 
 from __future__ import annotations
