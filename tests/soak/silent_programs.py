@@ -702,6 +702,8 @@ _ROW_LOSSES = {
 
 def _average(draw: _Draw) -> str:
     largest = max(draw.sizes)
+    if not draw.mistake and "OneDevice" not in draw.strategy:
+        draw.chance.random()  # It decided on a mistake once; so seeds go on to draw the same programs.
     how = draw.named(draw.of(["global size", "default size", "sum", "counted", "weighted", "weighted rows", "reduced"]))
     if how == "reduced":
         draw.names.append("reported as a mean")
