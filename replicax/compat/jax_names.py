@@ -85,6 +85,8 @@ KEEP_NUMBERS = frozenset(["name", "convert_element_type", "reshape", "squeeze", 
 MOVE_NUMBERS = KEEP_NUMBERS | {"transpose", "rev"}
 # They take parts of an array, such as the last step of a loop.
 TAKE_PARTS = frozenset(["slice", "dynamic_slice", "gather", "squeeze"])
+# Each result is some of the entries of the operand, whatever they are.
+REARRANGE = frozenset(["name", "reshape", "slice", "squeeze", "transpose"])
 # They have one operand, and may as well be done after a sum as before it.
 LINEAR_IN_ONE = frozenset(["copy", "neg", "reduce_sum", "reshape", "squeeze", "transpose"])
 # They make first values of which each number is computed for itself, whatever part of the value it belongs to.

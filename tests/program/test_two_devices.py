@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from replicax.program.cut.transfers import Crossing
 from replicax.program.cut.two_devices import Halves, Places
 from replicax.program.ir.jaxprs import marked_as_gradient
 from replicax.runtime import mirrored_sharding, replica_mesh, stacked_sharding
+from replicax.runtime.mesh import REPLICA_AXIS
 
 # Variables are read in the order `w, m, rate`; the step updates w and m.
 
@@ -233,14 +233,24 @@ def test_random_keys_travel(site):
     assert key.sharding == site.home
 
 
-def test_devices_of_the_host_read_variables_in_place():
-    site = Site(1, (0, 1, 2))
-    (value,) = site.at_home(np.arange(64.0))
-    [everywhere] = Crossing(site.home, site.compute).on_all_devices([value])
-    pointers = {shard.data.unsafe_buffer_pointer() for shard in everywhere.addressable_shards}
-    assert pointers == {value.unsafe_buffer_pointer()}
+def test_a_variable_that_is_read_elsewhere_takes_the_buffer_of_its_gradient():
+    site = Site(*PLACES["among"])
 
+    def step(updated, others, donated, kept):
+        (w,), (x,) = updated, kept
+        mapped = jax.shard_map(
+            lambda w, x: jax.grad(lambda w: jnp.sum(w * x[0] ** 2))(w),
+            mesh=site.mesh, in_specs=(PartitionSpec(), PartitionSpec(REPLICA_AXIS)), out_specs=PartitionSpec(),
+        )  # fmt: skip
+        return [w - marked_as_gradient(mapped(w, x))], []
 
-def test_one_device_shares_with_nobody():
-    site = Site(*PLACES["alone"])
-    assert not Crossing(site.home, site.compute).in_place
+    halves = site.halves(step, assigned=(0,), read=(None,), written=(None,))
+    (w,) = site.at_home(np.zeros(64))
+    x = jax.device_put(np.ones((3, 64), np.float32), NamedSharding(site.mesh, PartitionSpec(REPLICA_AXIS)))
+    update, (donated, taken, _, _), results_of = halves.staged([w], [], [], [x])
+    assert donated == []
+    pointer = taken[0].unsafe_buffer_pointer()
+    ((new,), _) = results_of(update(donated, taken, *halves.staged([w], [], [], [x])[1][2:]))
+    assert new.unsafe_buffer_pointer() == pointer
+    assert not w.is_deleted()
+    np.testing.assert_array_equal(new, np.full(64, -3.0))

@@ -6,13 +6,18 @@ another device's array. JAX keeps such a buffer until all of these arrays are go
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Collection, Sequence
+from typing import TypeAlias
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from replicax.compat.jax import is_random_key
+
+#: A value, or the parts of a sum in the order of the replicas; None for a part that comes by itself.
+Parts: TypeAlias = jax.Array | list[jax.Array | None]
 
 
 class Crossing:
@@ -25,6 +30,8 @@ class Crossing:
         # Whether one of the devices reads what is another one's without a copy.
         self.in_place = len(devices) > 1 and all(device.platform == "cpu" for device in devices)
         self._devices = list(compute.mesh.devices.flat)
+        # The position of home among the compute devices; None if it is none of them.
+        self.own = self._devices.index(self._home) if self._home in compute.device_set else None
 
     def at_work(self, value: jax.Array) -> jax.Array:
         """Returns an argument where the worker can use it: a variable's value that has been read lies at home."""
@@ -43,14 +50,39 @@ class Crossing:
 
     def at_home(self, sent: jax.Array) -> jax.Array:
         """Returns a copy of a value that all compute devices have: the one at home if there is one."""
-        if self._home in self._compute.device_set:
+        if self.own is not None:
             shard: jax.Array = next(shard.data for shard in sent.addressable_shards if shard.device == self._home)
             return shard
         at_home: jax.Array = jax.device_put(sent.addressable_data(0), self._home_sharding)
         return at_home
+
+    def arrived(self, sent: Sequence[jax.Array], parted: Collection[int]) -> list[Parts]:
+        """Returns at home what the compute devices send."""
+        # Of the values numbered in `parted` each device has a part, and home adds them up; all devices have the others.
+        parts = {i: [sent[i].addressable_data(k) for k in range(len(self._devices))] for i in parted}
+        away = [part for each in parts.values() for k, part in enumerate(each) if k != self.own]
+        brought = iter(jax.device_put(self._views(away), self._home) if away else ())
+        at_home = {i: [p if k == self.own else next(brought) for k, p in enumerate(each)] for i, each in parts.items()}
+        return [at_home[i] if i in at_home else self.at_home(value) for i, value in enumerate(sent)]
+
+    def take_own(self, parts: Parts) -> jax.Array:
+        """Returns the part of home itself, and leaves None in its place."""
+        assert isinstance(parts, list)
+        assert self.own is not None
+        own, parts[self.own] = parts[self.own], None
+        assert own is not None
+        return own
 
     def _views(self, values: Sequence[jax.Array]) -> list[jax.Array | np.ndarray]:
         """Returns values from which `jax.device_put` makes arrays without a copy, where that is possible."""
         if not self.in_place:
             return list(values)
         return [value if is_random_key(value) else np.asarray(value) for value in values]
+
+
+def summed(parts: Parts, own: jax.Array | None) -> jax.Array:
+    """Returns the sum of what the devices have sent, in a program; `own` is the part that comes by itself."""
+    if not isinstance(parts, list):
+        return parts
+    filled = [part for each in parts if (part := own if each is None else each) is not None]
+    return functools.reduce(lambda total, part: total + part, filled)

@@ -1,8 +1,9 @@
 """A step in two compiled halves: gradients over a mesh of devices, the update on the device that has the variables.
 
 Numbers among the results of the step (a loss) come home too, where they can be combined with variables; arrays stay on
-the compute devices. Values that cross are copied, unless all devices share one memory. Then no device copies a
-variable; an array that another device reads is not overwritten.
+the compute devices. Values that cross are copied, unless all devices share one memory. Then each half reads the arrays
+of the other one: no device copies a variable, and home adds up the gradients of all replicas in the update. An array
+that another device reads is not overwritten, so the new value of such a variable takes the buffer of its gradient.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
-from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from replicax.program.cut.shared_memory_sums import UnsummedEvaluation
 from replicax.program.cut.split import Assigned, Split
-from replicax.program.cut.transfers import Crossing
-from replicax.program.ir.jaxprs import calls_host
+from replicax.program.cut.transfers import Crossing, Parts, summed
+from replicax.program.ir.jaxprs import Atom, aval_of, calls_host, is_literal
 from replicax.program.ir.moving import inlined
 from replicax.typing import PyTree, PyTreeFunction
 
@@ -111,19 +113,39 @@ class _Compiled:
             if each.input is not None and each.input in free and each.input in split.server_inputs
         }
         self._kept = [i for i in range(self._num_outputs) if i not in updated]
+        outvars = split.program.jaxpr.outvars
+        kept = {atom for i in self._kept if not is_literal(atom := outvars[i])}
+        self._worker_equations = UnsummedEvaluation(
+            split.worker_equations, split.sent if self._crossing.in_place else (), kept
+        )
+        self._parted = [i for i, leaf in enumerate(split.sent) if leaf in self._worker_equations.unsummed]
+        taken = self._gradients_taken([i for i in updated if i not in donated])
         # JAX gives the first result of a shape the first donated buffer of that shape, so those are in one order.
-        self._updated = [*donated, *(i for i in updated if i not in donated)]
+        first = [*donated, *taken]
+        self._updated = [*first, *(i for i in updated if i not in first)]
         self._order = [updated.index(i) for i in self._updated]
-        self._donated = list(donated.values())
+        self._donated, self._taken = list(donated.values()), list(taken.values())
         self._read = [i for i in split.server_inputs if i not in self._donated]
+
+    def _gradients_taken(self, updated: Sequence[int]) -> dict[int, int]:
+        """Returns, for outputs that get no buffer of their old value, what is sent in whose buffer they are written."""
+        taken: dict[int, int] = {}
+        free = self._parted if self._crossing.own is not None else []
+        for i in updated:
+            wanted = _kind(self._split.program.jaxpr.outvars[i])
+            fits = [k for k in free if k not in taken.values() and _kind(self._split.sent[k]) == wanted]
+            if fits:
+                taken[i] = fits[0]
+        return taken
 
     def _compile(self, name: str) -> None:
         stays = self._places.written
         places = [stays[i] if i < len(stays) else None for i in self._kept]
-        sent = [self._places.compute] * len(self._split.sent)
+        stacked = NamedSharding(self._places.compute.mesh, PartitionSpec(self._places.compute.mesh.axis_names))
+        sent = [stacked if i in self._parted else self._places.compute for i in range(len(self._split.sent))]
         worker, server = _named(self._worker_half, name), _named(self._server_half, f"{name}_update")
         self._worker = jax.jit(worker, donate_argnums=0, out_shardings=(places, sent))
-        self._server = jax.jit(server, donate_argnums=0, out_shardings=self._places.home)
+        self._server = jax.jit(server, donate_argnums=(0, 1), out_shardings=self._places.home)
 
     def _worker_half(
         self, given: list[jax.Array], lent: list[jax.Array], moved: list[jax.Array]
@@ -131,20 +153,27 @@ class _Compiled:
         args: list[jax.Array | None] = [None] * self._num_inputs
         for i, value in zip([*self._given, *self._lent, *self._moved], [*given, *lent, *moved], strict=True):
             args[i] = value
-        outputs, sent = self._split.worker(args)
+        values = self._split.inputs(args)
+        self._worker_equations(values)
+        outputs, sent = self._split.worker_results(values)
         return [outputs[i] for i in self._kept], sent
 
-    def _server_half(self, donated: list[jax.Array], read: list[jax.Array], sent: list[jax.Array]) -> list[jax.Array]:
+    def _server_half(
+        self, donated: list[jax.Array], taken: list[jax.Array], read: list[jax.Array], sent: list[Parts]
+    ) -> list[jax.Array]:
         args: list[jax.Array | None] = [None] * self._num_inputs
         for i, value in zip([*self._donated, *self._read], [*donated, *read], strict=True):
             args[i] = value
-        updated = self._split.server(args, sent)
+        at_home = dict(zip(self._taken, taken, strict=True))
+        updated = self._split.server(args, [summed(parts, at_home.get(i)) for i, parts in enumerate(sent)])
         return [updated[i] for i in self._order]
 
     def staged(self, leaves: Sequence[jax.Array]) -> tuple[PyTreeFunction, Sequence[PyTree], PyTreeFunction]:
         computed, sent = self._worker(*self._worker_args(leaves))
+        arrived = self._crossing.arrived(sent, self._parted)
         at_home = self._crossing.at_home
         kept = {i: at_home(x) if i in self._numbers else x for i, x in zip(self._kept, computed, strict=True)}
+        taken = [self._crossing.take_own(arrived[i]) for i in self._taken]
 
         def results_of(updated: Sequence[jax.Array]) -> PyTree:
             known = {**kept, **dict(zip(self._updated, updated, strict=True))}
@@ -154,7 +183,7 @@ class _Compiled:
             return jax.tree_util.tree_unflatten(self._structure, outputs)
 
         donated, read = [leaves[i] for i in self._donated], [leaves[i] for i in self._read]
-        return self._server, (donated, read, list(map(at_home, sent))), results_of
+        return self._server, (donated, taken, read, arrived), results_of
 
     def lower(self, leaves: Sequence[jax.Array]) -> jax.stages.Lowered:
         return self._worker.lower(*self._worker_args(leaves))
@@ -168,6 +197,10 @@ def _donated(args: Sequence[PyTree]) -> tuple[set[int], set[int]]:
     """Returns which of the arrays in `args` are those of the first argument, and which of the third."""
     updated, others, donated = (len(jax.tree_util.tree_leaves(group)) for group in args[:3])
     return set(range(updated)), set(range(updated + others, updated + others + donated))
+
+
+def _kind(atom: Atom) -> tuple[object, ...]:
+    return aval_of(atom).shape, aval_of(atom).dtype
 
 
 def _named(half: PyTreeFunction, name: str) -> PyTreeFunction:
