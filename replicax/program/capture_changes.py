@@ -21,6 +21,7 @@ import numpy as np
 from replicax.compat.jax_tracing import conversion_of
 from replicax.program.captures import SETTINGS, Found, found_outside, is_of_settings
 from replicax.program.flax.modules import is_of_flax
+from replicax.program.keras.settings import KerasSettings
 from replicax.typing import Leaf
 from replicax.values import PerReplica
 from replicax.values.containers import is_value
@@ -55,8 +56,11 @@ def arrays_outside(fn: object, objects: Sequence[Leaf]) -> set[str]:
 class Watched:
     """The things that a function found outside of its arguments, or in objects among them, for a program."""
 
-    def __init__(self, fn: object, objects: Sequence[Leaf], constants: Iterable[Leaf]):
-        found = found_outside(fn, objects, is_of_flax)
+    def __init__(self, fn: object, objects: Sequence[Leaf], constants: Iterable[Leaf], has_settings: bool = True):
+        visited: list[object] = []
+        found = found_outside(fn, objects, is_of_flax, visited)
+        #: Those of Keras's objects; `fit` keeps to them until the model is compiled again.
+        self._keras = KerasSettings.of(visited) if has_settings else None
         #: How the code calls what a trace has left outside of the function.
         self.traced = {each.where for each in found if each.named and isinstance(each.value, jax.core.Tracer)}
         uses = _Used(constants)
@@ -153,6 +157,8 @@ class Watched:
         for i, (place, items, where) in enumerate(self._contents):
             if not _is_equal(items, found[place]):
                 doubts.append((self._contents, i, (place, _items(found[place]), where), where))
+        if self._keras is not None and (setting := self._keras.changed()) is not None:
+            return Change(setting)
         return self._doubted(doubts) if doubts else None
 
     def renew_conversions(self) -> None:

@@ -72,8 +72,13 @@ class Found:
         return Found(self.where + where, (*self.path, (get, key)), value, self.named and named, self.rank > 0)
 
 
-def found_outside(fn: object, objects: Sequence[object], stops: Callable[[object], bool]) -> list[Found]:
-    """Returns what a function leads to: arrays, numbers and the like, containers of them, objects of libraries."""
+def found_outside(
+    fn: object, objects: Sequence[object], stops: Callable[[object], bool], visited: list[object] | None = None
+) -> list[Found]:
+    """Returns what a function leads to: arrays, numbers and the like, containers of them, objects of libraries.
+
+    All that is looked into on the way is added to `visited`.
+    """
     # The functions that it calls, and the methods of objects, are looked into; functions of libraries are not, nor is
     # what `stops` is true of, which is found as it is. A path starts from `(fn, *objects)`.
     roots = [Found("", ((operator.getitem, 0),), fn)]
@@ -81,10 +86,12 @@ def found_outside(fn: object, objects: Sequence[object], stops: Callable[[object
         roots.append(Found(f"{type(each).__name__}()", ((operator.getitem, i),), each, perhaps=True))
     reads, found = _Reads(), list[Found]()
     for _ in range(_MAX_SEARCHES):
-        known = len(reads.codes)
-        found = list(_Search(reads, stops).found(roots))
+        known, search = len(reads.codes), _Search(reads, stops)
+        found = list(search.found(roots))
         if len(reads.codes) == known:  # Otherwise attributes were passed by that a function found later asks for.
             break
+    if visited is not None:
+        visited += [each.value for each in search.visited.values()]
     return found
 
 
@@ -167,16 +174,16 @@ def _read_by(code: types.CodeType, me: str = "") -> tuple[frozenset[str], frozen
 class _Search:
     def __init__(self, reads: _Reads, stops: Callable[[object], bool]):
         self._reads, self._stops = reads, stops
-        self._visited: dict[int, Found] = {}  # by identity
+        self.visited: dict[int, Found] = {}  # by identity
 
     def found(self, roots: Sequence[Found]) -> Iterator[Found]:
         waiting = deque(roots)
-        while waiting and len(self._visited) < _MAX_VISITED:
+        while waiting and len(self.visited) < _MAX_VISITED:
             each = waiting.popleft()
             if isinstance(each.value, SETTINGS) or is_value(each.value) or self._stops(each.value):
                 yield each
-            elif (before := self._visited.get(id(each.value))) is None or each.rank > before.rank:
-                self._visited[id(each.value)] = each
+            elif (before := self.visited.get(id(each.value))) is None or each.rank > before.rank:
+                self.visited[id(each.value)] = each
                 is_whole = each.rank > 0 and is_of_settings(each.value)
                 is_watched = is_whole and not self._reads.fills(each)
                 if is_watched or _is_opaque(each.value):

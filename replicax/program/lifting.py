@@ -81,7 +81,7 @@ class Program:
         # How the arguments are sharded over devices, where the strategy does that: the program is right for it.
         self.layouts = list(map(layout_in, arrays)) if shards and view is None else None
         assert last.traced.function is not None
-        self._watched = Watched(self._get_users(), objects, constants_of(last.traced.function.program))
+        self._watched = Watched(self._get_users(), objects, constants_of(last.traced.function.program), view is None)
         for where in before & self._watched.traced:
             advise_of_lost_state(last.strategy, name, where)
         if same is not None:
