@@ -10,7 +10,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
+import replicax.compat.keras as keras_door
 import replicax.contracts.worlds as worlds
 import replicax.runtime.activity as activity
 from replicax.checkpoint.background import BackgroundSave, wait_for
@@ -462,7 +464,7 @@ class Progress:
 
     def _count(self) -> int | None:
         optimizer = self._optimizer()
-        return None if optimizer is None else int(optimizer.iterations.numpy())
+        return None if optimizer is None else int(np.asarray(keras_door.steps_of(optimizer)))
 
     def _optimizer(self) -> Any:
         if "keras" not in sys.modules:

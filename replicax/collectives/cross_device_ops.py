@@ -133,7 +133,13 @@ class CrossDeviceOps(AdvisedContract):
     def _differentiable_sum(self, buffers: list[jax.Array], axis_name: str, num_replicas: int) -> list[jax.Array]:
         @jax.custom_jvp
         def total(buffers: list[jax.Array]) -> list[jax.Array]:
-            return self._all_reduce_sum(buffers, axis_name, num_replicas)
+            sums = self._all_reduce_sum(buffers, axis_name, num_replicas)
+            if not isinstance(sums, (list, tuple)) or len(sums) != len(buffers):
+                raise ArgumentError(
+                    f"{type(self).__name__}._all_reduce_sum must return a list of {len(buffers)} sums, one for each "
+                    f"buffer, got {sums!r:.100}."
+                )
+            return list(sums)
 
         @total.defjvp
         def total_jvp(

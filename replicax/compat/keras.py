@@ -326,6 +326,12 @@ def build_otherwise(trainer: Any, build: Callable[[keras.Model, PyTree], bool]) 
     trainer._symbolic_build = symbolic_build
 
 
+def steps_of(optimizer: Any) -> Any:
+    """Returns the variable in which an optimizer counts its steps, also those that only accumulate gradients."""
+    # Without the name: its updates, of which there are fewer where gradients are accumulated.
+    return getattr(optimizer, "_iterations", optimizer.iterations)
+
+
 def set_steps_seen(epoch_iterator: Any, earlier: int) -> None:
     """Counts the batches of earlier epochs: Keras begins anew with data of known length when it has seen all of it."""
     # Without the attribute: a worker that joins a `fit(steps_per_epoch=...)` on arrays begins anew with them too late.

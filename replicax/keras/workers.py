@@ -12,7 +12,6 @@ import contextlib
 import functools
 import inspect
 import itertools
-import random
 import types
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -40,8 +39,10 @@ if TYPE_CHECKING:
 def loop_of_workers(given: inspect.BoundArguments, strategy: StrategyBase, loop: str) -> Iterator[None]:
     """Prepares the arguments of a loop for this worker, and lets all workers draw the same random numbers in it."""
     trains = loop == "fit"
-    if is_elastic(strategy):  # Seeded alike for the loop: the chief may have come after it began.
-        with _elastic_callbacks(given, strategy, trains), _seeded_alike(loop):
+    if is_elastic(strategy):
+        with _elastic_callbacks(given, strategy, trains):
+            # All go on from the state of the first; who comes later is given it by the others.
+            Generators.of_json(*told_by_all(loop, Generators.here().as_json())[0]).set()
             yield
         return
     placement = strategy.placement
@@ -99,19 +100,6 @@ def _words(value: Any) -> str:
         if leaf.ndim and not leaf.dtype.hasobject and getattr(leaf, "is_fully_addressable", True)
     ]
     return ", ".join(f"{leaf.dtype}{list(leaf.shape)} of digest {digest(leaf, rows=16)}" for leaf in here if len(leaf))
-
-
-@contextlib.contextmanager
-def _seeded_alike(loop: str) -> Iterator[None]:
-    """Seeds the generators of all workers alike for a `with` block."""
-    before = Generators.here()
-    seed = told_by_all(loop, int(np.random.randint(2**32, dtype=np.uint64)))[0]
-    np.random.seed(seed)
-    random.seed(seed)
-    try:
-        yield
-    finally:
-        before.set()
 
 
 # Where workers may come and go.

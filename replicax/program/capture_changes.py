@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from replicax.compat.jax_tracing import conversion_of
-from replicax.program.captures import SETTINGS, Found, found_outside, is_of_settings
+from replicax.program.captures import SETTINGS, Found, found_outside, is_of_settings, is_same_setting
 from replicax.program.flax.modules import is_of_flax
 from replicax.program.keras.settings import KerasSettings
 from replicax.typing import Leaf
@@ -201,9 +201,14 @@ def _items(container: object) -> object:
 
 def _is_equal(items: object, container: object) -> bool:
     try:
-        return bool(items == container)
+        return bool(items == container) and (not _has_zeros(items) or repr(items) == repr(container))
     except Exception:  # Arrays compare each for itself; they are no numbers in any case.
         return False
+
+
+def _has_zeros(items: object) -> bool:
+    """Returns whether 0.0 is among some numbers, which equals -0.0."""
+    return 0.0 in (items.values() if isinstance(items, dict) else items)  # type: ignore[operator]  # a container
 
 
 class _Used:
@@ -270,5 +275,5 @@ def _is_same(wanted: Leaf, now: Leaf) -> bool:
 
 def _is_same_leaf(wanted: Leaf, now: Leaf) -> bool:
     if isinstance(wanted, SETTINGS):
-        return type(wanted) is type(now) and bool(wanted == now)
+        return is_same_setting(wanted, now)
     return _array_of(wanted) is _array_of(now)

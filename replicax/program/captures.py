@@ -104,6 +104,13 @@ def is_of_settings(value: object) -> bool:
     )
 
 
+def is_same_setting(one: object, other: object) -> bool:
+    """Returns whether two settings are one to a program: 1 and 1.0 are two, and so are 0.0 and -0.0."""
+    # A complex number may have such a part; others compare as equal only where their signs are.
+    is_signed = isinstance(one, (complex, np.complexfloating)) or one == 0
+    return type(one) is type(other) and bool(one == other) and (not is_signed or repr(one) == repr(other))
+
+
 class _Reads:
     """Names that the code of some functions asks for."""
 
@@ -188,9 +195,14 @@ class _Search:
                 is_watched = is_whole and not self._reads.fills(each)
                 if is_watched or _is_opaque(each.value):
                     yield each
-                elif isinstance(each.value, types.FunctionType) and each.called not in ("", each.value.__name__):
-                    # It was put there, and another one may be; where it was defined it stays.
-                    yield each.part(each.value.__code__, each.where, (getattr, "__code__"), perhaps=each.rank > 0)
+                elif isinstance(each.value, types.FunctionType):
+                    # One of another name was put there, and another one may be. One that stays where it was defined
+                    # may be given other code, as IPython does when a module has changed.
+                    is_put = each.called not in ("", each.value.__name__)
+                    is_sure = not is_put and not _is_library(each.value.__module__)
+                    yield each.part(
+                        each.value.__code__, each.where, (getattr, "__code__"), named=is_sure, perhaps=each.rank > 0
+                    )
                 parts = itertools.islice(self._parts(each), _MAX_VISITED)
                 waiting.extend(part for part in parts if part.named or not is_whole)
 

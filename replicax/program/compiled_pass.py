@@ -36,7 +36,7 @@ from replicax.program.storing import explain_devices, explain_loss, run_and_keep
 from replicax.program.tracing import Pass
 from replicax.runtime import REPLICA_AXIS, turns
 from replicax.runtime.calls import Call, Calls
-from replicax.runtime.transfer import host_copy, with_kind_of
+from replicax.runtime.transfer import copy_of, host_copy, with_kind_of
 from replicax.typing import PyTree, PyTreeFunction
 
 Arrays: TypeAlias = Sequence[jax.Array]
@@ -284,8 +284,12 @@ class CompiledPass:
         donated: list[jax.Array] = []
         kept = arrays
         if self._any_donated:
-            donated = [array for array, flag in zip(arrays, self._donate, strict=True) if flag]
             kept = [array for array, flag in zip(arrays, self._donate, strict=True) if not flag]
+            others = {*map(id, kept), *map(id, map(array_of, self.variables.written + self.variables.constant))}
+            for array, flag in zip(arrays, self._donate, strict=True):
+                if flag:  # What a variable or another argument has too is not given away.
+                    donated.append(copy_of(array) if id(array) in others else array)
+                    others.add(id(array))
         updated, constant = self.variables.inputs(fetched)
         return updated, constant, donated, kept
 

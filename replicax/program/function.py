@@ -21,6 +21,7 @@ from replicax.contracts.variable_access import VariableLike
 from replicax.errors import ArgumentError, ProgramError
 from replicax.program.call_checks import check_function
 from replicax.program.capture_changes import Change
+from replicax.program.captures import SETTINGS, is_same_setting
 from replicax.program.global_view import GlobalView
 from replicax.program.hints.advice import advise_of_changed_object
 from replicax.program.input_signature import InputSignature
@@ -162,6 +163,8 @@ class _Static:
             hash(self._leaf)
         except TypeError:
             return False
+        if isinstance(self._leaf, SETTINGS):
+            return is_same_setting(self._leaf, other._leaf)
         return bool(self._leaf == other._leaf)
 
 

@@ -180,6 +180,8 @@ class PerReplica(DistributedValues):
         return components_as_html(numbers, self.values)
 
     def __repr__(self) -> str:
+        if not isinstance(self.stacked, (jax.Array, np.ndarray)):  # what `jax.tree.map` or `jax.eval_shape` has put in
+            return f"PerReplica({self.stacked!r})"
         if isinstance(self.stacked, jax.core.Tracer):
             return f"PerReplica({self.num_replicas} x {self.stacked.dtype}{list(self.component_shape)})"
         rows = "\n".join(f"  {i}: {component}," for i, component in enumerate(self.values))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import replicax as rx
 from replicax.collectives import CommunicationOptions, NcclAllReduce
 from replicax.compat.jax import vary, varying_axes
 from replicax.errors import ArgumentError, ContextError, ReduceError
@@ -235,3 +236,14 @@ def test_methods_that_tensorflow_calls_are_refused_with_what_to_define(method):
     """Or the class would be made, and nobody would call them."""
     with pytest.raises(ArgumentError, match=rf"Mine defines {method}, .* Define _all_reduce_sum"):
         type("Mine", (NcclAllReduce,), {method: lambda self, *args: args})
+
+
+def test_ops_that_return_no_sums_are_told_so():
+    class Forgetful(rx.CrossDeviceOps):
+        def _all_reduce_sum(self, buffers, axis_name, num_replicas):
+            [jax.lax.psum(buffer, axis_name) for buffer in buffers]
+
+    strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=Forgetful())
+    step = lambda: rx.get_replica_context().all_reduce("sum", jax.lax.axis_index("replica"))  # noqa: E731
+    with pytest.raises(ArgumentError, match=r"Forgetful._all_reduce_sum must return a list of 1 sums, .* got None"):
+        strategy.run(step)

@@ -183,3 +183,27 @@ def test_between_two_backups_it_goes_on_from_a_snapshot_in_memory(tmp_path, stra
     check_equal(fit(tmp_path / "b", strategy, again, seed=2), undisturbed, EPOCHS - 1)
     assert (again.epochs, again.batches[:5]) == ([1, 2], [0, 1, 2, 3, 4])
     assert len([*tmp_path.glob("*/tried")]) == 1
+
+
+def test_steps_that_only_accumulate_gradients_count_too(tmp_path: Path):
+    x = np.linspace(-1, 1, 48, dtype=np.float32).reshape(12, 4)
+
+    def trained(*callbacks, epochs=2):
+        keras.utils.set_random_seed(0)
+        with rx.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), "mse")
+        model.fit(x, x[:, :1], batch_size=4, epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks))
+        return model
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1 and self.model.optimizer._iterations > 3:
+                raise RuntimeError("in the second epoch")
+
+    expected = trained().get_weights()
+    with pytest.raises(RuntimeError, match="in the second epoch"):
+        trained(rx.keras.BackupAndRestore(tmp_path, save_freq=1), Stop())
+    found = trained(rx.keras.BackupAndRestore(tmp_path, save_freq=1)).get_weights()
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)

@@ -92,7 +92,7 @@ def data_of(way: str, strategy: Any) -> dict[str, Any]:
     return dict(zip("xy", rows(), strict=True), batch_size=BATCH, shuffle=True)
 
 
-def trained(way: str, strategy: Any, callbacks: Sequence[Any] = (), seeds: bool = False) -> dict[str, np.ndarray]:
+def trained(way: str, strategy: Any, callbacks: Sequence[Any] = ()) -> dict[str, np.ndarray]:
     """Trains, and returns all that can be compared: parameters, history, results of evaluation and prediction."""
     keras.utils.set_random_seed(1)
     with strategy.scope():
@@ -100,10 +100,6 @@ def trained(way: str, strategy: Any, callbacks: Sequence[Any] = (), seeds: bool 
     early = keras.callbacks.EarlyStopping("loss", patience=EPOCHS, restore_best_weights=True)
     slower = keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=0.05)
     given = {**WAYS[way], **data_of(way, strategy)}
-    if seeds:  # as a loop of workers does, which all must draw alike
-        seed = int(np.random.randint(2**32, dtype=np.uint64))
-        np.random.seed(seed)
-        random.seed(seed)
     history = model.fit(**given, epochs=EPOCHS, verbose=2, callbacks=[early, slower, *callbacks])
     x, y = rows()
     found = {
@@ -123,7 +119,7 @@ def undisturbed(way: str) -> dict[str, np.ndarray]:
     numpys, pythons = np.random.get_state(), random.getstate()
 
     try:
-        return trained(way, rx.OneDeviceStrategy("cpu:0"), seeds=True)
+        return trained(way, rx.OneDeviceStrategy("cpu:0"))
     finally:
         np.random.set_state(numpys)
         random.setstate(pythons)

@@ -599,3 +599,45 @@ def test_steady_steps_do_not_look_for_conversions(monkeypatch):
     monkeypatch.setattr(capture_changes, "conversion_of", lambda array: asked.append(array))
     np.testing.assert_array_equal([step(jnp.ones(3)) for _ in range(3)], [[5, 1, 1]] * 3)
     assert asked == []
+
+
+def test_zero_and_minus_zero_are_two_numbers(call):
+    held = types.SimpleNamespace(zero=0.0, zeros=[0.0], part=complex(1.0, 0.0))
+    step = call(lambda x: (jnp.copysign(x, held.zero), jnp.copysign(x, held.zeros[0]), jnp.angle(-held.part) * x))
+    signs = lambda: [float(np.sign(each)) for each in step(jnp.float32(1.0))]  # noqa: E731
+    assert signs() == [1.0, 1.0, -1.0]
+    held.zero = -0.0
+    assert signs() == [-1.0, 1.0, -1.0]
+    held.zeros[0] = -0.0
+    assert signs() == [-1.0, -1.0, -1.0]
+    held.part = complex(1.0, -0.0)
+    assert signs() == [-1.0, -1.0, 1.0]
+
+
+def test_a_function_that_is_given_other_code_is_noticed(call):
+    def helper(x):
+        return x + 1.0
+
+    def other(x):
+        return x + 10.0
+
+    step = call(lambda x: helper(x))
+    assert float(step(jnp.float32(0.0))) == 1.0
+    helper.__code__ = other.__code__  # as IPython does when a module has changed
+    assert float(step(jnp.float32(0.0))) == 10.0
+
+
+def test_an_object_that_is_given_another_class_is_noticed(call):
+    class One:
+        def scaled(self, x):
+            return x
+
+    class Ten(One):
+        def scaled(self, x):
+            return 10.0 * x
+
+    thing = One()
+    step = call(lambda x: thing.scaled(x))
+    assert float(step(jnp.float32(1.0))) == 1.0
+    thing.__class__ = Ten
+    assert float(step(jnp.float32(1.0))) == 10.0

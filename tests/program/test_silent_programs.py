@@ -43,7 +43,7 @@ def test_many_programs_do(first):
 
 
 def test_the_judge_finds_what_is_wrong():
-    program = drawn(113)
+    program = drawn(100)
     text = program.text.replace("rx.compute_average_loss(", "2 * rx.compute_average_loss(")
     assert text != program.text
     assert judged(dataclasses.replace(program, text=text)).is_silent

@@ -220,3 +220,10 @@ def test_waiting_for_a_per_replica_value_says_how():
     value = PerReplica(jnp.zeros(2))
     with pytest.raises(AttributeError, match=r"no 'block_until_ready': it has one component"):
         value.block_until_ready()
+
+
+def test_a_value_whose_leaves_are_no_arrays_can_be_printed():
+    value = rx.PerReplica(np.zeros((2, 3), np.float32))
+    assert "float32" in repr(jax.tree.map(lambda leaf: leaf.dtype, value))
+    assert "(2, 3)" in repr(jax.tree.map(np.shape, value))
+    assert "None" in repr(jax.tree.map(lambda leaf: None, value))

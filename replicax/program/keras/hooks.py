@@ -205,6 +205,7 @@ def _with_makers(original: PyTreeFunction) -> PyTreeFunction:
     def __init__(self: keras.Variable, *args: object, **kwargs: object) -> None:
         # It is known only now: the first value may come later, outside of `build`.
         note_makers(self, keras_door.open_scopes())
+        args, kwargs = tuple(map(_own, args)), {name: _own(value) for name, value in kwargs.items()}
         original(self, *args, **kwargs)
 
     return __init__
@@ -254,10 +255,15 @@ def _refused_in_traces(original: PyTreeFunction) -> PyTreeFunction:
         takes_it = is_traced and has_array(self) and not isinstance(array_of(self), jax.core.Tracer)
         if takes_it and not keras_door.is_in_stateless_scope():
             check_not_traced(name_of(self), value)
-        new: jax.Array = original(self, value)
+        new: jax.Array = original(self, _own(value))
         return new
 
     return assign
+
+
+def _own(value: Leaf) -> Leaf:
+    """Returns a copy of an array of NumPy: on CPUs JAX may go on in the memory of one that its user changes."""
+    return np.array(value) if isinstance(value, np.ndarray) else value
 
 
 def _with_shards_of_others(original: PyTreeFunction) -> PyTreeFunction:

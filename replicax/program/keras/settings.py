@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import replicax.compat.keras as keras_door
-from replicax.program.captures import SETTINGS
+from replicax.program.captures import SETTINGS, is_same_setting
 from replicax.runtime.once import once
 from replicax.typing import PyTreeFunction
 
@@ -91,7 +91,7 @@ def _is_setting(name: str, value: object) -> bool:
 
 
 def _is_same(one: object, other: object) -> bool:
-    return one is other or (type(one) is type(other) and bool(one == other))
+    return one is other or (isinstance(one, SETTINGS) and is_same_setting(one, other))
 
 
 @once
