@@ -326,6 +326,22 @@ def build_otherwise(trainer: Any, build: Callable[[keras.Model, PyTree], bool]) 
     trainer._symbolic_build = symbolic_build
 
 
+def let_values_stay(stays: Callable[[Any], bool]) -> None:
+    """Lets the values of some models stay in their variables while a loop runs, whose steps are handed these values."""
+    # Without the name: an error between two steps leaves such a model without values.
+    trainer: Any = trainer_class()
+    original = getattr(trainer, "_purge_model_variables", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def _purge_model_variables(self: Any, *args: object, **kwargs: object) -> None:
+        if not stays(self):
+            original(self, *args, **kwargs)
+
+    trainer._purge_model_variables = _purge_model_variables
+
+
 def steps_of(optimizer: Any) -> Any:
     """Returns the variable in which an optimizer counts its steps, also those that only accumulate gradients."""
     # Without the name: its updates, of which there are fewer where gradients are accumulated.

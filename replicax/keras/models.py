@@ -20,7 +20,14 @@ import numpy as np
 
 import replicax.context as context
 import replicax.runtime.activity as activity
-from replicax.compat.keras import build_for, build_otherwise, compilation_of, is_of_empty_generator, trainer_class
+from replicax.compat.keras import (
+    build_for,
+    build_otherwise,
+    compilation_of,
+    is_of_empty_generator,
+    let_values_stay,
+    trainer_class,
+)
 from replicax.contracts.strategy import StrategyBase
 from replicax.contracts.variable_access import layout_of
 from replicax.data.sources import check_batch_size
@@ -122,6 +129,7 @@ def install_trainer_hooks() -> None:
     for name in _LOOPS:
         setattr(trainer, name, _in_global_view(getattr(trainer, name)))
     build_otherwise(trainer, _built_by_its_step)
+    let_values_stay(lambda model: getattr(model, "_replicax", None) is not None)
     for name, kind in _STEPS.items():
         setattr(trainer, name, _with_strategy_steps(getattr(trainer, name), kind))
     trainer.__deepcopy__ = _deepcopy
@@ -227,6 +235,13 @@ def _run_loop(original: Callable[..., Any], model: Any, given: inspect.BoundArgu
         is_of_keras = not isinstance(error, IndexError) or is_of_empty_generator(error)
         if is_of_keras and model._replicax.steps == before:
             raise BatchError(f"{original.__name__}: the data yielded no batch at all.") from error
+        raise
+    except TypeError as error:
+        if original.__name__ == "fit" and model.train_function is None:
+            raise ContextError(
+                "Model.compile was called while fit runs, by a callback say: the loop has lost its step. Stop the loop "
+                "(model.stop_training = True), compile, and call fit again with initial_epoch."
+            ) from error
         raise
     finally:
         model._replicax.loops -= 1

@@ -36,6 +36,7 @@ def objects(model):
         "_flatten_metrics_in_order",
         "_symbolic_build",
         "_flatten_layers",
+        "_purge_model_variables",
     ]
     norm, backup = keras.layers.BatchNormalization(), keras.callbacks.BackupAndRestore("unused")
     return dict.fromkeys(trainer, model) | {
@@ -45,6 +46,7 @@ def objects(model):
         "_inputs_struct": keras.Model(model.inputs[0], model.outputs[0]),
         "_trainable_variables": optimizer,
         "_learning_rate": optimizer,
+        "_iterations": optimizer,
         "_convert_to_tensor": variable,
         "_initializer": variable,
         "_initialize_layout": variable,

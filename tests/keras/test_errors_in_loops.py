@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from replicax.errors import ContextError
 from tests.keras.comparing import X, Y, classifier, made
 
 STRATEGIES = {
@@ -140,3 +141,17 @@ def test_a_model_whose_state_is_lost_says_what_to_do(strategy):
     model.trainable_variables[0]._value.delete()
     with pytest.raises(rx.errors.ProgramError, match=r"variables are lost .*kernel.*Restore them"):
         model.train_on_batch(X, Y)
+
+
+def test_a_model_that_is_compiled_while_it_is_trained_keeps_its_weights():
+    class Compiles(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.compile(self.model.optimizer, "mse")
+
+    with rx.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x = np.ones((8, 4), np.float32)
+    with pytest.raises(ContextError, match=r"Model\.compile was called while fit runs"):
+        model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0, callbacks=[Compiles()])
+    assert np.isfinite(model.get_weights()[0]).all()

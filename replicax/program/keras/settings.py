@@ -71,7 +71,8 @@ class KerasSettings:
         import keras
 
         for owner in self._owners:
-            parts = owner._flatten_layers() if isinstance(owner, keras.Layer) else _with_inner(owner)
+            is_layer = isinstance(owner, keras.Layer)
+            parts = keras_door.sublayers(owner, include_self=True) if is_layer else _with_inner(owner)
             for each in parts:
                 is_model = isinstance(each, keras.Model)  # It has much that `fit` sets, and its user's class the rest.
                 for name, value in vars(each).items():
