@@ -17,7 +17,7 @@ from replicax.runtime.mesh import REPLICA_AXIS
 _NOTE = (
     f"In strategy.run, a value computed from a replica's own rows ({{V:{REPLICA_AXIS}}} in JAX's types) and one that "
     "is equal on all replicas (a constant, a variable) have different types. Loops and branches may mix them (call "
-    "them as jax.lax.scan, jax.lax.cond, ...; a name imported from jax.lax before the first strategy.run cannot), but "
+    "them as jax.lax.scan, jax.lax.cond, ...; a name that was imported from jax.lax cannot), but "
     f"JAX wants an output and its cotangent to be alike. Make the one without {{V:{REPLICA_AXIS}}} from one of the "
     "replica's own: jnp.full_like(own, value), jnp.zeros_like(own), or value + jnp.zeros_like(own). That runs on one "
     "device too. (What JAX itself proposes may name no axis, or the wrong branch.)"
