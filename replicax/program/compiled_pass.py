@@ -287,7 +287,7 @@ class CompiledPass:
             kept = [array for array, flag in zip(arrays, self._donate, strict=True) if not flag]
             others = {*map(id, kept), *map(id, map(array_of, self.variables.written + self.variables.constant))}
             for array, flag in zip(arrays, self._donate, strict=True):
-                if flag:  # What a variable or another argument has too is not given away.
+                if flag:  # An array that a variable or another argument has too is not given away.
                     donated.append(copy_of(array) if id(array) in others else array)
                     others.add(id(array))
         updated, constant = self.variables.inputs(fetched)

@@ -21,7 +21,7 @@ from replicax.typing import PyTreeFunction
 
 _KINDS = (*SETTINGS, types.FunctionType)  # functions: activations
 _TRAINABLE = "_trainable"  # what the property `trainable` of layers and variables sets
-# What Keras notes about its own work, and what changes no number.
+# Notes of Keras about its own work, and settings that change no number.
 _NOTES = frozenset(["built", "name", "supports_masking", "autocast"])
 
 
