@@ -38,9 +38,11 @@ def vary(x: jax.Array, axis_name: str) -> jax.Array:
 
 
 def lax_modules() -> list[Any]:
-    """Returns the modules that have the functions of `jax.lax`: that one, and the one that JAX's own code uses."""
-    # Without the second name: solvers of JAX's (`gmres`, `bicgstab`) do not find what replaces a function.
-    return [jax.lax, *([jax_lax] if hasattr(jax_lax, "while_loop") else [])]
+    """Returns the modules that have the functions of `jax.lax`: that one, and those that JAX's own code uses."""
+    # Without the other names: solvers of JAX's (`gmres`, `bicgstab`) and samplers (`multinomial`) do not find what
+    # replaces a function.
+    others = [jax_lax, getattr(jax_lax, "control_flow", None)]
+    return [jax.lax, *(each for each in others if hasattr(each, "while_loop"))]
 
 
 def strongly_typed(x: jax.typing.ArrayLike, dtype: jax.typing.DTypeLike | None = None) -> jax.Array:

@@ -95,6 +95,7 @@ DRAWS = {
     "poisson": lambda key, x: jax.random.poisson(key, 30.0, x.shape),
     "poisson_of_rows": lambda key, x: jax.random.poisson(key, x * 9 + 10),
     "binomial": lambda key, x: jax.random.binomial(key, 50, 0.4, x.shape),
+    "multinomial": lambda key, x: jax.random.multinomial(key, 10.0, jnp.full((*x.shape, 2), 0.5))[..., 0],
     "dirichlet": lambda key, x: jax.random.dirichlet(key, jnp.ones(4), (rows(x),)),
     "permutation": lambda key, x: jax.random.permutation(key, x),
     "independent_permutation": lambda key, x: jax.random.permutation(key, x, independent=True),
