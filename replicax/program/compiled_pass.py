@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding
 
 from replicax.compat.jax_tracing import is_kept_by_jax, trace_state_clean
 from replicax.contracts.strategy import CompiledStep, StrategyBase, or_null, owner_of
-from replicax.contracts.variable_access import array_of, is_trained, shape_of
+from replicax.contracts.variable_access import array_of, is_trained, lives_elsewhere, shape_of
 from replicax.contracts.worlds import Worlds
 from replicax.errors import ProgramError
 from replicax.program.bound_variables import BoundVariables
@@ -285,10 +285,12 @@ class CompiledPass:
         kept = arrays
         if self._any_donated:
             kept = [array for array, flag in zip(arrays, self._donate, strict=True) if not flag]
-            others = {*map(id, kept), *map(id, map(array_of, self.variables.written + self.variables.constant))}
+            variables = [*self.variables.written, *self.variables.constant]
+            others = {*map(id, kept), *(id(array_of(each)) for each in variables if not lives_elsewhere(each))}
             for array, flag in zip(arrays, self._donate, strict=True):
                 if flag:  # An array that a variable or another argument has too is not given away.
-                    donated.append(copy_of(array) if id(array) in others else array)
+                    is_shared = isinstance(array, jax.Array) and id(array) in others
+                    donated.append(copy_of(array) if is_shared else array)
                     others.add(id(array))
         updated, constant = self.variables.inputs(fetched)
         return updated, constant, donated, kept

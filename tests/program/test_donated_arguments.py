@@ -53,3 +53,9 @@ def test_the_value_of_a_variable_of_the_step_stays_its_own(strategy, kind, assig
     value = variable.value
     strategy.run(step, args=(value,), donate_argnums=(0,))
     np.testing.assert_array_equal(np.asarray(variable.value), np.full(4, 2.0 if assigns else 1.0))
+
+
+@pytest.mark.parametrize("value", [np.ones(4, np.float32), 1.0])
+def test_arrays_of_numpy_and_numbers_may_stand_twice(strategy, value):
+    result = strategy.run(lambda a, b: a + b, args=(value, value), donate_argnums=(0, 1))
+    np.testing.assert_array_equal(result, np.full(np.shape(value), 2.0))
