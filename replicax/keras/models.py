@@ -237,7 +237,8 @@ def _run_loop(original: Callable[..., Any], model: Any, given: inspect.BoundArgu
             raise BatchError(f"{original.__name__}: the data yielded no batch at all.") from error
         raise
     except TypeError as error:
-        if original.__name__ == "fit" and model.train_function is None:
+        has_lost_step = original.__name__ == "fit" and model.train_function is None
+        if has_lost_step and "'NoneType' object is not callable" in str(error):
             raise ContextError(
                 "Model.compile was called while fit runs, by a callback say: the loop has lost its step. Stop the loop "
                 "(model.stop_training = True), compile, and call fit again with initial_epoch."

@@ -94,19 +94,20 @@ def test_each_byte_is_read_once_and_the_memory_is_jaxs(tmp_path: Path, spec: Par
     (tmp_path / "a").write_bytes(values.tobytes())
     sharding = NamedSharding(jax.sharding.Mesh(np.array(jax.devices()[:8]), ("x",)), spec)
     read: list[int] = []
-    hosts: list[int] = []
+    hosts: list[memoryview] = []  # held, so that nothing else gets their place
 
     class Counted(io.FileIO):
         def readinto(self, memory: memoryview) -> int:
             read.append(len(memory))
-            hosts.append(np.frombuffer(memory, np.uint8).ctypes.data)
+            hosts.append(memory)
             return super().readinto(memory)
 
     with mock.patch.object(regions, "open", lambda path, mode, buffering: Counted(path, mode), create=True):
         array = placed(FileRegion(tmp_path / "a", 0, (64, 48), np.dtype("f4")), sharding, np.dtype("f4"))
     assert sum(read) == values.nbytes
     # What JAX has not made itself it cannot update in place.
-    assert not {shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards} & set(hosts)
+    addresses = {np.frombuffer(memory, np.uint8).ctypes.data for memory in hosts}
+    assert not {shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards} & addresses
 
 
 def test_a_process_reads_the_rows_of_its_own_devices_only(tmp_path: Path) -> None:
