@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -116,6 +117,20 @@ def is_in_stateless_scope() -> bool:
     from keras.src.backend.common.global_state import get_global_attribute
 
     return get_global_attribute("stateless_scope") is not None
+
+
+def leave_own_scopes() -> None:
+    """Leaves the scopes of replicax in which this thread is still, since an interrupt has kept it from leaving them."""
+    # Without the attributes: after a Ctrl-C at such a moment Keras's variables do not get their values any more.
+    if "keras" not in sys.modules:
+        return
+    from keras.src.backend.common.global_state import get_global_attribute, set_global_attribute
+
+    scope = innermost = get_global_attribute("stateless_scope")
+    while getattr(scope, "is_of_replicax", False):
+        scope = scope.original_scope
+    if scope is not innermost:
+        set_global_attribute("stateless_scope", scope)
 
 
 def sublayers(layer: keras.Layer, include_self: bool = False) -> list[keras.Layer]:

@@ -22,6 +22,7 @@ import jax
 
 import replicax.context as context
 from replicax.checks.environment_names import TRACEBACK
+from replicax.compat.keras import leave_own_scopes
 from replicax.errors import ReplicaxError
 
 _P = ParamSpec("_P")
@@ -42,6 +43,8 @@ def entry_point(fn: Callable[_P, _T]) -> Callable[_P, _T]:
             return fn(*args, **kwargs)
         except BaseException as error:
             context.replace(before)  # An interrupt may have come while a context was being entered or left.
+            if before.frame is None:
+                leave_own_scopes()
             if isinstance(error, Exception) and not shows_all:
                 _simplify(error)
             raise

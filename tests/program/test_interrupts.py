@@ -14,9 +14,11 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
+from keras.src.backend.common.stateless_scope import get_stateless_scope
 
 import replicax as rx
 from replicax.program.flax.variables import flax_state
+from replicax.program.keras.state import keras_scope
 from replicax.runtime import turns
 
 PACKAGE = str(pathlib.Path(rx.__file__).parent)
@@ -240,3 +242,19 @@ def test_an_interrupt_at_any_time(strategy):
     finally:
         signal.signal(signal.SIGALRM, before)
     assert interrupts > 5
+
+
+def test_keras_is_left_as_it_was_where_an_interrupt_keeps_a_scope_from_being_left():
+    def interrupted():
+        raise KeyboardInterrupt
+
+    user = keras.StatelessScope()
+    with user:
+        kept = keras_scope()
+        kept.__enter__()
+        with pytest.raises(KeyboardInterrupt):
+            rx.function(interrupted)()
+        assert get_stateless_scope() is user
+        variable = keras.Variable(1.0, name="made_in_the_scope_of_the_user")
+    assert float(variable.numpy()) == 1.0
+    assert get_stateless_scope() is None

@@ -82,6 +82,8 @@ def _scope_class() -> type:
     class ReplicaxScope(keras.StatelessScope):  # type: ignore[misc]  # Keras has no types
         """Answers reads from the current frame and hands assignments to it."""
 
+        is_of_replicax = True
+
         def get_current_value(self, variable: keras.Variable) -> jax.Array | None:
             current = context.current()
             return None if current.frame is None else _read(variable, current)
