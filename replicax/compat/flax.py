@@ -8,15 +8,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import threading
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MemberDescriptorType, ModuleType
 from typing import Any, Protocol
 
 from jax._src import core as jax_core
 from jax.extend import core as jex_core
 
+from replicax.compat.replacing import Name, Replaced
 from replicax.typing import PyTree
 
 _VALUE, _TRACE = "_raw_value", "_trace_state"  # slots of `nnx.Variable`
@@ -27,6 +26,9 @@ _OWN = "_pytree__"  # how the names of attributes begin that are flax's own
 
 class Redirection(Protocol):
     """The one that answers while a function is traced that uses variables from outside of the trace."""
+
+    def __hash__(self) -> int:
+        """Returns that of the object: its hooks are kept."""
 
     def read(self, variable: object, value: PyTree) -> PyTree:
         """Returns what a reader of a variable is given, in the place of its `value`."""
@@ -143,52 +145,24 @@ def is_variable_or_module(thing: object) -> bool:
     return is_variable(thing) or (isinstance(thing, sys.modules["flax.nnx"].Pytree) and _STATE in vars(thing))
 
 
-class _Switch:
-    """The hooks in the places of flax's own names, and who asks for them."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.askers: weakref.WeakSet[Redirection] = weakref.WeakSet()  # Weak: an interrupt may keep one from leaving.
-        nnx = sys.modules["flax.nnx"]
-        self._hooked: list[tuple[Any, str, Callable[[Any, Redirection], object]]] = [
-            (nnx.Variable, _VALUE, _Value),
-            (nnx.Variable, _TRACE, _Trace),
-            (nnx.pytreelib.PytreeState, "trace_state", _StateTrace),
-            (nnx.Pytree, "_setattr", _changing),
-            (nnx.Pytree, "__delattr__", _changing),
-        ]
-        self._originals = [(owner, name, vars(owner)[name]) for owner, name, _ in self._hooked]
-
-    def on(self, to: Redirection) -> None:
-        self.askers.add(to)
-        # Also where they are on: an interrupt may have left them half on.
-        for (owner, name, hook), (_, _, original) in zip(self._hooked, self._originals, strict=True):
-            setattr(owner, name, hook(original, to))
-
-    def off(self, to: Redirection) -> None:
-        self.askers.discard(to)
-        if not self.askers:
-            for owner, name, original in self._originals:
-                setattr(owner, name, original)
-
-
-@functools.cache
-def _switch() -> _Switch:
-    return _Switch()
-
-
-@contextlib.contextmanager
-def redirected(to: Redirection) -> Iterator[None]:
+def redirected(to: Redirection) -> contextlib.AbstractContextManager[None]:
     """Lets `to` answer for what is from outside, inside a `with` block; `to` must check which thread asks."""
     # Hooked meanwhile only: outside of such blocks a variable costs what it costs in flax.
     prepare()
-    switch = _switch()
-    try:
-        # On one line: see `runtime/turns.py`.
-        with switch.lock: switch.on(to)  # noqa: E701  # fmt: skip
-        yield
-    finally:
-        with switch.lock: switch.off(to)  # noqa: E701  # fmt: skip
+    return _hooks(to)()
+
+
+@functools.cache
+def _hooks(to: Redirection) -> Replaced:
+    nnx = sys.modules["flax.nnx"]
+    wraps: list[tuple[Any, str, Callable[..., object]]] = [
+        (nnx.Variable, _VALUE, _Value),
+        (nnx.Variable, _TRACE, _Trace),
+        (nnx.pytreelib.PytreeState, "trace_state", _StateTrace),
+        (nnx.Pytree, "_setattr", _changing),
+        (nnx.Pytree, "__delattr__", _changing),
+    ]
+    return Replaced(lambda: [Name(owner, name, functools.partial(wrap, to=to)) for owner, name, wrap in wraps])
 
 
 class _Value:

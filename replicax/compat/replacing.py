@@ -1,8 +1,9 @@
-"""Names of JAX in whose places functions of ours stand for a while.
+"""Names of JAX and flax in whose places something of ours stands for a while.
 
-JAX has no hook for what these functions have to do in replicas. So ours stand in their places while some thread runs a
-user's function there, and no longer: elsewhere JAX is as its authors made it. Other threads may call ours meanwhile, so
-each asks the context whether it runs in a replica, and is JAX's own function if it does not.
+These libraries have no hooks for what has to happen in replicas, and with modules from outside of a trace. So functions
+and slots of ours stand in the places of theirs while some thread runs a user's function, and no longer: elsewhere the
+libraries are as their authors made them. Other threads may come by ours meanwhile, so each asks the context whether it
+is meant, and is the library's own if it is not.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ class Name(NamedTuple):
     wrap: Callable[[Any], Any]
 
     def get(self) -> Any:
-        """Returns what stands there."""
-        return self.owner[self.name] if isinstance(self.owner, dict) else getattr(self.owner, self.name)
+        """Returns what stands there: of a class the slot or property itself."""
+        held = self.owner if isinstance(self.owner, dict) else vars(self.owner)
+        return held[self.name] if self.name in held else getattr(self.owner, self.name)
 
     def set(self, value: Any) -> None:
         """Puts something there."""

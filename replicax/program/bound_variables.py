@@ -48,7 +48,7 @@ class BoundVariables:
         # gets its own back; in any other XLA would have to copy.
         self.written = [*self.updated, *(variable for variable in written if id(variable) not in updated)]
         self.constant = [variable for variable in read if id(variable) not in updated]
-        self.elsewhere = [variable for variable in read if lives_elsewhere(variable)]
+        self._elsewhere = [variable for variable in read if lives_elsewhere(variable)]
         self._here = [variable for variable in self.updated if not lives_elsewhere(variable)]
         self._overwrites = strategy.placement.worlds is None
         self._mesh = _mesh_of_layouts(read)
@@ -78,8 +78,10 @@ class BoundVariables:
 
     def fetched(self) -> dict[int, jax.Array]:
         """Returns the values of the variables that live elsewhere, by `id`; the program may overwrite its own."""
+        if not self._elsewhere:
+            return {}
         updated = set(map(id, self.updated))
-        arrays = {id(each): array_of(each) for each in self.elsewhere}
+        arrays = {id(each): array_of(each) for each in self._elsewhere}
         return {key: jnp.copy(array) if key in updated else array for key, array in arrays.items()}
 
     def inputs(self, fetched: Mapping[int, jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:

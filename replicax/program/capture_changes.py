@@ -19,12 +19,12 @@ import jax
 import numpy as np
 
 from replicax.compat.jax_tracing import conversion_of
-from replicax.program.captures import SETTINGS, Found, found_outside, is_of_settings, is_same_setting
+from replicax.program.captures import SETTINGS, Found, found_outside, is_of_settings
 from replicax.program.flax.modules import is_of_flax
 from replicax.program.keras.settings import KerasSettings
 from replicax.typing import Leaf
 from replicax.values import PerReplica
-from replicax.values.containers import is_value
+from replicax.values.containers import is_same_setting, is_value
 
 _WAY, _GONE = object(), object()
 #: How many things are watched that the code may come by, though it does not name them; numbers in lists and dicts.

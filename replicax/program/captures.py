@@ -104,13 +104,6 @@ def is_of_settings(value: object) -> bool:
     )
 
 
-def is_same_setting(one: object, other: object) -> bool:
-    """Returns whether two settings are one to a program: 1 and 1.0 are two, and so are 0.0 and -0.0."""
-    # A complex number may have such a part; others compare as equal only where their signs are.
-    is_signed = isinstance(one, (complex, np.complexfloating)) or one == 0
-    return type(one) is type(other) and bool(one == other) and (not is_signed or repr(one) == repr(other))
-
-
 class _Reads:
     """Names that the code of some functions asks for."""
 

@@ -44,7 +44,6 @@ Arrays: TypeAlias = Sequence[jax.Array]
 Inputs: TypeAlias = tuple[list[jax.Array], list[jax.Array], list[jax.Array], Arrays]
 #: New values of the variables, and the result's arrays.
 Outputs: TypeAlias = tuple[list[jax.Array], list[jax.Array]]
-_NONE_FETCHED: Mapping[int, jax.Array] = {}
 
 
 @dataclasses.dataclass
@@ -168,7 +167,7 @@ class CompiledPass:
         if self._worlds is not None:
             return self._call_in_world(self._worlds, arrays)
         with self._calls.one() as call:
-            fetched = self.variables.fetched() if self.variables.elsewhere else _NONE_FETCHED
+            fetched = self.variables.fetched()
             if self._host_calls is not None:
                 with turns.of_thread(), self._host_calls.watched(): return self._run(arrays, fetched, call)  # noqa: E701  # fmt: skip
             with turns.of_thread(), turns.DISPATCH: return self._run(arrays, fetched, call)  # noqa: E701  # fmt: skip

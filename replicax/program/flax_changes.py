@@ -15,6 +15,7 @@ import jax
 import replicax.compat.flax as flax_door
 from replicax.errors import ProgramError
 from replicax.typing import Leaf
+from replicax.values.containers import is_same_setting
 
 _PLAIN = (str, int, float, bool, type(None))
 
@@ -106,7 +107,7 @@ def is_same(one: Leaf, other: Leaf) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, _PLAIN) or flax_door.is_kinds(one):
-        return bool(one == other)
+        return is_same_setting(one, other)
     if flax_door.is_variable_or_module(one):
         return False
     mine, structure = jax.tree_util.tree_flatten(one, is_leaf=flax_door.is_variable_or_module)

@@ -21,13 +21,13 @@ from replicax.contracts.variable_access import VariableLike
 from replicax.errors import ArgumentError, ProgramError
 from replicax.program.call_checks import check_function
 from replicax.program.capture_changes import Change
-from replicax.program.captures import SETTINGS, is_same_setting
 from replicax.program.global_view import GlobalView
 from replicax.program.hints.advice import advise_of_changed_object
 from replicax.program.input_signature import InputSignature
 from replicax.program.lifting import Program
 from replicax.program.pytrees import Structure, flatten_inputs, per_replica_arrays
 from replicax.typing import Leaf, PyTree, PyTreeFunction
+from replicax.values.containers import is_same_setting
 from replicax.values.tracebacks import entry_point
 
 _P = ParamSpec("_P")
@@ -163,9 +163,7 @@ class _Static:
             hash(self._leaf)
         except TypeError:
             return False
-        if isinstance(self._leaf, SETTINGS):
-            return is_same_setting(self._leaf, other._leaf)
-        return bool(self._leaf == other._leaf)
+        return is_same_setting(self._leaf, other._leaf)
 
 
 def _kind(array: jax.Array | np.ndarray) -> Hashable:

@@ -209,15 +209,14 @@ class Strategy(StrategyBase):
             ReplicaShapeError: A per-replica argument has components of different shapes or of another step.
             ReplicaDivergenceError: `fn` assigns a mirrored variable a value that may differ between replicas.
         """
-        if type(args) is not tuple or kwargs is not None:
-            args, kwargs = checked_arguments(args, kwargs)
+        args, kwargs = (args, {}) if type(args) is tuple and kwargs is None else checked_arguments(args, kwargs)
         if "tensorflow" in sys.modules:
             check_outside_of_graphs("strategy.run")
         self._check_cross_replica("strategy.run")
         try:
-            return self._run(fn, args, kwargs or {}, tuple(donate_argnums))
+            return self._run(fn, args, kwargs, tuple(donate_argnums))
         except TypeError:
-            explain_misfit("fn", fn, args, kwargs or {})
+            explain_misfit("fn", fn, args, kwargs)
             raise
 
     @abc.abstractmethod

@@ -39,11 +39,8 @@ def flattened(
     tree: PyTree, is_leaf: Callable[[Leaf], bool] | None = None
 ) -> tuple[list[Leaf], jax.tree_util.PyTreeDef]:
     """Returns the leaves of a tree and its structure, also inside of containers of arrays that JAX does not know."""
-    try:
-        leaves, structure = jax.tree_util.tree_flatten(tree, is_leaf)
-    except ValueError as error:
-        raise _explained(error) from error
-    if any(map(_opener, set(map(type, leaves)))):  # Every argument of every call comes by here.
+    leaves, structure = flattened_by_jax(tree, is_leaf)
+    if _any_container(leaves):
         return flattened_by_jax(_opened(tree, ()), is_leaf)
     return leaves, structure
 
@@ -75,15 +72,18 @@ def flattened_by_jax(
     try:
         return jax.tree_util.tree_flatten(tree, is_leaf)
     except ValueError as error:
-        raise _explained(error) from error
+        if "key" not in str(error):
+            raise
+        raise ArgumentError(
+            "JAX flattens dicts in the order of their keys, so the keys of one dict must be of one type, such as "
+            "strings."
+        ) from error
 
 
-def _explained(error: ValueError) -> ValueError:
-    if "key" not in str(error):
-        return error
-    return ArgumentError(
-        "JAX flattens dicts in the order of their keys, so the keys of one dict must be of one type, such as strings."
-    )
+def is_same_setting(one: object, other: object) -> bool:
+    """Returns whether two settings are one to a program: 1 and 1.0 are two, and so are 0.0 and -0.0."""
+    is_signed = isinstance(one, (float, complex, np.inexact))
+    return type(one) is type(other) and bool(one == other) and (not is_signed or repr(one) == repr(other))
 
 
 def walked(value: object) -> Iterator[tuple[str, Leaf]]:
@@ -166,7 +166,7 @@ class _Opened:
 
 def _is_same(one: tuple[str, Leaf], other: tuple[str, Leaf]) -> bool:
     (name, a), (other_name, b) = one, other
-    return name == other_name and (a is b or (type(a) is type(b) and bool(a == b)))
+    return name == other_name and (a is b or is_same_setting(a, b))
 
 
 # The kinds of containers.

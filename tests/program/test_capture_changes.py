@@ -614,6 +614,16 @@ def test_zero_and_minus_zero_are_two_numbers(call):
     assert signs() == [-1.0, -1.0, 1.0]
 
 
+def test_so_they_are_as_settings_of_an_argument(call):
+    @dataclasses.dataclass
+    class Signed:
+        x: jax.Array
+        zero: float = dataclasses.field(metadata={"static": True})
+
+    step = call(lambda given: jnp.copysign(given.x, given.zero))
+    assert [float(step(Signed(jnp.float32(1.0), zero))) for zero in (0.0, -0.0, 0.0)] == [1.0, -1.0, 1.0]
+
+
 def test_a_function_that_is_given_other_code_is_noticed(call):
     def helper(x):
         return x + 1.0

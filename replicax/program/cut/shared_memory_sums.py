@@ -17,8 +17,9 @@ from jax.extend import core as jex_core
 from jax.sharding import PartitionSpec
 
 from replicax.compat.jax_names import REARRANGE, SHARD_MAP, SUMS_OVER_AXES
-from replicax.program.ir.interpreter import bind
-from replicax.program.ir.jaxprs import Values, aval_of, is_gradient, is_literal, is_one_of, read, variables_of
+from replicax.program.ir.graph import Graph
+from replicax.program.ir.interpreter import Interpreter, bind, pass_on
+from replicax.program.ir.jaxprs import Values, aval_of, is_gradient, is_literal, is_one_of, variables_of
 from replicax.runtime.mesh import REPLICA_AXIS
 
 _Summed: TypeAlias = dict[jex_core.Var, jex_core.JaxprEqn]  # what is a sum, or a part of one, and the equation it is of
@@ -31,7 +32,7 @@ class UnsummedEvaluation:
         self, equations: Sequence[jex_core.JaxprEqn], wanted: Sequence[jex_core.Var], used: Collection[jex_core.Var]
     ):
         # The sums of `wanted` may be made by their consumer; values in `used` are needed as they are for other reasons.
-        self._equations = list(equations)
+        self._equations = equations
         self._maps: dict[int, tuple[set[int], set[int]]] = {}  # for each map its changed outputs, and the sums left out
         # Those of `wanted` that are left unsummed: an array of `rows` rows has `replicas * rows` rows instead, those of
         # the first replica first, and each replica's rows are on its devices.
@@ -44,18 +45,18 @@ class UnsummedEvaluation:
 
     def __call__(self, values: Values) -> None:
         """Evaluates the equations; puts the results into `values`."""
-        for equation in self._equations:
-            operands = [read(atom, values) for atom in equation.invars]
-            change = self._maps.get(id(equation))
-            results = bind(equation, operands) if change is None else _mapped(equation, operands, *change)
-            values.update(zip(equation.outvars, results, strict=True))
+        Interpreter(other=self._evaluated)(self._equations, values)
+
+    def _evaluated(self, equation: jex_core.JaxprEqn, operands: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        change = self._maps.get(id(equation))
+        return bind(equation, operands) if change is None else _mapped(equation, operands, *change)
 
 
 def _origins(
     equations: Sequence[jex_core.JaxprEqn], wanted: Sequence[jex_core.Var], used: Collection[jex_core.Var]
 ) -> list[tuple[jex_core.JaxprEqn, dict[int, jex_core.Var]]]:
     """Returns the maps whose outputs are wanted and serve for nothing else: each with these outputs, by position."""
-    producers = {out: equation for equation in equations for out in equation.outvars}
+    producers = Graph(equations).producer
     uses = collections.Counter(atom for each in equations for atom in variables_of(each.invars))
     found: dict[int, tuple[jex_core.JaxprEqn, dict[int, jex_core.Var]]] = {}
     for var in wanted:
@@ -100,15 +101,13 @@ def _mapped(
     mapped: jex_core.JaxprEqn, operands: Sequence[jax.Array], outputs: Collection[int], left_out: Collection[int]
 ) -> list[jax.Array]:
     """Returns the results of a map of which some sums are left out."""
-    jaxpr, params = mapped.params["jaxpr"], mapped.params
+    params = mapped.params
+
+    def evaluated(equation: jex_core.JaxprEqn, inputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        return (pass_on if id(equation) in left_out else bind)(equation, inputs)
 
     def body(*args: jax.Array) -> list[jax.Array]:
-        values: Values = dict(zip(jaxpr.invars, args, strict=True))
-        for equation in jaxpr.eqns:
-            inputs = [read(atom, values) for atom in equation.invars]
-            results = inputs if id(equation) in left_out else bind(equation, inputs)
-            values.update(zip(equation.outvars, results, strict=True))
-        return [read(atom, values) for atom in jaxpr.outvars]
+        return Interpreter(other=evaluated).run(params["jaxpr"], args)
 
     specs = [PartitionSpec(REPLICA_AXIS) if i in outputs else spec for i, spec in enumerate(params["out_specs"])]
     run = jax.shard_map(body, mesh=params["mesh"], in_specs=tuple(params["in_specs"]), out_specs=specs)

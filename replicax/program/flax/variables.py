@@ -140,7 +140,7 @@ def _known() -> weakref.WeakValueDictionary[tuple[int, int | None], FlaxVariable
 
 def flax_state() -> contextlib.AbstractContextManager[None]:
     """Lets variables of flax read from and write to the current frame; does nothing where flax is not loaded."""
-    return contextlib.nullcontext() if flax_door.nnx() is None else flax_door.redirected(_ToFrame())
+    return contextlib.nullcontext() if flax_door.nnx() is None else flax_door.redirected(_TO_FRAME)
 
 
 class _TracedFrame(Protocol):
@@ -225,6 +225,9 @@ class _ToFrame:
         frame = context.current().frame
         if frame is not None:
             frame.note_changed(module)
+
+
+_TO_FRAME = _ToFrame()
 
 
 def _number(i: int, treedef: jax.tree_util.PyTreeDef) -> int | None:

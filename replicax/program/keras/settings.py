@@ -15,9 +15,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import replicax.compat.keras as keras_door
-from replicax.program.captures import SETTINGS, is_same_setting
+from replicax.program.captures import SETTINGS
 from replicax.runtime.once import once
 from replicax.typing import PyTreeFunction
+from replicax.values.containers import is_same_setting
 
 _KINDS = (*SETTINGS, types.FunctionType)  # functions: activations
 _TRAINABLE = "_trainable"  # what the property `trainable` of layers and variables sets
@@ -61,7 +62,7 @@ class KerasSettings:
             return None
         now = dict(self._found())
         for key in {**self._settings, **now}:
-            if key not in now or key not in self._settings or not _is_same(now[key], self._settings[key]):
+            if key not in now or key not in self._settings or not is_same_setting(now[key], self._settings[key]):
                 return f"{key[1]}.{key[2].removeprefix('_')}"
         self._counted = counted
         return None
@@ -91,10 +92,6 @@ def _is_setting(name: str, value: object) -> bool:
     return isinstance(value, _KINDS) and name not in _NOTES and (name == _TRAINABLE or not name.startswith("_"))
 
 
-def _is_same(one: object, other: object) -> bool:
-    return one is other or (isinstance(one, SETTINGS) and is_same_setting(one, other))
-
-
 @once
 def _count_changes() -> None:
     """Counts from now on which attributes of Keras's objects get another value."""
@@ -112,7 +109,7 @@ def _counting(original: PyTreeFunction) -> PyTreeFunction:
     def set_value(owner: Any, *given: Any) -> None:  # the name of an attribute and a value, or a value alone
         before = getattr(owner, "__dict__", {}).get(given[0] if len(given) > 1 else _TRAINABLE)
         original(owner, *given)
-        if isinstance(before, _KINDS) and not _is_same(before, given[-1]):
+        if isinstance(before, _KINDS) and not is_same_setting(before, given[-1]):
             _COUNT.changes += 1
 
     return set_value
