@@ -17,7 +17,8 @@ _KINDS = ["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collectiv
 _HEADER = re.compile(r"(?:ENTRY )?%?(?P<name>[\w.-]+) (?:\(.*)?\{")
 _LINE = re.compile(r"\s*(?:ROOT )?%?(?P<name>[\w.-]+) = (?P<rest>.*)")
 _OPERATION = re.compile(r" (?P<opcode>[\w-]+)(?=\()")
-_ARRAY = re.compile(r"\b(?P<dtype>[a-z]+\d\w*|pred)\[(?P<shape>[\d,<=]*)\]")
+_ARRAY = re.compile(r"\b(?P<dtype>[a-z]+(?:\d\w*)?)\[(?P<shape>[\d,<=]*)\]")
+_BITS = {"pred": 8, "token": 0}
 _CALLED = re.compile(r"\b(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.-]+)")
 _CALLED_LIST = re.compile(r"\b(?:branch_computations|called_computations)=\{([^}]*)\}")
 # Groups of devices: `{{0,1},{2,3}}`, or `[2,2]<=[4]` and `[2,2]<=[2,2]T(1,0)`: numbers in order, moved and split.
@@ -160,7 +161,9 @@ def _sizes(type_: str) -> list[int]:
 
 def _bits(dtype: str) -> int:
     digits = re.match(r"[a-z]+(\d+)", dtype)  # f32, bf16, s4, f8e4m3fn, c64
-    return int(digits[1]) if digits is not None else 8  # pred
+    if digits is None and dtype not in _BITS:
+        raise ValueError(f"The HLO has a dtype of unknown size: {dtype!r}.")
+    return int(digits[1]) if digits is not None else _BITS[dtype]
 
 
 def _computations_in_loops(instructions: Iterable[_Instruction]) -> set[str]:

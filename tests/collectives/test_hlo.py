@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from replicax.collectives.hlo import axes_of_groups, collective_bytes, collectives
@@ -60,3 +61,9 @@ def test_the_devices_of_a_collective_lie_along_axes_of_the_mesh():
         assert (found.kind, axes_of_groups(found.groups, (2, 4))) == ("all-reduce", axes)
     assert axes_of_groups(((0, 1), (2, 3), (4, 5), (6, 7)), (2, 4)) is None
     assert axes_of_groups((), (2, 4)) is None
+
+
+def test_a_dtype_of_unknown_size_is_no_guess():
+    assert collectives("%sum = pred[4]{0} all-reduce(%x)")[0].num_bytes == 4
+    with pytest.raises(ValueError, match="a dtype of unknown size: 'quantum'"):
+        collectives("%sum = quantum[4]{0} all-reduce(%x)")

@@ -74,7 +74,7 @@ def test_some_may_end_in_the_midst_of_a_sum(dead, at):
         else:
             islands.start(incarnation, ROUNDS)
     islands.join()
-    check(islands, (dead, at), least=3 - len(dead))
+    check(islands, (dead, at), least=2 if at <= ROUNDS else 3 - len(dead))  # In the last sum replacements may be late.
 
 
 def end_at(at, sums, islands, incarnation):

@@ -44,8 +44,10 @@ def test_each_line_has_its_workers_name_and_each_worker_its_log(run: Run):
     ]
     assert sorted(done.err.splitlines()) == [f"[worker {index}] to stderr" for index in range(3)]
     for index in range(3):
-        words = ["args ['--x', 'y z']\n", "raw ÿ", "to stderr"]  # Where a line ends, the other stream may come between.
-        assert [word for word in words if word not in done.log(f"worker-{index}")] == []
+        words, log = ["args ['--x', 'y z']\n", "raw ÿ", "to stderr"], done.log(f"worker-{index}")
+        assert [word for word in words if word not in log] == []
+        # Where a line ends, the other stream may come between; nothing is lost, and nothing is there twice.
+        assert sorted(log) == sorted("".join([*words, "\n"]))
 
 
 def test_a_module_can_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture):
