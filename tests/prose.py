@@ -106,18 +106,21 @@ def faults_in(prose: Prose) -> Iterator[tuple[int, str]]:
         yield prose.line + result.pos[0] - 1, result.check_result.message
 
 
-def main() -> int:
-    """Prints each fault with its file and line; returns the exit code."""
+def faults() -> Iterator[str]:
+    """Yields each fault of the pages and the package, with its file and line."""
     CheckRegistry().register_many(tuple(checks()))
-    found = 0
     for patterns, read in ((PAGES, prose_of_page), (CODE, prose_of_module)):
         for path in sorted(path for pattern in patterns for path in ROOT.glob(pattern)):
             for prose in read(path.read_text()):
                 for line, message in faults_in(prose):
-                    print(f"{path.relative_to(ROOT)}:{line}: {message}")
-                    found += 1
-    print(f"{found} faults of prose")
-    return 1 if found else 0
+                    yield f"{path.relative_to(ROOT)}:{line}: {message}"
+
+
+def main() -> int:
+    """Prints the faults; returns the exit code."""
+    found = list(faults())
+    print(*found, f"{len(found)} faults of prose", sep="\n")
+    return bool(found)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from replicax.contracts.reduce_op import ReduceOp
 from replicax.contracts.variable_access import VariableLike
 from replicax.errors import ContextError
 from replicax.runtime.devices import default_devices
+from replicax.runtime.precision import Precision
 from replicax.typing import PyTree
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class StrategyBase(metaclass=AdvisedContractType):
     """Runs programs. By default there is one replica, one program for a whole step, and nothing is placed."""
 
     placement: Placement = Placement()  # where values live
+    precision: Precision | None = None  # what layers compute in; None: Keras's own policy decides
     cuts_steps = False  # whether the replicas run no further than to the gradients: `compile_cut` compiles steps
     is_asynchronous = False  # whether workers run steps on their own, on variables that live on servers
     waits_for_workers = False  # whether it may have other processes to wait for

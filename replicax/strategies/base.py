@@ -62,6 +62,8 @@ class Strategy(StrategyBase):
         mesh: The devices as a mesh with the axis `"replica"`; None for the default strategy, which places nothing.
         placement: Where values live on the mesh.
         cluster_resolver: What tells the strategy who this process is; None for those of one process.
+        precision: What layers made in the scope compute in: its `name`, `dtype` and `keras_policy`; None for float32, or
+            what Keras's own policy says.
 
     Example:
         >>> strategy = rx.MirroredStrategy()
@@ -152,6 +154,24 @@ class Strategy(StrategyBase):
             raise ContextError(f"Scopes of two strategies cannot be mixed: {current.strategy!r} is open, got {self!r}.")
         with context.entered(strategy=self, opened_by_set_strategy=None, scope=scope), keras_entered(self):
             yield
+
+    @entry_point
+    def cast_to_compute(self, tree: PyTree) -> PyTree:
+        """Returns a pytree with its floating-point arrays in the dtype of `precision`; without one, the tree as it is.
+
+        For plain JAX loops: cast parameters and rows at the head of the loss function. The gradient with respect to
+        float32 parameters is float32 again, as JAX differentiates the cast. Keras's layers cast by themselves.
+
+        Args:
+            tree: Any pytree. Leaves that are no JAX arrays of floating-point numbers stay as they are.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> strategy = rx.MirroredStrategy(precision="bf16")
+            >>> strategy.cast_to_compute({"w": jnp.ones(3), "labels": jnp.arange(3)})["w"].dtype
+            dtype(bfloat16)
+        """
+        return tree if self.precision is None else self.precision.cast(tree)
 
     # Running.
 

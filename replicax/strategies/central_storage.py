@@ -14,6 +14,7 @@ from replicax.contracts.variable_access import VariableLike, is_per_replica_vari
 from replicax.program.cut.two_devices import Halves, Places
 from replicax.program.results import marked_like
 from replicax.runtime.devices import device_name, parse_devices
+from replicax.runtime.precision import checked_precision
 from replicax.runtime.transfer import put
 from replicax.strategies.mesh_placement import MeshPlacement
 from replicax.strategies.mesh_strategy import MeshStrategy
@@ -38,6 +39,7 @@ class CentralStorageStrategy(MeshStrategy):
         parameter_device: Where variables live; by default the host's first CPU, or the only compute device.
         cross_device_ops: The algorithm that combines gradients.
         communication_options: How gradients are packed and compressed on the way.
+        precision: What Keras's layers made in the scope compute in; see `MirroredStrategy`.
 
     Attributes:
         parameter_device: Where variables live.
@@ -60,6 +62,8 @@ class CentralStorageStrategy(MeshStrategy):
         parameter_device: str | jax.Device | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
         communication_options: CommunicationOptions | None = None,
+        *,
+        precision: str | None = None,
     ):
         devices = own_devices(self, compute_devices, "compute_devices")
         if parameter_device is not None:
@@ -68,6 +72,7 @@ class CentralStorageStrategy(MeshStrategy):
             self.parameter_device = devices[0] if len(devices) == 1 else jax.local_devices(backend="cpu")[0]
         placement = CentralPlacement(devices, self.parameter_device)
         super().__init__(placement, cross_device_ops, communication_options)
+        self.precision = checked_precision(precision, self.devices)
 
     def compile_cut(
         self, step: PyTreeFunction, variables: Sequence[VariableLike], written: Sequence[VariableLike], replicas: int

@@ -14,6 +14,7 @@ from replicax.errors import ArgumentError
 from replicax.group.health import DEFAULT_STALL_TIMEOUT_S
 from replicax.layouts import MIN_SIZE, Decision, over_data
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.runtime.precision import checked_precision
 from replicax.strategies.mesh_placement import MeshPlacement
 from replicax.strategies.mesh_strategy import MeshStrategy, checked_random_numbers
 from replicax.strategies.offloading import offloaded
@@ -51,6 +52,7 @@ class FullyShardedStrategy(MeshStrategy):
             stay on the devices. Numbers stay the same. Not tested on GPUs yet.
         random_numbers: Where random numbers in `run` come from, `"per_replica"` (the default) or `"per_row"`; see
             `MirroredStrategy`.
+        precision: What Keras's layers made in the scope compute in; see `MirroredStrategy`.
 
     Raises:
         ArgumentError: `min_size` is not an int of at least 0; or the devices are those of some workers only.
@@ -80,6 +82,7 @@ class FullyShardedStrategy(MeshStrategy):
         stall_timeout: float | None = DEFAULT_STALL_TIMEOUT_S,
         offload_optimizer: bool = False,
         random_numbers: str | None = None,
+        precision: str | None = None,
     ):
         if not is_int(min_size) or min_size < 0:
             raise ArgumentError(f"`min_size` is a number of elements, an int of at least 0, got {min_size!r}.")
@@ -91,6 +94,7 @@ class FullyShardedStrategy(MeshStrategy):
         placement = MeshPlacement(found, decide=self._decide, workers=self.workers, lives_on_host=beside)
         super().__init__(placement, cross_device_ops, communication_options)
         self.random_numbers = checked_random_numbers(random_numbers)
+        self.precision = checked_precision(precision, self.devices)
 
     def _decide(self, variable: VariableLike) -> Decision:
         return over_data(shape_of(variable), REPLICA_AXIS, self.num_replicas_in_sync, self.min_size)

@@ -17,6 +17,7 @@ from replicax.errors import ArgumentError
 from replicax.group.health import DEFAULT_STALL_TIMEOUT_S
 from replicax.layouts import MIN_SIZE, AutomaticRules, LayoutLike, Layouts, PatternRules, Rules
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.runtime.precision import checked_precision
 from replicax.strategies.base import listed
 from replicax.strategies.mesh_grid import MODEL, Grid, grid_of_mesh, grid_of_shape
 from replicax.strategies.mesh_placement import MeshPlacement
@@ -66,6 +67,7 @@ class LayoutStrategy(MeshStrategy):
         stall_timeout: For how many seconds a worker may do nothing while others wait for it, until all end with a
             report. None or 0 for no watching.
         offload_optimizer: As for `FullyShardedStrategy`.
+        precision: What Keras's layers made in the scope compute in; see `MirroredStrategy`.
         layout_map: The former name of `layout`.
 
     Raises:
@@ -98,6 +100,7 @@ class LayoutStrategy(MeshStrategy):
         start_timeout: float = START_TIMEOUT_S,
         stall_timeout: float | None = DEFAULT_STALL_TIMEOUT_S,
         offload_optimizer: bool = False,
+        precision: str | None = None,
         layout_map: Mapping[str, LayoutLike] | None = None,
     ):
         if layout_map is not None:
@@ -127,6 +130,7 @@ class LayoutStrategy(MeshStrategy):
         beside = offloaded(offload_optimizer, list(self._grid.devices.flat), min_size)
         placement = _GridPlacement(self._grid, self._layouts, self.workers, beside)
         super().__init__(placement, cross_device_ops, communication_options)
+        self.precision = checked_precision(precision, self.devices)
 
     def adopt(self, variable: VariableLike) -> None:
         """Decides about a new variable's layout while the layers that make it are at work."""

@@ -8,6 +8,7 @@ import jax
 
 from replicax.checks import explained
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
+from replicax.runtime.precision import checked_precision
 from replicax.strategies.mesh_placement import MeshPlacement
 from replicax.strategies.mesh_strategy import MeshStrategy, checked_random_numbers
 from replicax.strategies.sharded_update import checked_shard_update
@@ -35,9 +36,13 @@ class MirroredStrategy(MeshStrategy):
         random_numbers: Where the random numbers of functions given to `run` come from. `"per_replica"` (the default):
             each replica draws its own. `"per_row"`: the replicas together draw what one device draws for the global
             batch, whatever their number; see the guide "Custom loops".
+        precision: What Keras's layers made in the scope compute in: `"bf16"`, `"fp16"` or, on GPUs that have it, `"fp8"`.
+            Variables, gradients and their sums stay in float32. None (the default) leaves Keras's own policy alone;
+            see the guide "Mixed precision".
 
     Raises:
-        ArgumentError: `shard_update` is neither a bool nor None, or `random_numbers` is something else.
+        ArgumentError: `shard_update` is neither a bool nor None, or `random_numbers` is something else; `precision` is
+            unknown, or a device cannot compute in it.
         ClusterError: This is one of several processes, and `devices` are not given: each would train a copy of its own.
         DeviceError: A device does not exist or comes twice.
 
@@ -55,8 +60,10 @@ class MirroredStrategy(MeshStrategy):
         shard_update: bool | None = None,
         *,
         random_numbers: str | None = None,
+        precision: str | None = None,
     ):
         found = own_devices(self, devices, "devices")
         super().__init__(MeshPlacement(found), cross_device_ops, communication_options)
         self.shard_update = checked_shard_update(shard_update, True, self.communication_options)
         self.random_numbers = checked_random_numbers(random_numbers)
+        self.precision = checked_precision(precision, self.devices)

@@ -21,6 +21,7 @@ from replicax.errors import ArgumentError
 from replicax.group.health import DEFAULT_STALL_TIMEOUT_S, stall_timeout_from
 from replicax.runtime.memory import keep_freed_memory
 from replicax.runtime.mesh import forget_meshes
+from replicax.runtime.precision import checked_precision
 from replicax.strategies.client import ClientMethods, RemoteCluster, runs_for_a_client
 from replicax.strategies.elastic import Elastic, elastic_from
 from replicax.strategies.mesh_placement import MeshPlacement
@@ -65,6 +66,7 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
             chief's callbacks can save it. By default (None) it does not.
         random_numbers: Where random numbers in `run` come from: `"per_replica"` (the default) or `"per_row"` (that of
             elastic training, where the number of replicas changes); see `MirroredStrategy`.
+        precision: What Keras's layers made in the scope compute in; see `MirroredStrategy`.
         remote_cluster: Makes this process a client: the addresses of the servers (`{"worker": ["host1:2222", ...]}`, a
             `ClusterSpec`, or a resolver), or the address of a Ray cluster (`"auto"`, `"host:port"`,
             `"ray://host:port"`). In a process that runs for a client it has no effect.
@@ -111,6 +113,7 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
         *,
         shard_update: bool | None = None,
         random_numbers: str | None = None,
+        precision: str | None = None,
         remote_cluster: RemoteCluster | None = None,
         workers: int | None = None,
         devices_per_worker: int | None = None,
@@ -134,6 +137,7 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
             placement = MeshPlacement(joined.devices(), workers=joined.names)
         super().__init__(placement, cross_device_ops, communication_options)
         self.shard_update = checked_shard_update(shard_update, False, self.communication_options)
+        self.precision = checked_precision(precision, self.devices)
         self.random_numbers = checked_random_numbers(random_numbers, PER_REPLICA if elastic is None else PER_ROW)
 
     # Elastic training: the strategy takes on the devices of each new world.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 
 from replicax.runtime.devices import parse_devices
+from replicax.runtime.precision import checked_precision
 from replicax.strategies.mesh_placement import MeshPlacement
 from replicax.strategies.mesh_strategy import MeshStrategy
 
@@ -16,8 +17,10 @@ class OneDeviceStrategy(MeshStrategy):
 
     Args:
         device: Device name such as `"gpu:0"`, or a JAX device.
+        precision: What Keras's layers made in the scope compute in; see `MirroredStrategy`.
 
     Raises:
+        ArgumentError: `precision` is unknown, or the device cannot compute in it.
         DeviceError: The device does not exist.
 
     Example:
@@ -26,5 +29,6 @@ class OneDeviceStrategy(MeshStrategy):
         2.0
     """
 
-    def __init__(self, device: str | jax.Device):
+    def __init__(self, device: str | jax.Device, *, precision: str | None = None):
         super().__init__(MeshPlacement(parse_devices([device])))
+        self.precision = checked_precision(precision, self.devices)

@@ -18,6 +18,7 @@ class TPUStrategy(MultiWorkerMirroredStrategy):
     Args:
         tpu_cluster_resolver: Says which host of the slice this is; by default the environment does.
         communication_options: How gradients are packed and compressed on the way.
+        precision: What Keras's layers made in the scope compute in; see `MirroredStrategy`.
         platform: The kind of device to ask for.
 
     Raises:
@@ -36,9 +37,10 @@ class TPUStrategy(MultiWorkerMirroredStrategy):
         tpu_cluster_resolver: ClusterResolver | None = None,
         *,
         communication_options: CommunicationOptions | None = None,
+        precision: str | None = None,
         platform: str = "tpu",
     ):
-        super().__init__(tpu_cluster_resolver, communication_options)
+        super().__init__(tpu_cluster_resolver, communication_options, precision=precision)
         found = sorted({device.platform for device in self.devices})
         if found != [platform]:
             raise DeviceError(

@@ -19,6 +19,7 @@ from replicax.tools.doctor import (
     Finding,
     Severity,
     all_reduce,
+    choose,
     diagnosis,
     found_devices,
     machine,
@@ -276,3 +277,36 @@ def test_the_table_shows_cures(monkeypatch: pytest.MonkeyPatch):
     for words in ("OK     good", "WARN   bad", "-> Do this.", "TF_CONFIG    no", "1 OK, 1 WARN"):
         assert words in done.stdout
     assert diagnosis.DoctorReport((), None).status is Severity.OK
+
+
+def gpus(count: int, gib: float = 80) -> list[dict[str, Any]]:
+    return [{"platform": "gpu", "kind": "H100", "memory": int(gib * 2**30)}] * count
+
+
+CPU = {"platform": "cpu", "kind": "cpu", "memory": None}
+
+
+@pytest.mark.parametrize(
+    ("devices", "hosts", "parameters", "strategy", "says"),
+    [
+        (gpus(1), 1, None, 'rx.OneDeviceStrategy("gpu:0")', "1 GPU(s)"),
+        ([CPU], 1, 1e9, 'rx.OneDeviceStrategy("cpu:0")', "unknown"),
+        ([CPU, *gpus(8)], 1, 4e9, "rx.MirroredStrategy()", "fits on one"),  # 59.6 of 64 GiB
+        (gpus(8), 1, 5e9, "rx.FullyShardedStrategy()", "sharded over all 8"),  # 74.5 of 64 GiB
+        (gpus(8), 4, 1e9, "rx.MultiWorkerMirroredStrategy()", "each of 4 hosts"),
+        (gpus(8), 1, 70e9, "rx.FullyShardedStrategy()", "at least 17 such devices"),  # 1043.1 GiB in parts of 64
+        ([{"platform": "tpu", "kind": "v5e", "memory": 2**34}] * 4, 4, None, "rx.TPUStrategy()", "4 TPU core(s)"),
+    ],
+)
+def test_a_strategy_is_chosen_by_devices_memory_and_hosts(devices, hosts, parameters, strategy, says):
+    choice = choose(devices, hosts, parameters)
+    assert choice.strategy == strategy
+    assert says in " ".join(choice.reasons)
+    assert ("--hosts host1,host2,host3,host4" in choice.command) is (hosts > 1 and devices[0]["platform"] == "gpu")
+
+
+def test_the_command_says_which_strategy_fits(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("replicax.cli.doctor.find_devices", lambda environ: gpus(2))
+    done = CliRunner().invoke(app, ["doctor", "--choose"])
+    assert done.exit_code == 0
+    assert "strategy = rx.MirroredStrategy()" in done.output

@@ -1,0 +1,43 @@
+"""Counts the words of the documentation: `python -m tests.words`. A page that is too long is not read.
+
+Words are what `wc -w` counts, code and tables included, in README.md and in the pages of `docs/`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests import prose
+
+ROOT = Path(__file__).resolve().parent.parent
+MOST_WORDS, MOST_WORDS_OF_A_GUIDE, MOST_LINES_OF_README = 40_000, 1_800, 130
+
+
+def words_by_page() -> dict[str, int]:
+    """Returns the number of words of each page, the longest first."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    counted = {str(page.relative_to(ROOT)): len(page.read_text().split()) for page in pages}
+    return dict(sorted(counted.items(), key=lambda item: -item[1]))
+
+
+def main() -> int:
+    """Prints the longest pages, and the figures that have limits."""
+    pages = words_by_page()
+    guides = {name: count for name, count in pages.items() if name.startswith("docs/guides/")}
+    for name, count in list(pages.items())[:10]:
+        print(f"{count:6,} {name}")
+    lines, problems = len((ROOT / "README.md").read_text().splitlines()), len(list(prose.faults()))
+    print(f"RESULT readme_lines {lines}")
+    print(f"RESULT doc_words {sum(pages.values())}")
+    print(f"RESULT longest_guide_words {max(guides.values())}")
+    print(f"RESULT style_problems {problems}")
+    return (
+        lines > MOST_LINES_OF_README
+        or sum(pages.values()) > MOST_WORDS
+        or max(guides.values()) > MOST_WORDS_OF_A_GUIDE
+        or problems > 0
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
