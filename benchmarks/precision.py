@@ -3,8 +3,8 @@
     python benchmarks/precision.py
 
 Each case is trained by plain Keras (or optax) on one device under its own policy and, from the same seed, under a
-strategy with `precision=`. The table shows the largest difference of the weights, in units of the dtype's rounding error
-(`eps`) at the largest weight. RESULT counts the cases in which it is larger than the steps explain.
+strategy with `precision=`. The table shows the largest difference of the weights, in units of the dtype's rounding
+error (`eps`) at the largest weight. RESULT counts the cases in which it is larger than the steps explain.
 """
 
 from __future__ import annotations
@@ -142,7 +142,8 @@ def main() -> None:
                 units = apart / (eps * RATE * first)  # an update is the rate times a gradient of this rounding
                 cases, wrong = cases + 1, wrong + (units > STEPS)
                 table.append((name, how.__name__, str(devices), f"{apart:.1e}", f"{units:.2f}"))
-    print_table("Against the plain libraries on one device", ("precision", "loop", "devices", "largest difference", f"in rounding errors ({STEPS} steps)"), table)
+    header = ("precision", "loop", "devices", "largest difference", f"in rounding errors ({STEPS} steps)")
+    print_table("Against the plain libraries on one device", header, table)
     print(f"RESULT precision_cases {cases}")
     print(f"RESULT precision_wrong {wrong}")
 

@@ -4,47 +4,27 @@ import importlib
 import sys
 from typing import TYPE_CHECKING
 
-from replicax import cluster as cluster_resolver, config, data, errors
-from replicax.collectives import (
-    CommunicationImplementation,
-    CommunicationOptions,
-    CrossDeviceOps,
-    HierarchicalCopyAllReduce,
-    Int8,
-    NcclAllReduce,
-    PowerSGD,
-    ReductionToOneDevice,
-    RingAllReduce,
-)
+from replicax import cluster as cluster_resolver, collectives, config, data, errors
 from replicax.contracts import upper_rooms
 from replicax.contracts.advice import not_found
-from replicax.contracts.reduce_op import ReduceOp
-from replicax.data import AutoShardPolicy, InputContext, InputOptions, ValueContext
 from replicax.errors import ReplicaDivergenceError, ReplicaxError
 from replicax.group import health
 from replicax.moved import RENAMED, renamed
-from replicax.program import TensorSpec, function, grad, value_and_grad
+from replicax.program import function, grad, value_and_grad
 from replicax.program.keras.backend import choose_jax_for_keras
 from replicax.strategies import (
     CentralStorageStrategy,
     Elastic,
-    GradientMemory,
     MirroredStrategy,
     MultiWorkerMirroredStrategy,
     OneDeviceStrategy,
-    ReplicaContext,
     Strategy,
     TPUStrategy,
     get_replica_context,
     get_strategy,
-    has_strategy,
-    in_cross_replica_context,
-    set_strategy,
 )
 from replicax.strategies.losses import compute_average_loss, scale_regularization_loss
-from replicax.values import DistributedValues, Mirrored, PerReplica
-from replicax.values.aggregation import VariableAggregation, VariableSynchronization
-from replicax.values.scattering import IndexedSlices
+from replicax.values import PerReplica
 from replicax.variables import Module, Variable
 from replicax.version import __version__
 
@@ -56,66 +36,35 @@ upper_rooms.register(
     upper_rooms.TENSORFLOW_CHECKPOINTS, lambda: importlib.import_module("replicax.tensorflow.checkpoints")
 )
 
+#: The front: strategies, what a training step is written with, checkpoints, and a module for each topic.
 __all__ = [
-    "AutoShardPolicy",
-    "BatchSize",
     "CentralStorageStrategy",
     "Checkpoint",
     "CheckpointManager",
-    "CommunicationImplementation",
-    "CommunicationOptions",
-    "CrossDeviceOps",
     "DiLoCoStrategy",
-    "DistributedValues",
     "Elastic",
     "ExponentialMovingAverage",
-    "FixedShardsPartitioner",
     "FullyShardedStrategy",
-    "GradientMemory",
-    "HierarchicalCopyAllReduce",
-    "IndexedSlices",
-    "InputContext",
-    "InputOptions",
-    "Int8",
     "LayoutStrategy",
-    "LearningRates",
-    "LoadedFunction",
     "LocalSGDStrategy",
-    "MaxSizePartitioner",
-    "MinSizePartitioner",
-    "Mirrored",
     "MirroredStrategy",
     "Module",
     "MultiWorkerMirroredStrategy",
-    "NcclAllReduce",
     "OneDeviceStrategy",
     "ParameterServerStrategy",
-    "Partitioner",
     "PerReplica",
-    "PowerSGD",
     "PreemptionCheckpointHandler",
-    "ReduceOp",
-    "ReductionToOneDevice",
-    "ReplicaContext",
     "ReplicaDivergenceError",
     "ReplicaxError",
-    "RingAllReduce",
-    "Server",
-    "ShardedVariable",
     "Strategy",
     "TPUStrategy",
-    "TensorSpec",
-    "TerminationConfig",
-    "ValueContext",
     "Variable",
-    "VariableAggregation",
-    "VariableSynchronization",
     "__version__",
     "accumulate_gradients",
     "checkpoint",
     "cluster_resolver",
+    "collectives",
     "compute_average_loss",
-    "cond",
     "config",
     "coordinator",
     "data",
@@ -123,34 +72,25 @@ __all__ = [
     "errors",
     "estimator",
     "export",
-    "find_batch_size",
-    "find_learning_rate",
-    "fori_loop",
+    "exporting",
     "function",
     "get_replica_context",
     "get_strategy",
     "grad",
-    "has_strategy",
     "health",
-    "in_cross_replica_context",
-    "latest_checkpoint",
+    "keras",
+    "lax",
     "load_export",
-    "load_safetensors",
     "notebook",
     "plots",
-    "print",
     "progress",
     "remat",
-    "save_safetensors",
     "scale_regularization_loss",
-    "scaled_learning_rate",
-    "scan",
-    "set_strategy",
-    "switch",
     "testing",
     "trackers",
+    "tuning",
     "value_and_grad",
-    "while_loop",
+    "weights",
 ]
 
 
@@ -161,99 +101,140 @@ _MODULES = {
     "dtensor": "dtensor",
     "estimator": "estimator",
     "exit_codes": "errors.exit_codes",
+    "exporting": "exporting",
+    "keras": "keras",
+    "lax": "program.loops.loops",
     "notebook": "tools.notebook",
     "plots": "tools.plots",
     "testing": "testing",
     "trackers": "tools.trackers",
+    "tuning": "tools.tuning",
+    "weights": "weights",
 }
 #: By name, the module that has it.
 _LATER = {
-    "BatchSize": "tools.tuning",
     "Checkpoint": "checkpoint",
     "CheckpointManager": "checkpoint",
     "DiLoCoStrategy": "islands",
     "ExponentialMovingAverage": "strategies.averages",
-    "FixedShardsPartitioner": "parameter_server",
     "FullyShardedStrategy": "strategies.fully_sharded",
     "LayoutStrategy": "strategies.layout",
-    "LearningRates": "tools.tuning",
-    "LoadedFunction": "exporting",
     "LocalSGDStrategy": "islands",
-    "MaxSizePartitioner": "parameter_server",
-    "MinSizePartitioner": "parameter_server",
     "ParameterServerStrategy": "parameter_server",
-    "Partitioner": "parameter_server",
     "PreemptionCheckpointHandler": "checkpoint",
-    "Server": "parameter_server",
-    "ShardedVariable": "parameter_server",
-    "TerminationConfig": "checkpoint",
     "accumulate_gradients": "program.gradients.accumulation",
-    "cond": "program.loops.loops",
     "export": "exporting",
-    "find_batch_size": "tools.tuning",
-    "find_learning_rate": "tools.tuning",
-    "fori_loop": "program.loops.loops",
-    "latest_checkpoint": "checkpoint",
     "load_export": "exporting",
-    "load_safetensors": "weights",
-    "print": "tools.reporting.printing",
     "progress": "tools.reporting.progress",
     "remat": "program.gradients.rematerialized",
-    "save_safetensors": "weights",
-    "scaled_learning_rate": "tools.tuning",
-    "scan": "program.loops.loops",
-    "switch": "program.loops.loops",
-    "while_loop": "program.loops.loops",
+}
+
+#: Names that stand here as `tf.distribute` has them, or for those who know them; they are not in front.
+_ALSO = {
+    "AutoShardPolicy": "data",
+    "CommunicationImplementation": "collectives",
+    "CommunicationOptions": "collectives",
+    "CrossDeviceOps": "collectives",
+    "DistributedValues": "values",
+    "FixedShardsPartitioner": "parameter_server",
+    "GradientMemory": "strategies",
+    "HierarchicalCopyAllReduce": "collectives",
+    "IndexedSlices": "values.scattering",
+    "InputContext": "data",
+    "InputOptions": "data",
+    "MaxSizePartitioner": "parameter_server",
+    "MinSizePartitioner": "parameter_server",
+    "Mirrored": "values",
+    "NcclAllReduce": "collectives",
+    "Partitioner": "parameter_server",
+    "ReduceOp": "contracts.reduce_op",
+    "ReductionToOneDevice": "collectives",
+    "ReplicaContext": "strategies",
+    "RingAllReduce": "collectives",
+    "Server": "parameter_server",
+    "ShardedVariable": "parameter_server",
+    "TensorSpec": "program",
+    "TerminationConfig": "checkpoint",
+    "ValueContext": "data",
+    "VariableAggregation": "values.aggregation",
+    "VariableSynchronization": "values.aggregation",
+    "has_strategy": "strategies",
+    "in_cross_replica_context": "strategies",
+    "latest_checkpoint": "checkpoint",
+    "print": "tools.reporting.printing",
+    "set_strategy": "strategies",
 }
 
 if TYPE_CHECKING:
     import replicax.testing as testing
-    from replicax import checkpoint, dtensor, estimator, keras as keras
+    from replicax import checkpoint, dtensor, estimator, exporting, keras, weights
     from replicax.checkpoint import (
         Checkpoint,
         CheckpointManager,
         PreemptionCheckpointHandler,
-        TerminationConfig,
-        latest_checkpoint,
+        TerminationConfig as TerminationConfig,
+        latest_checkpoint as latest_checkpoint,
     )
-    from replicax.data import FileSource as FileSource
+    from replicax.collectives import (
+        CommunicationImplementation as CommunicationImplementation,
+        CommunicationOptions as CommunicationOptions,
+        CrossDeviceOps as CrossDeviceOps,
+        HierarchicalCopyAllReduce as HierarchicalCopyAllReduce,
+        NcclAllReduce as NcclAllReduce,
+        ReductionToOneDevice as ReductionToOneDevice,
+        RingAllReduce as RingAllReduce,
+    )
+    from replicax.contracts.reduce_op import ReduceOp as ReduceOp
+    from replicax.data import (
+        AutoShardPolicy as AutoShardPolicy,
+        FileSource as FileSource,
+        InputContext as InputContext,
+        InputOptions as InputOptions,
+        ValueContext as ValueContext,
+    )
     from replicax.errors import exit_codes as exit_codes
-    from replicax.exporting import LoadedFunction, export, load_export, load_export as load  # noqa: F401
+    from replicax.exporting import export, load_export, load_export as load  # noqa: F401
     from replicax.islands import DiLoCoStrategy, LocalSGDStrategy
     from replicax.keras.sidecar import SidecarEvaluator as SidecarEvaluator
     from replicax.parameter_server import (
-        FixedShardsPartitioner,
-        MaxSizePartitioner,
-        MinSizePartitioner,
+        FixedShardsPartitioner as FixedShardsPartitioner,
+        MaxSizePartitioner as MaxSizePartitioner,
+        MinSizePartitioner as MinSizePartitioner,
         ParameterServerStrategy,
-        Partitioner,
-        Server,
-        ShardedVariable,
+        Partitioner as Partitioner,
+        Server as Server,
+        ShardedVariable as ShardedVariable,
         namespace as coordinator,
     )
+    from replicax.program import TensorSpec as TensorSpec
     from replicax.program.gradients.accumulation import accumulate_gradients
     from replicax.program.gradients.rematerialized import remat
-    from replicax.program.loops.loops import cond, fori_loop, scan, switch, while_loop
+    from replicax.program.loops import loops as lax
+    from replicax.strategies import (
+        GradientMemory as GradientMemory,
+        ReplicaContext as ReplicaContext,
+        has_strategy as has_strategy,
+        in_cross_replica_context as in_cross_replica_context,
+        set_strategy as set_strategy,
+    )
     from replicax.strategies.averages import ExponentialMovingAverage
     from replicax.strategies.fully_sharded import FullyShardedStrategy
     from replicax.strategies.layout import LayoutStrategy
-    from replicax.tools import notebook, plots, trackers
-    from replicax.tools.reporting.printing import print
+    from replicax.tools import notebook, plots, trackers, tuning
+    from replicax.tools.reporting.printing import print as print
     from replicax.tools.reporting.progress import progress
-    from replicax.tools.tuning import (
-        BatchSize,
-        LearningRates,
-        find_batch_size,
-        find_learning_rate,
-        scaled_learning_rate,
+    from replicax.values import DistributedValues as DistributedValues, Mirrored as Mirrored
+    from replicax.values.aggregation import (
+        VariableAggregation as VariableAggregation,
+        VariableSynchronization as VariableSynchronization,
     )
-    from replicax.weights import load_safetensors, save_safetensors
+    from replicax.values.scattering import IndexedSlices as IndexedSlices
 else:  # For a type checker every name would exist.
 
     def __getattr__(name: str) -> object:
         """Loads modules and names when they are first asked for. Knows old names and TensorFlow's."""
-        if name in _MODULES or name in _LATER:
-            module = importlib.import_module(f"replicax.{_MODULES.get(name) or _LATER[name]}")
+        if place := _MODULES.get(name) or _LATER.get(name) or _ALSO.get(name):
+            module = importlib.import_module(f"replicax.{place}")
             value = globals()[name] = module if name in _MODULES else getattr(module, name)
             return value
         if name in RENAMED:
@@ -261,4 +242,4 @@ else:  # For a type checker every name would exist.
         raise not_found(__name__, name)
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *_MODULES, *_LATER})
+        return sorted([*__all__, "print"])

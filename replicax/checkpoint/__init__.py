@@ -68,4 +68,6 @@ if not TYPE_CHECKING:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), "tensorflow"})
+        """Returns the names that are for users; the others are for the rooms above."""
+        handlers = ["PreemptionCheckpointHandler", "TerminationConfig"]
+        return ["Checkpoint", "CheckpointManager", "LoadStatus", *handlers, "latest_checkpoint", "tensorflow"]

@@ -57,10 +57,10 @@ class CommunicationOptions:
             single calls refuse it.
         implementation: The algorithm, where the strategy was not given cross-device ops of its own.
         compression: How floats travel; the result has the value's own dtype. `"bfloat16"` halves (at least) what
-            float32 and wider floats take, at 8 bits of precision, in every sum. `"int8"` (`rx.Int8`) takes a quarter,
-            and `"powersgd"` (`rx.PowerSGD`) sends products of thin matrices. These two are for gradients of
-            `rx.value_and_grad` in `run`: what a step leaves out is kept in the strategy's `gradient_memory`, and sent
-            with the next. `None` compresses nothing. In `Model.fit`, where XLA makes the sums, none has an effect.
+            float32 and wider floats take, at 8 bits of precision, in every sum. `"int8"` (`rx.collectives.Int8`) takes
+            a quarter, and `"powersgd"` (`rx.collectives.PowerSGD`) sends products of thin matrices. These two are for
+            gradients of `rx.value_and_grad` in `run`: what a step leaves out is kept in the strategy's
+            `gradient_memory`, and sent with the next. `None` compresses nothing. In `Model.fit`, where XLA makes the sums, none has an effect.
 
     Raises:
         ArgumentError: A field has a wrong type or value.

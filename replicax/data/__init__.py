@@ -65,3 +65,6 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         raise not_found(__name__, name)
+
+    def __dir__() -> list[str]:
+        return sorted(__all__)

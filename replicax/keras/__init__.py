@@ -60,3 +60,8 @@ def __getattr__(name: str) -> Any:
 
         return SidecarEvaluator
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Returns the public names."""
+    return sorted(__all__)

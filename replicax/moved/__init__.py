@@ -19,6 +19,21 @@ RENAMED: Mapping[str, str] = {
     "FileSource": "data.FileSource",
     "SidecarEvaluator": "keras.SidecarEvaluator",
     "load": "load_export",
+    "Int8": "collectives.Int8",
+    "PowerSGD": "collectives.PowerSGD",
+    "BatchSize": "tuning.BatchSize",
+    "LearningRates": "tuning.LearningRates",
+    "find_batch_size": "tuning.find_batch_size",
+    "find_learning_rate": "tuning.find_learning_rate",
+    "scaled_learning_rate": "tuning.scaled_learning_rate",
+    "cond": "lax.cond",
+    "switch": "lax.switch",
+    "scan": "lax.scan",
+    "while_loop": "lax.while_loop",
+    "fori_loop": "lax.fori_loop",
+    "load_safetensors": "weights.load_safetensors",
+    "save_safetensors": "weights.save_safetensors",
+    "LoadedFunction": "exporting.LoadedFunction",
 }
 
 

@@ -63,9 +63,9 @@ class _Frame:
             raise ProgramError(
                 f"Variable {name_of(variable)!r} was assigned inside a function that JAX traces on its own "
                 "(the body of jax.lax.scan, cond, while_loop, jax.checkpoint, jax.grad or jax.jit). Values cannot "
-                "leave it by assignment. For loops and branches that carry the variables they assign, use rx.cond, "
-                "rx.switch, rx.scan, rx.while_loop or rx.fori_loop; to differentiate, rx.value_and_grad. Or return the "
-                "new value from that function and assign it afterwards."
+                "leave it by assignment. For loops and branches that carry the variables they assign, use rx.lax.cond, "
+                "rx.lax.switch, rx.lax.scan, rx.lax.while_loop or rx.lax.fori_loop; to differentiate, "
+                "rx.value_and_grad. Or return the new value from that function and assign it afterwards."
             )
         self.accesses.assigned(variable)
         self.saw_new = self.saw_new or self._is_new(variable)

@@ -48,8 +48,8 @@ def checked_precision(precision: str | None, devices: Sequence[jax.Device]) -> P
         raise ArgumentError(f"`precision` is one of {known}, or None for float32, got {precision!r:.100}.")
     if precision == "fp8" and (without := [device for device in devices if not _multiplies_8_bits(device)]):
         raise ArgumentError(
-            f"precision='fp8' needs GPUs of compute capability {_FP8_CAPABILITY} or newer, and {device_name(without[0])} "
-            f"({without[0].device_kind}) is none. Use 'bf16'."
+            f"precision='fp8' needs GPUs of compute capability {_FP8_CAPABILITY} or newer, and "
+            f"{device_name(without[0])} ({without[0].device_kind}) is none. Use 'bf16'."
         )
     return _KNOWN[precision]
 

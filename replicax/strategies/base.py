@@ -62,8 +62,8 @@ class Strategy(StrategyBase):
         mesh: The devices as a mesh with the axis `"replica"`; None for the default strategy, which places nothing.
         placement: Where values live on the mesh.
         cluster_resolver: What tells the strategy who this process is; None for those of one process.
-        precision: What layers made in the scope compute in: its `name`, `dtype` and `keras_policy`; None for float32, or
-            what Keras's own policy says.
+        precision: What layers made in the scope compute in: its `name`, `dtype` and `keras_policy`; None for float32,
+            or what Keras's own policy says.
 
     Example:
         >>> strategy = rx.MirroredStrategy()

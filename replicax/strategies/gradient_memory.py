@@ -11,8 +11,7 @@ import numpy as np
 
 import replicax.context as context
 from replicax.checks import explained
-from replicax.collectives import Compression, computing_dtype
-from replicax.collectives.compression import MemoryKind
+from replicax.collectives.compression import Compression, MemoryKind, computing_dtype
 from replicax.compat.jax_tracing import outside_traces
 from replicax.contracts.strategy import StrategyBase, or_null
 from replicax.contracts.variable_access import VariableLike, dtype_of, is_variable, name_of, set_array, shape_of
@@ -42,7 +41,7 @@ class _KnownVariable(Variable):
 
 @explained
 class GradientMemory(Mapping[str, Record]):
-    """The state of gradient compression (`rx.Int8`, `rx.PowerSGD`): `strategy.gradient_memory`.
+    """The state of gradient compression (`rx.collectives.Int8`, `rx.collectives.PowerSGD`): `strategy.gradient_memory`.
 
     For each variable whose gradient can be compressed it has a dict of variables: `"error"`, what each replica has left
     out so far (its value outside of replicas is the sum over them), and for PowerSGD `"q"`. They are made when a step
@@ -63,7 +62,8 @@ class GradientMemory(Mapping[str, Record]):
         compression: How gradients are compressed; None if they are not.
 
     Example:
-        >>> strategy = rx.MirroredStrategy(communication_options=rx.CommunicationOptions(compression=rx.Int8()))
+        >>> options = rx.CommunicationOptions(compression=rx.collectives.Int8())
+        >>> strategy = rx.MirroredStrategy(communication_options=options)
         >>> type(strategy.gradient_memory).__name__
         'GradientMemory'
     """

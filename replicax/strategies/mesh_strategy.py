@@ -13,7 +13,9 @@ from jax.sharding import NamedSharding, Sharding
 
 import replicax.context as context
 from replicax.cluster import ClusterResolver
-from replicax.collectives import CommunicationOptions, CrossDeviceOps, choose_cross_device_ops, sums_small_values
+from replicax.collectives import CommunicationOptions, CrossDeviceOps
+from replicax.collectives.automatic import sums_small_values
+from replicax.collectives.choose import choose_cross_device_ops
 from replicax.collectives.compression import is_of_gradients
 from replicax.compat.jax_tracing import constants_are_traced, prepare_tracing_anew
 from replicax.compat.keras import as_tensor_of

@@ -36,9 +36,9 @@ class MirroredStrategy(MeshStrategy):
         random_numbers: Where the random numbers of functions given to `run` come from. `"per_replica"` (the default):
             each replica draws its own. `"per_row"`: the replicas together draw what one device draws for the global
             batch, whatever their number; see the guide "Custom loops".
-        precision: What Keras's layers made in the scope compute in: `"bf16"`, `"fp16"` or, on GPUs that have it, `"fp8"`.
-            Variables, gradients and their sums stay in float32. None (the default) leaves Keras's own policy alone;
-            see the guide "Mixed precision".
+        precision: What Keras's layers made in the scope compute in: `"bf16"`, `"fp16"` or, on GPUs that have it,
+            `"fp8"`. Variables, gradients and their sums stay in float32. None (the default) leaves Keras's own policy
+            alone; see the guide "Mixed precision".
 
     Raises:
         ArgumentError: `shard_update` is neither a bool nor None, or `random_numbers` is something else; `precision` is

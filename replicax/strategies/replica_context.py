@@ -11,14 +11,9 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
-from replicax.collectives import (
-    CommunicationOptions,
-    Compression,
-    CrossDeviceOps,
-    compressed_all_reduce,
-    forgetful_all_reduce,
-)
-from replicax.collectives.compression import is_of_gradients
+from replicax.collectives import CommunicationOptions, CrossDeviceOps
+from replicax.collectives.compressed import compressed_all_reduce, forgetful_all_reduce
+from replicax.collectives.compression import Compression, is_of_gradients
 from replicax.compat.jax import vary
 from replicax.compat.jax_primitives import assert_equal_over_axis
 from replicax.contracts.called_as import called_as
@@ -105,7 +100,7 @@ class ReplicaContext:
                 replicas, one after the other; for a mean their values are divided by the number of replicas.
             options: `CommunicationOptions` for this call. Compression as int8 or by PowerSGD, where the strategy's
                 options ask for it, is for gradients alone. A call that asks for it has no memory of what it leaves out:
-                `rx.CommunicationOptions(compression=rx.Int8(error_feedback=False))`.
+                `rx.CommunicationOptions(compression=rx.collectives.Int8(error_feedback=False))`.
 
         Returns:
             The same pytree. The arrays are typed as equal on all replicas, so they may be assigned to mirrored
@@ -132,7 +127,7 @@ class ReplicaContext:
             raise ArgumentError(
                 f"compression={compression!r} keeps what it leaves out for the next step, which a single all_reduce "
                 "does not have. Give it to the strategy, for gradients, or ask for one without a memory, such as "
-                "rx.Int8(error_feedback=False)."
+                "rx.collectives.Int8(error_feedback=False)."
             )
         if compression is None and is_of_gradients(merged.compression):
             return dataclasses.replace(merged, compression=None)
@@ -214,7 +209,7 @@ class ReplicaContext:
                 f"{compression!r} keeps what it leaves out of gradients in variables, but rx.value_and_grad was called "
                 "inside a function that JAX traces on its own (jax.lax.scan, cond, jax.checkpoint, jax.jit), which "
                 "cannot assign any. Call it outside of that function, or compress without a memory: "
-                "rx.Int8(error_feedback=False)."
+                "rx.collectives.Int8(error_feedback=False)."
             ) from error
         return sums
 

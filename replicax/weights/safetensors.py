@@ -49,8 +49,8 @@ def load_safetensors(
         ...     model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(16, name="up")])
         >>> folder = tempfile.mkdtemp()
         >>> names = {"up/kernel": "mlp.weight", "up/bias": "mlp.bias"}
-        >>> rx.save_safetensors(model, f"{folder}/model.safetensors", names)
-        >>> rx.load_safetensors(model, folder, names)
+        >>> rx.weights.save_safetensors(model, f"{folder}/model.safetensors", names)
+        >>> rx.weights.load_safetensors(model, folder, names)
     """
     file = Path(path)
     variables = named_variables(model)

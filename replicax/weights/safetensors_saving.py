@@ -50,7 +50,7 @@ def save_safetensors(
     Example:
         >>> import os, tempfile, replicax as rx
         >>> folder = tempfile.mkdtemp()
-        >>> rx.save_safetensors({"scale": rx.Variable([1.0, 2.0])}, f"{folder}/model.safetensors")
+        >>> rx.weights.save_safetensors({"scale": rx.Variable([1.0, 2.0])}, f"{folder}/model.safetensors")
         >>> os.listdir(folder)
         ['model.safetensors']
     """

@@ -9,7 +9,6 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from replicax.collectives import (
-    AutomaticAllReduce,
     CommunicationOptions,
     CrossDeviceOps,
     HierarchicalCopyAllReduce,
@@ -17,6 +16,7 @@ from replicax.collectives import (
     ReductionToOneDevice,
     RingAllReduce,
 )
+from replicax.collectives.automatic import AutomaticAllReduce
 from replicax.contracts.reduce_op import ReduceOp
 from replicax.runtime import REPLICA_AXIS, replica_mesh
 

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from replicax.collectives import AutomaticAllReduce
-from replicax.collectives.automatic import GATHERED_BYTES
+from replicax.collectives.automatic import GATHERED_BYTES, AutomaticAllReduce
 
 LARGEST = GATHERED_BYTES // 4  # elements of float32 that all replicas together may have
 

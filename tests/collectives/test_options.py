@@ -5,14 +5,9 @@ import pickle
 
 import pytest
 
-from replicax.collectives import (
-    AutomaticAllReduce,
-    CommunicationImplementation,
-    CommunicationOptions,
-    NcclAllReduce,
-    RingAllReduce,
-    choose_cross_device_ops,
-)
+from replicax.collectives import CommunicationImplementation, CommunicationOptions, NcclAllReduce, RingAllReduce
+from replicax.collectives.automatic import AutomaticAllReduce
+from replicax.collectives.choose import choose_cross_device_ops
 from replicax.errors import ArgumentError
 
 

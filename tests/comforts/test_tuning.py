@@ -23,13 +23,13 @@ def test_a_training_is_prepared(tmp_path: Path, mirrored):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.SGD(1e-6, momentum=0.9), loss)
     begun = [np.asarray(weight) for weight in model.weights]
-    found = rx.find_learning_rate(model, (x, y), batch_size=24, min_learning_rate=1e-4, steps=40)
-    size = rx.find_batch_size(model, (x, y), memory=2**18, max_batch_size=120)
+    found = rx.tuning.find_learning_rate(model, (x, y), batch_size=24, min_learning_rate=1e-4, steps=40)
+    size = rx.tuning.find_batch_size(model, (x, y), memory=2**18, max_batch_size=120)
     for old, new in zip(begun, model.weights, strict=True):
         np.testing.assert_array_equal(old, new)
     assert size % 3 == 0
 
-    rate = rx.scaled_learning_rate(found.suggestion, batch_size=48, base_batch_size=24, rule="sqrt")
+    rate = rx.tuning.scaled_learning_rate(found.suggestion, batch_size=48, base_batch_size=24, rule="sqrt")
     model.optimizer.learning_rate = rate
     history = model.fit(x, y, batch_size=48, epochs=4, verbose=0)
     assert history.history["loss"][-1] < 0.8 * history.history["loss"][0]

@@ -57,7 +57,7 @@ def test_an_export(devices):
 
 def test_weights_in_safetensors():
     model = model_of(rx.OneDeviceStrategy("cpu:0"))
-    rx.load_safetensors(model, WRITTEN / "weights.safetensors")
+    rx.weights.load_safetensors(model, WRITTEN / "weights.safetensors")
     close(model.get_weights(), EXPECTED["weights"])
 
 

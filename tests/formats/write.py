@@ -47,7 +47,7 @@ def main(folder: Path) -> None:
         manager.save(step=5)
     batches.close()
     rx.export(rx.function(lambda x: model(x)), folder / "export", jnp.asarray(X))
-    rx.save_safetensors(model, folder / "weights.safetensors")
+    rx.weights.save_safetensors(model, folder / "weights.safetensors")
     (folder / "expected.json").write_text(
         json.dumps(
             {

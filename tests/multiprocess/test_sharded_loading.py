@@ -50,7 +50,7 @@ def worker(folder: str) -> dict[str, Any]:
             variable.assign(np.zeros(variable.shape))
         counted[0] = 0
         if name.endswith(".safetensors"):
-            rx.load_safetensors(loaded, Path(folder, name))
+            rx.weights.load_safetensors(loaded, Path(folder, name))
         else:
             loaded.load_weights(Path(folder, name))
         predicted = loaded.predict(np.arange(96).reshape(16, 6), verbose=0)
@@ -71,7 +71,7 @@ def test_each_process_reads_what_its_devices_need(tmp_path: Path) -> None:
     source.save_weights(tmp_path / "a.weights.h5")
     source.save_weights(tmp_path / "b.weights.json", max_shard_size=1e-5)
     source.save(tmp_path / "c.keras")
-    rx.save_safetensors(source, tmp_path / "d.safetensors")
+    rx.weights.save_safetensors(source, tmp_path / "d.safetensors")
     expected = [np.asarray(variable) for variable in source.weights]
     sizes = [value.nbytes for value in expected]
     predicted = source.predict(np.arange(96).reshape(16, 6), verbose=0)

@@ -14,7 +14,7 @@ from tests.multiprocess.workers import run_workers
 from tests.strategies.compressed import Mlp, Regression, data
 
 pytestmark = pytest.mark.multiprocess
-KINDS = {"int8": rx.Int8(block_size=64, min_size=64), "powersgd": rx.PowerSGD(rank=1)}
+KINDS = {"int8": rx.collectives.Int8(block_size=64, min_size=64), "powersgd": rx.collectives.PowerSGD(rank=1)}
 WIDTHS, ROWS = (64, 160, 128), 12
 
 

@@ -77,14 +77,14 @@ def saved(folder: Path) -> dict[str, object]:
 
     variable = rx.Variable(np.arange(6, dtype="float32").reshape(2, 3), name="w")
     path = rx.Checkpoint(w=variable).save(folder / "checkpoint")
-    rx.save_safetensors({"w": variable}, folder / "weights.safetensors")
+    rx.weights.save_safetensors({"w": variable}, folder / "weights.safetensors")
     rx.export(rx.function(lambda x: x @ variable.value), folder / "exported", np.ones((1, 2), "float32"))
     exported = rx.load_export(folder / "exported")(np.ones((1, 2), "float32"))
     variable.assign(variable.value * 0)
     rx.Checkpoint(w=variable).restore(path)
     restored = np.asarray(variable.value).tolist()
     variable.assign(variable.value * 0)
-    rx.load_safetensors({"w": variable}, folder / "weights.safetensors")
+    rx.weights.load_safetensors({"w": variable}, folder / "weights.safetensors")
     return {
         "restored": restored,
         "loaded": np.asarray(variable.value).tolist(),

@@ -33,7 +33,7 @@ def test_replicas_carry_variables_of_all_kinds(two, rows, either_way):
         own.assign_add(x)
         return carry + x, mirrored.value
 
-    step = rx.function(lambda rows: two.run(lambda xs: rx.scan(body, 0.0, xs), args=(rows,)))
+    step = rx.function(lambda rows: two.run(lambda xs: rx.lax.scan(body, 0.0, xs), args=(rows,)))
     carry, seen = step(rows)
     assert list(map(float, two.local_results(carry))) == [3.0, 7.0]
     np.testing.assert_allclose(seen, [1.0, 2.0])
@@ -45,10 +45,10 @@ def test_what_differs_between_replicas_is_refused(two, rows):
     with two.scope():
         v = rx.Variable(0.0, name="v")
     differing = (
-        lambda xs: rx.scan(lambda c, x: (c, v.assign(x)), None, xs),
-        lambda xs: rx.cond(xs[0] > 2, lambda: v.assign_add(1.0), lambda: v.value),
-        lambda xs: rx.while_loop(lambda c: c < xs[0], lambda c: c + v.assign_add(1.0), 0.0),
-        lambda xs: rx.switch(xs[0].astype(int), [lambda: v.assign(1.0), lambda: v.assign(2.0)]),
+        lambda xs: rx.lax.scan(lambda c, x: (c, v.assign(x)), None, xs),
+        lambda xs: rx.lax.cond(xs[0] > 2, lambda: v.assign_add(1.0), lambda: v.value),
+        lambda xs: rx.lax.while_loop(lambda c: c < xs[0], lambda c: c + v.assign_add(1.0), 0.0),
+        lambda xs: rx.lax.switch(xs[0].astype(int), [lambda: v.assign(1.0), lambda: v.assign(2.0)]),
     )
     for fn in differing:
         with pytest.raises(ReplicaDivergenceError, match="'v'"):
@@ -59,7 +59,7 @@ def test_what_differs_between_replicas_is_refused(two, rows):
 def test_a_branch_of_this_replica_may_count_for_itself(two, rows, either_way):
     with two.scope():
         own = rx.Variable(0, synchronization="on_read", aggregation="sum")
-    two.run(lambda xs: rx.cond(xs[0] > 2, lambda: own.assign_add(5), lambda: own.value), args=(rows,))
+    two.run(lambda xs: rx.lax.cond(xs[0] > 2, lambda: own.assign_add(5), lambda: own.value), args=(rows,))
     assert int(own.value) == 5
 
 
@@ -77,10 +77,10 @@ def test_a_sum_over_replicas_in_a_branch_that_not_all_take_is_refused(two, rows)
     }
     for name, fn in assigning.items():
         with pytest.raises(ProgramError, match=rf"assigns variable '{re.escape(name)}' where not all .* before or"):
-            two.run(lambda xs, fn=fn: rx.cond(xs[0] > 2, lambda: fn(xs), lambda: 0.0 * xs[0]), args=(rows,))
+            two.run(lambda xs, fn=fn: rx.lax.cond(xs[0] > 2, lambda: fn(xs), lambda: 0.0 * xs[0]), args=(rows,))
     before = np.asarray(draws.state)
     drawn = lambda xs: keras.random.uniform((), seed=draws) * xs[0]  # noqa: E731  # drawn before the branch
-    two.run(lambda xs: rx.cond(xs[0] > 2, lambda n: n, lambda n: -n, drawn(xs)), args=(rows,))
+    two.run(lambda xs: rx.lax.cond(xs[0] > 2, lambda n: n, lambda n: -n, drawn(xs)), args=(rows,))
     assert (np.asarray(draws.state) != before).any()
 
 
@@ -93,7 +93,7 @@ def test_keras_metrics_count_in_loops_as_they_do_outside(two, rows):
             metric.update_state(x)
             return carry, None
 
-        rx.scan(body, None, xs)
+        rx.lax.scan(body, None, xs)
 
     for _ in range(3):
         two.run(count, args=(rows,))
@@ -109,7 +109,7 @@ def _model():
 
 
 def _trained(strategy, looped, weights=None):
-    """Trains a Keras model for three steps: by `rx.scan` in one program, or by three programs."""
+    """Trains a Keras model for three steps: by `rx.lax.scan` in one program, or by three programs."""
     keras.utils.set_random_seed(1)
     with strategy.scope():
         model = _model()
@@ -137,7 +137,7 @@ def _trained(strategy, looped, weights=None):
 
         def all_steps(batch):
             by_step = jax.tree.map(lambda rows: jnp.swapaxes(rows, 0, 1), batch)
-            return rx.scan(lambda carry, one: (carry, train(one)), None, by_step)[1]
+            return rx.lax.scan(lambda carry, one: (carry, train(one)), None, by_step)[1]
 
         strategy.run(all_steps, args=(batch,))
     else:
@@ -159,7 +159,7 @@ def test_dropout_draws_anew_in_each_round_and_on_each_replica(two, rows):
         dropout = keras.layers.Dropout(0.5)
 
     def step(xs):
-        return rx.scan(lambda c, _: (c, dropout(jnp.ones(64), training=True)), None, length=3)[1]
+        return rx.lax.scan(lambda c, _: (c, dropout(jnp.ones(64), training=True)), None, length=3)[1]
 
     masks = [mask.tobytes() for each in two.local_results(two.run(step, args=(rows,))) for mask in np.asarray(each)]
     assert len(set(masks)) == 6
@@ -171,7 +171,9 @@ def test_layers_may_be_built_in_a_body(two, rows):
     with two.scope():
         layer = keras.layers.Dense(2)
     step = rx.function(
-        lambda rows: two.run(lambda xs: rx.cond(True, lambda: layer(xs[:, None]), lambda: jnp.zeros((2, 2))), (rows,))
+        lambda rows: two.run(
+            lambda xs: rx.lax.cond(True, lambda: layer(xs[:, None]), lambda: jnp.zeros((2, 2))), (rows,)
+        )
     )
     assert step(rows) is not None
     assert layer.built
@@ -188,7 +190,7 @@ def test_a_loss_may_loop_over_its_rows(two, rows):
                 seen.assign_add(x)
                 return total + (w * x) ** 2, None
 
-            return rx.scan(body, 0.0, xs)[0]
+            return rx.lax.scan(body, 0.0, xs)[0]
 
         return rx.value_and_grad(loss, w)()
 

@@ -185,11 +185,11 @@ def test_micro_batches_draw_for_their_rows_and_say_what_that_means(strategies, s
 
 
 def in_scan(x, dropped):
-    return rx.scan(lambda h, _: (dropped(h), None), x, None, 3)[0]
+    return rx.lax.scan(lambda h, _: (dropped(h), None), x, None, 3)[0]
 
 
 def in_branch(x, dropped):
-    return rx.cond(True, dropped, lambda x: 2 * x, x)
+    return rx.lax.cond(True, dropped, lambda x: 2 * x, x)
 
 
 @pytest.mark.parametrize("around", [in_scan, in_branch])

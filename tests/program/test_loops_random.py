@@ -47,16 +47,16 @@ def by_replicax(program, variables):
             target, source, constant = rest
             variables[target].assign(leaf(kind, target, source, constant, [v.value for v in variables]))
         elif kind == "scan":
-            rx.scan(lambda carry, _: (run(rest[1]), None), length=rest[0])
+            rx.lax.scan(lambda carry, _: (run(rest[1]), None), length=rest[0])
         elif kind == "fori":
-            rx.fori_loop(0, rest[0], lambda i, carry: run(rest[1]))
+            rx.lax.fori_loop(0, rest[0], lambda i, carry: run(rest[1]))
         elif kind == "while":
-            rx.while_loop(lambda rounds: rounds < rest[0], lambda rounds: (run(rest[1]), rounds + 1)[1], 0)
+            rx.lax.while_loop(lambda rounds: rounds < rest[0], lambda rounds: (run(rest[1]), rounds + 1)[1], 0)
         elif kind == "cond":
-            rx.cond(variables[rest[0]].value > 0, lambda: run(rest[1]), lambda: run(rest[2]))
+            rx.lax.cond(variables[rest[0]].value > 0, lambda: run(rest[1]), lambda: run(rest[2]))
         else:
             index = jnp.sign(variables[rest[0]].value).astype(int) + 1
-            rx.switch(index, [lambda block=block: run(block) for block in rest[1:]])
+            rx.lax.switch(index, [lambda block=block: run(block) for block in rest[1:]])
 
     run(program)
 

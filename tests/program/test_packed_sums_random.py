@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from replicax.collectives import AutomaticAllReduce, sums_small_values
+from replicax.collectives.automatic import AutomaticAllReduce, sums_small_values
 from replicax.collectives.packing import SMALL_VALUE_BYTES
 from replicax.compat.jax import vary
 from replicax.program.replicas.packed_sums import evaluate_joined

@@ -89,7 +89,7 @@ def temporary_bytes(mirrored, wrap):
     def step(x):
         def replica(x):
             def loss():
-                h, _ = rx.scan(lambda h, weight: (layer(h, weight), None), x, weights.value)
+                h, _ = rx.lax.scan(lambda h, weight: (layer(h, weight), None), x, weights.value)
                 return rx.compute_average_loss(jnp.sum(h, -1))
 
             return rx.grad(loss, weights)()

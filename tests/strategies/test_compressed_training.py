@@ -16,7 +16,9 @@ from tests.strategies.compressed import Mlp, compressed
 
 FOLDERS = [parent / "shared" / "data" / "mnist" for parent in Path(__file__).resolve().parents]
 MNIST = next((folder for folder in FOLDERS if folder.is_dir()), None)
-KINDS = pytest.mark.parametrize("compression", [rx.Int8(), rx.PowerSGD(rank=4)], ids=["int8", "powersgd"])
+KINDS = pytest.mark.parametrize(
+    "compression", [rx.collectives.Int8(), rx.collectives.PowerSGD(rank=4)], ids=["int8", "powersgd"]
+)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from replicax.errors import ArgumentError, CheckpointError, ProgramError
 from tests.collectives.compression.reference import int8_step
 from tests.strategies.compressed import ROWS, SHAPE, Regression, compressed, data
 
-INT8, POWER = rx.Int8(block_size=64, min_size=64), rx.PowerSGD(rank=1)
+INT8, POWER = rx.collectives.Int8(block_size=64, min_size=64), rx.collectives.PowerSGD(rank=1)
 
 
 def gradient_of(w: np.ndarray, b: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -218,7 +218,7 @@ def test_a_loop_of_jax_cannot_remember():
 
 
 def test_without_a_memory_a_loop_of_jax_may_compress():
-    training = Regression(compressed(rx.Int8(min_size=64, error_feedback=False)))
+    training = Regression(compressed(rx.collectives.Int8(min_size=64, error_feedback=False)))
 
     def step(batch):
         def body(carry, _):
@@ -234,7 +234,7 @@ def test_without_a_memory_a_loop_of_jax_may_compress():
 
 def test_other_sums_are_exact_unless_they_ask():
     strategy, values = compressed(INT8), np.random.default_rng(0).normal(size=(4, 200)).astype("float32")
-    options = rx.CommunicationOptions(compression=rx.Int8(error_feedback=False, min_size=1))
+    options = rx.CommunicationOptions(compression=rx.collectives.Int8(error_feedback=False, min_size=1))
 
     def sums(rows):
         replica = rx.get_replica_context()
@@ -253,7 +253,7 @@ def test_other_sums_are_exact_unless_they_ask():
 
 def test_a_rounded_sum_is_differentiated_as_a_sum():
     strategy = compressed(None)
-    options = rx.CommunicationOptions(compression=rx.Int8(error_feedback=False, min_size=1))
+    options = rx.CommunicationOptions(compression=rx.collectives.Int8(error_feedback=False, min_size=1))
 
     def step(rows):
         w = jnp.ones(8)
@@ -281,11 +281,11 @@ def test_fit_says_once_that_it_does_not_compress(caplog):
     assert "Int8" in said[0]
 
 
-@pytest.mark.parametrize(("replicas", "compression"), [(1, INT8), (2, None), (2, rx.Int8(min_size=10**6))])
+@pytest.mark.parametrize(("replicas", "compression"), [(1, INT8), (2, None), (2, rx.collectives.Int8(min_size=10**6))])
 def test_where_nothing_is_compressed_a_checkpoint_has_no_memory(tmp_path, replicas, compression):
     strategies = []
 
-    def checkpoint(replicas: int, compression: rx.Int8 | None) -> rx.Checkpoint:
+    def checkpoint(replicas: int, compression: rx.collectives.Int8 | None) -> rx.Checkpoint:
         strategies.append(strategy := compressed(compression, replicas))
         with strategy.scope():
             w = rx.Variable(np.ones(SHAPE, "float32"))

@@ -46,7 +46,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source.save_weights(folder / "a.weights.h5")
     source.save_weights(folder / "b.weights.json", max_shard_size=1e-6 * 8)
     source.save(folder / "c.keras")
-    rx.save_safetensors(source, folder / "d.safetensors")
+    rx.weights.save_safetensors(source, folder / "d.safetensors")
     return folder
 
 
@@ -68,7 +68,7 @@ def test_truncated_files(model: keras.Model, files: Path, tmp_path: Path, name: 
     (tmp_path / name).write_bytes(data[: int(kept * len(data)) if 0 < kept < 1 else int(kept)])
     read = "b.weights.json" if name.startswith("b_") else name
     if name.endswith(".safetensors"):
-        said = unchanged(model, lambda: rx.load_safetensors(model, tmp_path / read))
+        said = unchanged(model, lambda: rx.weights.load_safetensors(model, tmp_path / read))
     else:
         said = unchanged(model, lambda: model.load_weights(tmp_path / read))
     assert str(tmp_path) in said
@@ -115,7 +115,7 @@ def test_every_field_of_a_safetensors_header(
     text = json.dumps(header).encode()
     path = tmp_path / "a.safetensors"
     path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
-    assert said in unchanged(model, lambda: rx.load_safetensors(model, path))
+    assert said in unchanged(model, lambda: rx.weights.load_safetensors(model, path))
 
 
 # Where three tensors of eight bytes lie, and how many bytes there are.
@@ -144,7 +144,7 @@ def test_tensors_lie_one_behind_the_other(tmp_path: Path, kind: str) -> None:
     said = re.sub(r"\{(\d+)\}", lambda match: str(begin + int(match[1])), said)
     variables = {name: rx.Variable([1.0, 1.0]) for name in header}
     with pytest.raises(WeightsError, match=said):
-        rx.load_safetensors(variables, path)
+        rx.weights.load_safetensors(variables, path)
     assert [variable.numpy().tolist() for variable in variables.values()] == [[1.0, 1.0]] * 3
 
 

@@ -47,7 +47,7 @@ def sharded(tmp_path: Path) -> tuple[keras.Model, Path]:
     source = model()
     source.save_weights(tmp_path / "a.weights.h5")
     source.save(tmp_path / "a.keras")
-    rx.save_safetensors(source, tmp_path / "a.safetensors")
+    rx.weights.save_safetensors(source, tmp_path / "a.safetensors")
     del source
     with rx.FullyShardedStrategy(8).scope():
         made = model()
@@ -69,7 +69,7 @@ def loads(made: keras.Model, folder: Path) -> dict[str, Callable[[], object]]:
     return {
         "h5": lambda: made.load_weights(folder / "a.weights.h5"),
         "keras": lambda: made.load_weights(folder / "a.keras"),
-        "safetensors": lambda: rx.load_safetensors(made, folder / "a.safetensors"),
+        "safetensors": lambda: rx.weights.load_safetensors(made, folder / "a.safetensors"),
     }
 
 
@@ -108,7 +108,7 @@ def test_saving_has_one_tensor_at_a_time_on_the_host_and_leaves_none(
     path = folder / f"saved.{kind}"
     saves = {
         "weights.h5": lambda: made.save_weights(path),
-        "safetensors": lambda: rx.save_safetensors(made, path),
+        "safetensors": lambda: rx.weights.save_safetensors(made, path),
         "keras": lambda: made.save(path),
     }
     expected = [np.array(shard.data) for v in made.weights for shard in array_of(v).addressable_shards]
@@ -117,7 +117,7 @@ def test_saving_has_one_tensor_at_a_time_on_the_host_and_leaves_none(
     for variable in made.weights:
         assert keeps_nothing(array_of(variable))
     again = model()
-    rx.load_safetensors(again, path) if kind == "safetensors" else again.load_weights(path)
+    rx.weights.load_safetensors(again, path) if kind == "safetensors" else again.load_weights(path)
     shards = [np.asarray(v)[s.index] for v, m in zip(again.weights, made.weights, strict=True) for s in shards_of(m)]
     for value, found in zip(expected, shards, strict=True):
         np.testing.assert_array_equal(value, found)

@@ -31,10 +31,10 @@ def test_a_saved_model_is_loaded_under_another_layout(
     with rx.FullyShardedStrategy(8, min_size=64).scope():
         model = small_model()
     path = tmp_path / ("model.safetensors" if max_shard_size is None else "parts")
-    rx.save_safetensors(model, path, max_shard_size=max_shard_size)
+    rx.weights.save_safetensors(model, path, max_shard_size=max_shard_size)
     with STRATEGIES[strategy]().scope():
         other = small_model()
-    rx.load_safetensors(other, path)
+    rx.weights.load_safetensors(other, path)
     for expected, value in zip(values_of(model), values_of(other), strict=True):
         np.testing.assert_array_equal(expected, value)
     assert not list(tmp_path.rglob(".saving*"))
@@ -42,7 +42,7 @@ def test_a_saved_model_is_loaded_under_another_layout(
 
 def test_the_reference_implementation_reads_and_writes_the_same(tmp_path: Path) -> None:
     model = dense()
-    rx.save_safetensors(model, tmp_path / "a.safetensors", names=NAMES.get)
+    rx.weights.save_safetensors(model, tmp_path / "a.safetensors", names=NAMES.get)
     read = safetensors.numpy.load_file(tmp_path / "a.safetensors")
     assert sorted(read) == sorted(NAMES.values())
     np.testing.assert_array_equal(read["mlp.weight"], np.asarray(model.weights[0]))
@@ -50,7 +50,7 @@ def test_the_reference_implementation_reads_and_writes_the_same(tmp_path: Path) 
     safetensors.numpy.save_file(written, tmp_path / "b.safetensors")
     with rx.FullyShardedStrategy(8, min_size=64).scope():
         other = dense()
-    rx.load_safetensors(other, tmp_path / "b.safetensors", {"up/kernel": ("w", np.transpose), "up/bias": "b"})
+    rx.weights.load_safetensors(other, tmp_path / "b.safetensors", {"up/kernel": ("w", np.transpose), "up/bias": "b"})
     np.testing.assert_array_equal(np.asarray(other.weights[0]), written["w"].T.astype("f4"))
     np.testing.assert_array_equal(np.asarray(other.weights[1]), np.ones(32, "f4"))
 
@@ -59,7 +59,7 @@ def test_the_reference_implementation_reads_and_writes_the_same(tmp_path: Path) 
 def test_tensors_begin_at_a_multiple_of_eight_bytes(tmp_path: Path, length: int) -> None:
     """As in files of the reference implementation: such tensors can be used where they lie."""
     name, path = "w" * length, tmp_path / "a.safetensors"
-    rx.save_safetensors({name: rx.Variable([1.0, 2.0])}, path)
+    rx.weights.save_safetensors({name: rx.Variable([1.0, 2.0])}, path)
     assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0
     np.testing.assert_array_equal(safetensors.numpy.load_file(path)[name], [1.0, 2.0])
 
@@ -71,49 +71,49 @@ def test_whatever_is_left_over_is_named_with_what_is_nearest(tmp_path: Path) -> 
         model = dense()
     before = values_of(model)
     with pytest.raises(WeightsError) as caught:
-        rx.load_safetensors(model, tmp_path / "a.safetensors")
+        rx.weights.load_safetensors(model, tmp_path / "a.safetensors")
     said = str(caught.value)
     assert "up/kernel' (64, 32) finds no weight in the file. Nearest: 'up/kernl' (64, 32)" in said
     assert "'extra' (3,) of the file finds no variable" in said
     for expected, value in zip(before, values_of(model), strict=True):
         np.testing.assert_array_equal(expected, value)
-    rx.load_safetensors(model, tmp_path / "a.safetensors", strict=False)
+    rx.weights.load_safetensors(model, tmp_path / "a.safetensors", strict=False)
     np.testing.assert_array_equal(values_of(model)[1], np.ones(32))
 
 
 def test_a_shape_that_differs_is_an_error_also_if_it_is_not_strict(tmp_path: Path) -> None:
     safetensors.numpy.save_file({"up/kernel": np.ones((32, 64), "f4")}, tmp_path / "a.safetensors")
     with pytest.raises(WeightsError, match=r"/up/kernel' has shape \(64, 32\), and its weight 'up/kernel'"):
-        rx.load_safetensors(dense(), tmp_path / "a.safetensors", strict=False)
+        rx.weights.load_safetensors(dense(), tmp_path / "a.safetensors", strict=False)
 
 
 def test_names_that_speak_of_nothing_are_refused(tmp_path: Path) -> None:
-    rx.save_safetensors(dense(), tmp_path / "a.safetensors")
+    rx.weights.save_safetensors(dense(), tmp_path / "a.safetensors")
     with pytest.raises(ArgumentError, match=r"up/kernl.*up/kernel"):
-        rx.load_safetensors(dense(), tmp_path / "a.safetensors", {"up/kernl": "up/kernel"})
+        rx.weights.load_safetensors(dense(), tmp_path / "a.safetensors", {"up/kernl": "up/kernel"})
     with pytest.raises(ArgumentError, match="two variables one tensor"):
-        rx.save_safetensors(dense(), tmp_path / "b.safetensors", names=lambda name: "all")
+        rx.weights.save_safetensors(dense(), tmp_path / "b.safetensors", names=lambda name: "all")
     with pytest.raises(ArgumentError, match="no variables yet"):
-        rx.load_safetensors(keras.Sequential([keras.layers.Dense(2)]), tmp_path / "a.safetensors")
+        rx.weights.load_safetensors(keras.Sequential([keras.layers.Dense(2)]), tmp_path / "a.safetensors")
 
 
 def test_variables_of_ours_are_loaded_by_name(tmp_path: Path) -> None:
     with rx.FullyShardedStrategy(8, min_size=8).scope():
         variables = {"a": rx.Variable(np.arange(64.0)), "n": rx.Variable(3)}
-    rx.save_safetensors(variables, tmp_path / "a.safetensors")
+    rx.weights.save_safetensors(variables, tmp_path / "a.safetensors")
     variables["a"].assign(np.zeros(64))
-    rx.load_safetensors(variables, tmp_path)
+    rx.weights.load_safetensors(variables, tmp_path)
     np.testing.assert_array_equal(variables["a"].numpy(), np.arange(64.0))
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(WeightsError, match="cannot be written to"):
-        rx.save_safetensors(dense(), tmp_path / "file" / "a.safetensors")
+        rx.weights.save_safetensors(dense(), tmp_path / "file" / "a.safetensors")
 
 
 def test_files_that_the_index_does_not_fit_are_refused(tmp_path: Path) -> None:
-    rx.save_safetensors(dense(), tmp_path, max_shard_size=1e-6)
+    rx.weights.save_safetensors(dense(), tmp_path, max_shard_size=1e-6)
     index = tmp_path / "model.safetensors.index.json"
     content = json.loads(index.read_text())
     for change, said in [
@@ -124,4 +124,4 @@ def test_files_that_the_index_does_not_fit_are_refused(tmp_path: Path) -> None:
     ]:
         index.write_text(json.dumps(content | change))
         with pytest.raises(WeightsError, match=said):
-            rx.load_safetensors(dense(), tmp_path)
+            rx.weights.load_safetensors(dense(), tmp_path)

@@ -28,8 +28,8 @@ def compression_of(value: object) -> Compression | str | None:
         return name
     if name not in _OF_GRADIENTS:
         raise ArgumentError(
-            "`compression` must be None, 'bfloat16', 'int8', 'powersgd', an rx.Int8 or an rx.PowerSGD, got "
-            f"{value!r:.100}."
+            "`compression` must be None, 'bfloat16', 'int8', 'powersgd', an rx.collectives.Int8 or an "
+            f"rx.collectives.PowerSGD, got {value!r:.100}."
         )
     return _OF_GRADIENTS[name]()
 

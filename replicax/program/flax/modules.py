@@ -27,7 +27,7 @@ from replicax.values.containers import flattened_by_jax
 
 _INSTEAD = (
     "Give it as an argument to what traces the function: nnx.grad(loss_fn)(model, ...), nnx.jit(f)(model, ...), "
-    "nnx.scan, nnx.cond; loops and branches that carry variables are rx.scan, rx.cond and the like, and "
+    "nnx.scan, nnx.cond; loops and branches that carry variables are rx.lax.scan, rx.lax.cond and the like, and "
     "rx.value_and_grad(loss_fn, model)() lets a loss change what it has captured."
 )
 

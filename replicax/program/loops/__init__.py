@@ -1,1 +1,1 @@
-"""Loops and branches whose bodies read and assign variables: `rx.scan`, `rx.cond` and the like."""
+"""Loops and branches whose bodies read and assign variables: `rx.lax.scan`, `rx.lax.cond` and the like."""

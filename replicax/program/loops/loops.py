@@ -19,6 +19,8 @@ from replicax.program.loops.carry import Carried
 from replicax.typing import PyTree, PyTreeFunction
 from replicax.values.tracebacks import entry_point
 
+__all__ = ["cond", "fori_loop", "scan", "switch", "while_loop"]
+
 _Values = list[jax.Array]
 
 
@@ -57,11 +59,11 @@ def cond(pred: PyTree, true_fun: PyTreeFunction, false_fun: PyTreeFunction, *ope
         (3.0, 0.0, 1)
     """
     for name, fn in (("true_fun", true_fun), ("false_fun", false_fun)):
-        check_function(f"`{name}` of rx.cond", fn)
-    pred = _decider("pred", "rx.cond", pred, "biuf", "a boolean or number") != 0
+        check_function(f"`{name}` of rx.lax.cond", fn)
+    pred = _decider("pred", "rx.lax.cond", pred, "biuf", "a boolean or number") != 0
     if _runs_at_once():
         return (true_fun if pred else false_fun)(*operands)
-    return _branches("rx.cond", functools.partial(jax.lax.cond, pred), [true_fun, false_fun], operands)
+    return _branches("rx.lax.cond", functools.partial(jax.lax.cond, pred), [true_fun, false_fun], operands)
 
 
 @explained
@@ -90,17 +92,17 @@ def switch(index: PyTree, branches: Sequence[PyTreeFunction], *operands: PyTree)
     """
     branches = list(branches)
     if not branches:
-        raise ArgumentError("rx.switch needs at least one function to choose from, got none.")
+        raise ArgumentError("rx.lax.switch needs at least one function to choose from, got none.")
     for i, fn in enumerate(branches):
-        check_function(f"`branches[{i}]` of rx.switch", fn)
-    index = _decider("index", "rx.switch", index, "iu", "an integer")
+        check_function(f"`branches[{i}]` of rx.lax.switch", fn)
+    index = _decider("index", "rx.lax.switch", index, "iu", "an integer")
     if _runs_at_once():
         return branches[min(max(int(index), 0), len(branches) - 1)](*operands)
 
     def call(*args: PyTree) -> PyTree:
         return jax.lax.switch(index, args[: len(branches)], *args[len(branches) :])
 
-    return _branches("rx.switch", call, branches, operands)
+    return _branches("rx.lax.switch", call, branches, operands)
 
 
 @entry_point
@@ -139,7 +141,7 @@ def scan(
         >>> totals.tolist(), float(total.value)
         ([1.0, 3.0, 6.0], 6.0)
     """
-    check_function("`f` of rx.scan", f)
+    check_function("`f` of rx.lax.scan", f)
     looped: PyTreeFunction = functools.partial(jax.lax.scan, length=length, reverse=reverse, unroll=unroll)
     if _is_compiled_here():
         again = functools.partial(scan, length=length, reverse=reverse, unroll=unroll)
@@ -147,13 +149,13 @@ def scan(
     if context.current().frame is None:
         with _op_by_op():
             return looped(f, init, xs)
-    carried = Carried("rx.scan")
+    carried = Carried("rx.lax.scan")
 
     def call(values: _Values) -> tuple[PyTree, _Values]:
         def body(carry: tuple[PyTree, _Values], x: PyTree) -> tuple[tuple[PyTree, _Values], PyTree]:
             result, values = carried.body(f, carry[1], carry[0], x)
             if not isinstance(result, (tuple, list)) or len(result) != 2:
-                raise ArgumentError(f"`f` of rx.scan returns a pair (carry, y), got {result!r:.100}.")
+                raise ArgumentError(f"`f` of rx.lax.scan returns a pair (carry, y), got {result!r:.100}.")
             return (result[0], values), result[1]
 
         (carry, values), ys = looped(body, (init, values), xs)
@@ -191,8 +193,8 @@ def while_loop(
         >>> int(rounds.value)
         7
     """
-    check_function("`cond_fun` of rx.while_loop", cond_fun)
-    check_function("`body_fun` of rx.while_loop", body_fun)
+    check_function("`cond_fun` of rx.lax.while_loop", cond_fun)
+    check_function("`body_fun` of rx.lax.while_loop", body_fun)
     if _is_compiled_here():
         again = functools.partial(while_loop, cond_fun)
         variant = ("while_loop", id(cond_fun))
@@ -200,7 +202,7 @@ def while_loop(
     if context.current().frame is None:
         with _op_by_op():
             return jax.lax.while_loop(cond_fun, body_fun, init_val)
-    carried = Carried("rx.while_loop")
+    carried = Carried("rx.lax.while_loop")
 
     def call(values: _Values) -> tuple[PyTree, _Values]:
         def goes_on(carry: tuple[PyTree, _Values]) -> PyTree:
@@ -248,7 +250,7 @@ def fori_loop(
         >>> int(power.value)
         81
     """
-    check_function("`body_fun` of rx.fori_loop", body_fun)
+    check_function("`body_fun` of rx.lax.fori_loop", body_fun)
     if _is_compiled_here():
         if unroll is None:
             return _compiled(body_fun, ("fori_loop",), _from_to, (lower, upper, init_val))
@@ -258,7 +260,7 @@ def fori_loop(
     if context.current().frame is None:
         with _op_by_op():
             return jax.lax.fori_loop(lower, upper, body_fun, init_val, unroll=unroll)
-    carried = Carried("rx.fori_loop")
+    carried = Carried("rx.lax.fori_loop")
 
     def call(values: _Values) -> tuple[PyTree, _Values]:
         def body(i: jax.Array, carry: tuple[PyTree, _Values]) -> tuple[PyTree, _Values]:

@@ -2,8 +2,8 @@
 
 from replicax.tools.doctor.choosing import Choice, choose
 from replicax.tools.doctor.diagnosis import DoctorReport, diagnose
-from replicax.tools.doctor.found_devices import find_devices
 from replicax.tools.doctor.findings import SCHEMA_VERSION, Finding, Severity
+from replicax.tools.doctor.found_devices import find_devices
 
 __all__ = [
     "SCHEMA_VERSION",

@@ -72,7 +72,9 @@ def _memory(devices: Sequence[FoundDevice], parameters: float | None) -> tuple[f
 
 
 def _sharded(reasons: list[str], command: str, count: int, needed: float, memory: float) -> Choice:
-    reasons.append(f"One has {_gib(memory)} for it" + (f", so the model is sharded over all {count}." if count > 1 else "."))
+    reasons.append(
+        f"One has {_gib(memory)} for it" + (f", so the model is sharded over all {count}." if count > 1 else ".")
+    )
     if needed > count * memory:
         devices = math.ceil(needed / memory)
         reasons.append(

@@ -157,7 +157,7 @@ def learning_rates(
     dark: bool = False,
     axes: Axes | None = None,
 ) -> Figure:
-    """Draws the outcome of a learning-rate range test; `rx.find_learning_rate(...).plot()` calls it.
+    """Draws the outcome of a learning-rate range test; `rx.tuning.find_learning_rate(...).plot()` calls it.
 
     Args:
         rates: The learning rate of each step.

@@ -25,7 +25,7 @@ _HARDLY = 0.01
 @checked
 @dataclasses.dataclass(frozen=True)
 class LearningRates:
-    """The outcome of `rx.find_learning_rate`.
+    """The outcome of `rx.tuning.find_learning_rate`.
 
     Attributes:
         learning_rates: The learning rate of each step, ascending.

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from replicax.collectives import CommunicationOptions, Compression, Memory, NcclAllReduce, compressed_all_reduce
+from replicax.collectives import CommunicationOptions, NcclAllReduce
+from replicax.collectives.compressed import compressed_all_reduce
+from replicax.collectives.compression import Compression, Memory
 from replicax.contracts.reduce_op import ReduceOp
 from replicax.runtime import REPLICA_AXIS, replica_mesh
 

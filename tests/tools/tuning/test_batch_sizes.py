@@ -51,7 +51,7 @@ def test_the_largest_batch_of_a_loop(mirrored, replicas: int):
     limit = compiled_bytes(strategy, step, 40 * replicas)
     programs = step.num_programs
     with strategy.scope():
-        size = rx.find_batch_size(step, BATCH, memory=limit)
+        size = rx.tuning.find_batch_size(step, BATCH, memory=limit)
     assert size % replicas == 0
     assert size >= 40 * replicas
     assert compiled_bytes(strategy, step, size) == size.bytes <= limit
@@ -67,16 +67,16 @@ def test_the_largest_batch_of_fit(mirrored):
     x, y = batches((24,))[0]
     model.fit(x, y, verbose=0)
     before = values_of(model, model.optimizer)
-    size = rx.find_batch_size(model, (x, y), memory=200_000, multiple_of=16)
+    size = rx.tuning.find_batch_size(model, (x, y), memory=200_000, multiple_of=16)
     assert size % 16 == 0
     assert size.bytes <= 200_000 < size.tried[size + 16]
     for old, new in zip(before, values_of(model, model.optimizer), strict=True):
         np.testing.assert_array_equal(old, new)
-    assert rx.find_batch_size(model, (x, y), memory=10**12, max_batch_size=96) == 96
+    assert rx.tuning.find_batch_size(model, (x, y), memory=10**12, max_batch_size=96) == 96
 
 
 def test_a_batch_size_can_be_used_and_sent():
-    size = rx.BatchSize(48, limit=10, tried={64: 11, 48: 9})
+    size = rx.tuning.BatchSize(48, limit=10, tried={64: 11, 48: 9})
     assert (size + 1, size.bytes, list(size.tried)) == (49, 9, [48, 64])
     again = pickle.loads(pickle.dumps(size))
     assert (again, again.bytes, again.limit) == (48, 9, 10)
@@ -104,14 +104,14 @@ def test_what_does_not_fit_is_said(mirrored):
     _, _, step = loop_of(strategy)
     with strategy.scope():
         with pytest.raises(rx.errors.ArgumentError, match="cpu:0 does not say how much memory it has"):
-            rx.find_batch_size(step, BATCH)
+            rx.tuning.find_batch_size(step, BATCH)
         with pytest.raises(rx.errors.BatchError, match=r"Not even a batch of 2 rows fits: its step needs [\d,]+ bytes"):
-            rx.find_batch_size(step, BATCH, memory=100)
+            rx.tuning.find_batch_size(step, BATCH, memory=100)
         with pytest.raises(rx.errors.BatchError, match=r"equally many rows, at least one, got \[1, 2\] rows"):
-            rx.find_batch_size(step, (np.ones((1, 64)), np.ones(2)), memory=100)
+            rx.tuning.find_batch_size(step, (np.ones((1, 64)), np.ones(2)), memory=100)
         with pytest.raises(rx.errors.ArgumentError, match="`memory` is a number of bytes"):
-            rx.find_batch_size(step, BATCH, memory="8 GiB")  # type: ignore[arg-type]
+            rx.tuning.find_batch_size(step, BATCH, memory="8 GiB")  # type: ignore[arg-type]
     with pytest.raises(rx.errors.ArgumentError, match="is not compiled"):
-        rx.find_batch_size(model_of(strategy, compiled=False), BATCH, memory=100)
+        rx.tuning.find_batch_size(model_of(strategy, compiled=False), BATCH, memory=100)
     with pytest.raises(rx.errors.ArgumentError, match="outside of a strategy's scope"):
-        rx.find_batch_size(keras.Sequential([keras.layers.Dense(1)]), BATCH, memory=100)
+        rx.tuning.find_batch_size(keras.Sequential([keras.layers.Dense(1)]), BATCH, memory=100)

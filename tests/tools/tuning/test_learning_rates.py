@@ -10,9 +10,9 @@ import pytest
 import replicax as rx
 
 
-def found(losses: list[float], diverged: bool = False) -> rx.LearningRates:
+def found(losses: list[float], diverged: bool = False) -> rx.tuning.LearningRates:
     rates = tuple(10.0 ** (i - 6) for i in range(len(losses)))
-    return rx.LearningRates(rates, tuple(losses), tuple(losses), diverged)
+    return rx.tuning.LearningRates(rates, tuple(losses), tuple(losses), diverged)
 
 
 def test_the_suggestion_is_where_the_loss_falls_most_steeply():
@@ -46,14 +46,14 @@ def test_it_is_shown_as_a_table_and_as_a_plot():
 @pytest.mark.parametrize(("rule", "power"), [("linear", 1), ("sqrt", 0.5)])
 def test_learning_rates_are_scaled(rule: str, power: float):
     for rows in (32, 256, 1000):
-        scaled = rx.scaled_learning_rate(0.3, batch_size=rows, base_batch_size=256, rule=rule)
+        scaled = rx.tuning.scaled_learning_rate(0.3, batch_size=rows, base_batch_size=256, rule=rule)
         assert scaled == pytest.approx(0.3 * (rows / 256) ** power)
 
 
 def test_what_cannot_be_scaled_is_said():
     with pytest.raises(rx.errors.ArgumentError, match="`rule` is one of 'linear', 'sqrt', got 'cubic'"):
-        rx.scaled_learning_rate(0.1, batch_size=1, base_batch_size=1, rule="cubic")
+        rx.tuning.scaled_learning_rate(0.1, batch_size=1, base_batch_size=1, rule="cubic")
     with pytest.raises(rx.errors.ArgumentError, match="`base_batch_size` must be an int of at least 1, got 0"):
-        rx.scaled_learning_rate(0.1, batch_size=1, base_batch_size=0)
+        rx.tuning.scaled_learning_rate(0.1, batch_size=1, base_batch_size=0)
     with pytest.raises(rx.errors.ArgumentError, match="a number of at least 0, got nan"):
-        rx.scaled_learning_rate(math.nan, batch_size=1, base_batch_size=1)
+        rx.tuning.scaled_learning_rate(math.nan, batch_size=1, base_batch_size=1)

@@ -23,27 +23,27 @@ EVEN, UNEVEN = (ROWS,) * 6, (ROWS, 23, 7, ROWS, 17)
 SEARCH: dict[str, Any] = {"min_learning_rate": 1e-3, "max_learning_rate": 2.0, "steps": 12}
 
 
-def of_fit(strategy: rx.Strategy, sizes: tuple[int, ...]) -> rx.LearningRates:
+def of_fit(strategy: rx.Strategy, sizes: tuple[int, ...]) -> rx.tuning.LearningRates:
     model = model_of(strategy)
-    return rx.find_learning_rate(model, strategy.distribute_dataset(batches(sizes)), **SEARCH)
+    return rx.tuning.find_learning_rate(model, strategy.distribute_dataset(batches(sizes)), **SEARCH)
 
 
-def of_loop(strategy: rx.Strategy, sizes: tuple[int, ...]) -> rx.LearningRates:
+def of_loop(strategy: rx.Strategy, sizes: tuple[int, ...]) -> rx.tuning.LearningRates:
     _, optimizer, step = loop_of(strategy)
     dataset = strategy.distribute_dataset(batches(sizes))
-    return rx.find_learning_rate(step, dataset, optimizer=optimizer, **SEARCH)
+    return rx.tuning.find_learning_rate(step, dataset, optimizer=optimizer, **SEARCH)
 
 
-def of_function(strategy: rx.Strategy, sizes: tuple[int, ...]) -> rx.LearningRates:
+def of_function(strategy: rx.Strategy, sizes: tuple[int, ...]) -> rx.tuning.LearningRates:
     state, step = function_of(strategy)
-    return rx.find_learning_rate(step, strategy.distribute_dataset(batches(sizes)), state=state, **SEARCH)
+    return rx.tuning.find_learning_rate(step, strategy.distribute_dataset(batches(sizes)), state=state, **SEARCH)
 
 
-WAYS: dict[str, Callable[..., rx.LearningRates]] = {"fit": of_fit, "loop": of_loop, "function": of_function}
+WAYS: dict[str, Callable[..., rx.tuning.LearningRates]] = {"fit": of_fit, "loop": of_loop, "function": of_function}
 
 
 @functools.cache
-def of_one_device(way: str, sizes: tuple[int, ...]) -> rx.LearningRates:
+def of_one_device(way: str, sizes: tuple[int, ...]) -> rx.tuning.LearningRates:
     return WAYS[way](rx.OneDeviceStrategy("cpu:0"), sizes)
 
 
@@ -105,7 +105,7 @@ def test_after_a_test_of_fit_the_training_goes_on_as_if_there_had_been_none(mirr
         np.random.seed(5)
         random.seed(6)
         if tested:
-            rx.find_learning_rate(model, (x, y), batch_size=ROWS, **SEARCH)
+            rx.tuning.find_learning_rate(model, (x, y), batch_size=ROWS, **SEARCH)
             for old, new in zip(before, values_of(model, model.optimizer), strict=True):
                 np.testing.assert_array_equal(old, new)
             assert model.history is history
@@ -126,7 +126,7 @@ def test_after_a_test_of_a_loop_variables_and_data_are_as_before(mirrored):
     iterator = iter(dataset)
     step(next(iterator))
     before, place = values_of(model, optimizer), dataset.get_state()
-    rx.find_learning_rate(step, dataset, optimizer=optimizer, **SEARCH)
+    rx.tuning.find_learning_rate(step, dataset, optimizer=optimizer, **SEARCH)
     for old, new in zip(before, values_of(model, optimizer), strict=True):
         np.testing.assert_array_equal(old, new)
     assert dataset.get_state() == place
@@ -146,7 +146,7 @@ def test_an_error_in_the_midst_leaves_no_trace(mirrored):
 
     before = values_of(model, optimizer)
     with pytest.raises(OSError, match="the disk is gone"):
-        rx.find_learning_rate(step, Failing(), optimizer=optimizer, **SEARCH)
+        rx.tuning.find_learning_rate(step, Failing(), optimizer=optimizer, **SEARCH)
     for old, new in zip(before, values_of(model, optimizer), strict=False):
         np.testing.assert_array_equal(old, new)
 
@@ -159,7 +159,7 @@ def test_a_state_whose_buffers_the_step_takes_is_still_there():
         loss, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w - 1) ** 2))(w)
         return w - rate * gradient, loss
 
-    rx.find_learning_rate(step, [jnp.ones((4, 2))], state=state, steps=10)
+    rx.tuning.find_learning_rate(step, [jnp.ones((4, 2))], state=state, steps=10)
     np.testing.assert_array_equal(state, [0, 0])
 
 
@@ -167,7 +167,7 @@ def test_a_loss_that_diverges_ends_the_test():
     def step(w: Any, x: Any, rate: Any) -> Any:
         return w * (1 + 100 * rate), w + x
 
-    found = rx.find_learning_rate(step, [np.float32(0)], state=np.float32(1), steps=100)
+    found = rx.tuning.find_learning_rate(step, [np.float32(0)], state=np.float32(1), steps=100)
     assert found.diverged
     assert len(found.losses) < 100
     assert found.smoothed[-1] > 4 * min(found.smoothed)
@@ -178,7 +178,7 @@ def test_a_loss_that_is_high_in_the_first_steps_ends_nothing():
         del rate
         return w + 1, jnp.where(w == 1, 12.0, 1.0) + 0 * x
 
-    found = rx.find_learning_rate(step, [np.float32(0)], state=np.float32(0), steps=30)
+    found = rx.tuning.find_learning_rate(step, [np.float32(0)], state=np.float32(0), steps=30)
     assert not found.diverged
     assert len(found.losses) == 30
 
@@ -191,7 +191,7 @@ def test_a_range_that_is_of_no_use_is_told(caplog: pytest.LogCaptureFixture, lea
     def step(w: Any, x: Any, rate: Any) -> Any:
         return w - rate * 2 * (w - 2), (w - 2) ** 2 + x
 
-    found = rx.find_learning_rate(
+    found = rx.tuning.find_learning_rate(
         step, [np.float64(0)], state=np.float64(0), min_learning_rate=least, max_learning_rate=most
     )
     assert (found.remark is None) == (words is None)
@@ -205,7 +205,7 @@ def test_what_does_not_fit_is_said(mirrored):
     strategy = mirrored(2)
     _, optimizer, step = loop_of(strategy)
     dataset = strategy.distribute_dataset(batches(EVEN))
-    find = rx.find_learning_rate
+    find = rx.tuning.find_learning_rate
     with pytest.raises(rx.errors.ArgumentError, match="goes with its `optimizer`"):
         find(step, dataset)
     with pytest.raises(rx.errors.ArgumentError, match=r"max_learning_rate=0\.1"):
