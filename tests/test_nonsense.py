@@ -47,7 +47,7 @@ STARTS = "starts processes or servers; its arguments are tried in its own tests"
 MADE = "replicax makes it; a user only reads it"
 JAX = "has the words of the function of jax.lax that it stands for"
 NOT_TRIED = {
-    "BatchSize": MADE,
+    "tuning.BatchSize": MADE,
     "IndexedSlices": "a tuple, which is looked at where it is used",
     "MultiWorkerMirroredStrategy": STARTS,
     "ParameterServerStrategy": STARTS,
@@ -83,12 +83,12 @@ NOT_TRIED = {
     "dtensor.is_dtensor": "asks about any object",
     "dtensor.run_on": "a context manager, which looks at the mesh when it is entered",
     "estimator.HookContext": MADE,
-    "fori_loop": JAX,
+    "lax.fori_loop": JAX,
     "keras.BatchNormalization": "has the words of Keras's layer",
     "notebook.launch": STARTS,
     "plots.Period": MADE,
     "print": "prints any object",
-    "scan": JAX,
+    "lax.scan": JAX,
     "set_strategy": "changes the strategy of the process; tried in tests/test_context.py",
     "testing.Cluster": STARTS,
     "testing.ElasticJob": STARTS,
@@ -97,7 +97,7 @@ NOT_TRIED = {
     "testing.run_workers": STARTS,
     "trackers.MLflow": STARTS,
     "trackers.WandB": STARTS,
-    "while_loop": JAX,
+    "lax.while_loop": JAX,
 }
 EMPTY = ("None", "''", "[]", "{}")
 

@@ -75,7 +75,7 @@ FOLDERS = {
     "tuning": "tools.tuning",
 }
 # On the API pages are their members only.
-MODULES_WITHOUT_WORDS = ["collectives", "dtensor", "exporting", "lax", "tuning", "weights"]
+MODULES_WITHOUT_WORDS = ["collectives", "dtensor", "exporting", "keras", "lax", "tuning", "weights"]
 # Classes on top of Keras's are made when they are first asked for. The API page shows what says their words.
 MADE_WHEN_ASKED_FOR = {
     "BackupAndRestore": "keras.backup._BackupAndRestore",

@@ -60,7 +60,8 @@ class CommunicationOptions:
             float32 and wider floats take, at 8 bits of precision, in every sum. `"int8"` (`rx.collectives.Int8`) takes
             a quarter, and `"powersgd"` (`rx.collectives.PowerSGD`) sends products of thin matrices. These two are for
             gradients of `rx.value_and_grad` in `run`: what a step leaves out is kept in the strategy's
-            `gradient_memory`, and sent with the next. `None` compresses nothing. In `Model.fit`, where XLA makes the sums, none has an effect.
+            `gradient_memory`, and sent with the next. `None` compresses nothing. In `Model.fit`, where XLA makes the
+            sums, none has an effect.
 
     Raises:
         ArgumentError: A field has a wrong type or value.

@@ -39,6 +39,11 @@ from replicax.typing import PyTree
 if TYPE_CHECKING:
     import keras
 
+#: Of the names of `StrategyBase`, those that users ask for, too.
+_FOR_USERS = {
+    *("devices", "distribute_datasets_from_function", "num_replicas_in_sync", "placement", "precision"),
+    *("random_numbers", "scope"),
+}
 #: Where the random numbers of a replica function come from: each replica draws its own, or each row has its own.
 PER_REPLICA, PER_ROW = "per_replica", "per_row"
 
@@ -86,6 +91,11 @@ class StrategyBase(metaclass=AdvisedContractType):
 
     if not TYPE_CHECKING:  # For a type checker every attribute would exist.
         __getattr__ = advised_attribute
+
+    def __dir__(self) -> list[str]:
+        """Returns the names for users, which a notebook completes: not those that only programs ask for."""
+        asked = {name for name in vars(StrategyBase) if not name.startswith("_")} - _FOR_USERS
+        return sorted(set(super().__dir__()) - asked)
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
