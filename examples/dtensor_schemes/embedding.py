@@ -45,7 +45,7 @@ def make_batch(random):
 
 
 SCHEME = Scheme(
-    name="cut embedding",
+    name="sharded embedding",
     mesh_dims={"vocabulary": 8},
     parameters={
         "table": Parameter((VOCABULARY, WIDTH), ["vocabulary", UNSHARDED], stddev=WORDS**-0.5),
