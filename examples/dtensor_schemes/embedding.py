@@ -1,4 +1,4 @@
-"""A cut embedding table: every device has the rows of an eighth of the vocabulary, for tables too large for one device.
+"""A sharded embedding table: every device has the rows of an eighth of the vocabulary.
 
     python examples/dtensor_schemes/embedding.py
 
