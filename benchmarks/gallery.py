@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 MEASURED = ROOT / "benchmarks" / "gallery.json"
 PAGE = ROOT / "docs" / "examples.md"
-LINES, COLUMNS = 8, 88  # of an output that the page shows
+LINES, COLUMNS = 3, 88  # of an output that the page shows
 DEADLINE_S = 280.0
 
 
@@ -67,7 +67,7 @@ SECTIONS = {
         Example("finetune_gemma_lora.py"),
         Example("recommender.py", "--rows 20000 --kinds one_device mirrored"),
     ],
-    "Out of step and over slow links": [
+    "Asynchronous training and slow links": [
         Example("parameter_server_custom_loop.py", "", "--ps 2 --workers 3"),
         Example("parameter_server_fit.py", "", "--ps 2 --workers 3"),
         Example("diloco_mnist.py", "", "--workers 2"),
@@ -123,17 +123,16 @@ def page(measurements: dict[str, Measurement]) -> str:
     """Returns the page."""
     parts = [
         "# Examples",
-        "Each of these is one file of the repository, runs as it stands, and is run by the tests. The seconds are those"
-        " of the whole command, imports and compilation included, on a machine with two cores that plays eight devices"
-        " (`benchmarks/gallery.py` measures them and writes this page).",
-        "| Example | What | Seconds |\n| --- | --- | --- |\n" + "\n".join(map(_row(measurements), _all())),
+        "Each example is one file in the repository and runs without changes. Seconds are of the whole command,"
+        " imports and compilation included, on two cores with eight virtual devices (`benchmarks/gallery.py`).",
     ]
     for title, examples in SECTIONS.items():
         parts.append(f"## {title}")
         for example in examples:
-            parts += [f"### {example.file}", _about(example), f"```sh\n{_wrapped(example.command)}\n```"]
-            if example.command in measurements:
-                output = [part for line in measurements[example.command].output for part in _cut(line)]
+            found = measurements.get(example.command)
+            parts += [f"### {example.file}", _about(example, found), f"```sh\n{_wrapped(example.command)}\n```"]
+            if found:
+                output = [part for line in found.output[-LINES:] for part in _cut(line)]
                 parts.append("```text\n" + "\n".join(output) + "\n```")
             if example.picture:
                 parts.append(f"![What `{example.file}` draws]({_copy_of(example)}){{ .picture }}")
@@ -148,25 +147,14 @@ def _all() -> list[Example]:
     return [example for examples in SECTIONS.values() for example in examples]
 
 
-def _row(measurements: dict[str, Measurement]) -> object:
-    def row(example: Example) -> str:
-        found = measurements.get(example.command)
-        anchor = re.sub(r"[^\w]", "", example.file.lower())
-        return f"| [`{example.file}`](#{anchor}) | {_title(example)} | {found.seconds if found else ''} |"
-
-    return row
-
-
 def _doc(example: Example) -> str:
     return ast.get_docstring(ast.parse((EXAMPLES / example.file).read_text())) or ""
 
 
-def _title(example: Example) -> str:
-    return _doc(example).partition("\n")[0]
-
-
-def _about(example: Example) -> str:
-    return f"{_title(example)} [The code]({_repository()}/blob/main/examples/{example.file})"
+def _about(example: Example, found: Measurement | None) -> str:
+    title = _doc(example).partition("\n")[0]
+    seconds = f", {found.seconds} s" if found else ""
+    return f"{title} [Code]({_repository()}/blob/main/examples/{example.file}){seconds}."
 
 
 def _repository() -> str:

@@ -1,4 +1,4 @@
-"""Checks that each public name of TensorFlow has a row, and that the row is true; `--write` renews the guide's tables.
+"""Checks that each public name of TensorFlow has a row, and that the row is true: `python docs/check_table.py`.
 
 The names are in `tests/golden/tf_names.txt`, the rows in `replicax/tensorflow/names/`. A row is true if the name that
 it gives is there and takes TensorFlow's keywords (or has a row that says why not), and if asking for a name that is not
@@ -11,7 +11,7 @@ import inspect
 import itertools
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,27 +20,9 @@ from replicax.contracts.advice import AdvisedType
 from replicax.contracts.called_as import tensorflow_keywords
 from replicax.errors import AbsentNameError
 from replicax.tensorflow.names import NAMES, Row, asked_as, resolved
-from replicax.tensorflow.names.cluster import CLUSTER
-from replicax.tensorflow.names.dtensor import DTENSOR
-from replicax.tensorflow.names.estimator import ESTIMATOR
-from replicax.tensorflow.names.outside_distribute import BESIDE
-from replicax.tensorflow.names.strategies import STRATEGIES
-from replicax.tensorflow.names.values import VALUES
-from replicax.tensorflow.names.variables import VARIABLES
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "tests" / "golden" / "tf_names.txt"
-GUIDE = ROOT / "docs" / "guides" / "from-tf-distribute.md"
-BEGIN, END = "<!-- Tables: python docs/check_table.py --write -->\n", "<!-- End of the tables -->\n"
-SECTIONS = {
-    "Strategies and contexts": STRATEGIES,
-    "Values, datasets, communication": VALUES,
-    "Clusters, coordinators, preemption": CLUSTER,
-    "DTensor": DTENSOR,
-    "Variables, losses, checkpoints": VARIABLES,
-    "Estimator": ESTIMATOR,
-    "The rest of TensorFlow, and older names": BESIDE,
-}
 # What the note of a row begins with if arguments without names mean something else here.
 _OTHER_ORDER = "Other order of parameters: "
 _LINE = re.compile(r"^(?P<name>[\w.]+)(?P<call>\((?P<arguments>[^)]*)\))?(?P<settable> =)?( : (?P<base>[\w.]+))?$")
@@ -236,18 +218,13 @@ def parameters(fn: Callable[..., Any]) -> list[str]:
     return found[1:] if found[:1] in (["self"], ["cls"], ["_cls"]) else found
 
 
-def main(arguments: Sequence[str]) -> int:
+def main() -> int:
     """Prints what is wrong; returns the exit code."""
-    if "--write" in arguments:
-        GUIDE.write_text(renewed(GUIDE.read_text()))
     wrong = 0
     for name in names():
         for fault in _found(name):
             wrong += 1
             print(f"{name.name}: {fault}")
-    if renewed(GUIDE.read_text()) != GUIDE.read_text():
-        wrong += 1
-        print(f"{GUIDE.name} is not as the rows are: run python docs/check_table.py --write")
     known = names()
     print(f"RESULT names {len(known)}")
     print(f"RESULT names_wrong {wrong}")
@@ -262,54 +239,5 @@ def _found(name: Name) -> list[str]:
         return [str(error)]
 
 
-def renewed(page: str) -> str:
-    """Returns the guide with the tables that the rows make."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    tables = "\n".join(f"### {title}\n\n{table(rows)}" for title, rows in SECTIONS.items())
-    return f"{before}{BEGIN}\n{tables}\n{END}{after}"
-
-
-def table(rows: Mapping[str, Row]) -> str:
-    """Returns a table in Markdown, with one line for names of one owner of which the same is said."""
-    lines = ["| TensorFlow | replicax | |", "| --- | --- | --- |"]
-    for _, group in itertools.groupby(rows.items(), key=_what_is_said):
-        lines.append(_line(list(group)))
-    return "\n".join(lines) + "\n"
-
-
-def _what_is_said(item: tuple[str, Row]) -> tuple[Any, ...]:
-    name, row = item
-    owner, _, member = name.rpartition(".")
-    here, _, there = row.here.rpartition(".")
-    return owner, row.kind, row.note, _said_of_keywords(row), here, True if there == member else there
-
-
-def _line(group: list[tuple[str, Row]]) -> str:
-    name, row = group[0]
-    members = [other.rpartition(".")[2] for other, _ in group]
-    theirs = ", ".join(f"`{member}`" for member in (name, *members[1:]))
-    ours = (
-        ", ".join(
-            f"`{'rx.' * (not i)}{each.here if not i else each.here.rpartition('.')[2]}`"
-            for i, (_, each) in enumerate(group)
-        )
-        if row.here
-        else ""
-    )
-    said = " ".join(filter(None, [f"*{row.kind}*" + (":" if row.note else ""), row.note, _said_of_keywords(row)]))
-    return f"| {theirs} | {ours} | {said} |"
-
-
-def _said_of_keywords(row: Row) -> str:
-    by_note: dict[str, list[str]] = {}
-    for name, keyword in row.keywords.items():
-        only = ", ".join(f"`{value!r}`" for value in keyword.accepted or ())
-        how = "accepted, without effect" if keyword.accepted is None else f"only {only}" if only else "refused"
-        said = f"`{keyword.here}` here" if keyword.here else f"{how} ({keyword.note.rstrip('.')})"
-        by_note.setdefault(said, []).append(f"`{name}`")
-    return "; ".join(f"{', '.join(names)}: {said}" for said, names in by_note.items())
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

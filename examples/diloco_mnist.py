@@ -1,4 +1,4 @@
-"""Low-communication training on several workers: DiLoCo or local SGD, or in step for comparison.
+"""Low-communication training on several workers: DiLoCo, local SGD, or synchronous for comparison.
 
     replicax run --workers 2 examples/diloco_mnist.py
     replicax run --workers 2 examples/diloco_mnist.py --strategy mirrored

@@ -1,4 +1,4 @@
-"""Data-parallel training with DTensor, without Keras: layers, Adam and batches over a mesh, all written by hand.
+"""Data-parallel training with DTensor, without Keras: layers, Adam and batches over a mesh, all hand-written.
 
     python examples/dtensor_mlp.py
     python examples/dtensor_mlp.py --data mnist --data-dir DIR    # DIR holds MNIST's four .gz files

@@ -1,4 +1,4 @@
-"""An estimator: roles train, serve and evaluate; here a small network learns digits.
+"""An estimator with roles that train, serve and evaluate: a small network learns digits.
 
     python examples/estimator_mnist.py
     replicax run --workers 2 --evaluator examples/estimator_mnist.py --data-dir DIR    # MNIST's four .gz files

@@ -1,4 +1,4 @@
-"""Fine-tunes a small Gemma of KerasHub's with LoRA, its weights sharded over eight devices.
+"""Fine-tunes a small KerasHub Gemma with LoRA, its weights sharded over eight devices.
 
     python examples/finetune_gemma_lora.py [--devices 8] [--model-parallel 4] [--epochs 60]
 

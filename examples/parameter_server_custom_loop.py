@@ -1,4 +1,4 @@
-"""A custom training loop out of step: servers keep the variables, each worker computes on data of its own.
+"""An asynchronous custom loop: servers keep the variables, and each worker computes on its own data.
 
     replicax run --ps 2 --workers 3 examples/parameter_server_custom_loop.py
     replicax run --ps 2 --workers 3 examples/parameter_server_custom_loop.py --data mnist --data-dir DIR

@@ -1,4 +1,4 @@
-"""`Model.fit` with variables on servers: the workers train asynchronously, each at its own pace.
+"""Asynchronous `Model.fit`: servers keep the variables, and each worker trains at its own pace.
 
     replicax run --ps 2 --workers 3 examples/parameter_server_fit.py
 

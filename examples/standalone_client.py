@@ -1,4 +1,4 @@
-"""Synchronous training on servers that wait, from a process that computes nothing itself: a laptop, say.
+"""Synchronous training on remote servers, from a client such as a laptop.
 
 On each machine, with the same REPLICAX_TOKEN in the environment:
 

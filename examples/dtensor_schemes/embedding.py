@@ -1,4 +1,4 @@
-"""A sharded embedding table: every device has the rows of an eighth of the vocabulary, for tables too large for one device.
+"""A sharded embedding table: every device has the rows of an eighth of the vocabulary.
 
     python examples/dtensor_schemes/embedding.py
 
@@ -45,7 +45,7 @@ def make_batch(random):
 
 
 SCHEME = Scheme(
-    name="sharded embedding",
+    name="cut embedding",
     mesh_dims={"vocabulary": 8},
     parameters={
         "table": Parameter((VOCABULARY, WIDTH), ["vocabulary", UNSHARDED], stddev=WORDS**-0.5),

@@ -72,7 +72,7 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
             `"ray://host:port"`). In a process that runs for a client it has no effect.
         workers: How many workers to run in a Ray cluster.
         devices_per_worker: Virtual CPU devices in each of the client's workers; by default `JAX_NUM_CPU_DEVICES` says.
-        elastic: Lets workers be lost and others join while the rest go on; see the guide "Workers come and go". By
+        elastic: Lets workers be lost and others join while the rest go on; see the guide "Elastic training". By
             default the environment decides (`replicax run --elastic`).
 
     Raises:

@@ -25,7 +25,7 @@ from replicax.tensorflow.proof.running import Run, RunFailedError, on_replicax
 from tests.migrate.corpus_scripts import Script, beside, scripts
 
 LIMIT_S = 300.0
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "leaving-tf-distribute.md"
+PAGE = Path(__file__).with_name("corpus") / "README.md"
 BEGIN = "<!-- Table: python tests/migrate/report.py --write -->"
 END = "<!-- End of the table -->"
 
@@ -136,7 +136,7 @@ def edits_only(script: Script) -> Outcome:
 
 
 def page_with(text: str, outcomes: Sequence[Outcome]) -> str:
-    """Returns the guide's text with another table."""
+    """Returns the page's text with another table."""
     head, rest = text.split(BEGIN, 1)
     _, tail = rest.split(END, 1)
     converted = sum(each.is_converted for each in outcomes)
@@ -150,7 +150,7 @@ def main() -> int:
     parser.add_argument("--replicas", type=int, action="append", help="how many devices")
     parser.add_argument("--keep", type=Path, help="a folder for the converted scripts")
     parser.add_argument("-j", "--jobs", type=int, default=1)
-    parser.add_argument("--write", action="store_true", help="only convert, and write the table of the guide")
+    parser.add_argument("--write", action="store_true", help="only convert, and write the table of corpus/README.md")
     options = parser.parse_args()
     if options.write:
         PAGE.write_text(page_with(PAGE.read_text(), [edits_only(each) for each in scripts()]))

@@ -1,6 +1,7 @@
 """The scripts of the corpus: their licences, what TensorFlow computed, and a few of them converted and run."""
 
 import json
+import re
 
 import pytest
 
@@ -29,11 +30,17 @@ def test_each_script_says_where_it_is_from_and_under_which_licence():
 
 
 @pytest.mark.nightly
-def test_the_table_in_the_guide_is_that_of_the_conversion():
+def test_the_table_of_the_corpus_is_that_of_the_conversion():
     text = PAGE.read_text()
     assert text == page_with(text, [edits_only(each) for each in SCRIPTS.values()]), (
         "the table is older than the conversion: python tests/migrate/report.py --write"
     )
+
+
+def test_the_guide_has_the_counts_of_the_table():
+    total, converted = re.search(r"^(\d+) scripts, (\d+) of them converted", PAGE.read_text(), re.MULTILINE).groups()
+    guide = (FOLDER.parents[2] / "docs" / "guides" / "leaving-tf-distribute.md").read_text()
+    assert f"{converted} of {total} public scripts" in guide
 
 
 @pytest.mark.nightly

@@ -18,16 +18,16 @@ ROOT = Path(__file__).resolve().parents[3]
 TRIED: set[str] = set()
 
 
-def load_check_table() -> ModuleType:
-    """Returns `docs/check_table.py`, which is a program and in no package."""
-    if "check_table" not in sys.modules:
-        specification = importlib.util.spec_from_file_location("check_table", ROOT / "docs" / "check_table.py")
-        sys.modules["check_table"] = importlib.util.module_from_spec(specification)
-        specification.loader.exec_module(sys.modules["check_table"])
-    return sys.modules["check_table"]
+def load_program(name: str) -> ModuleType:
+    """Returns `docs/<name>.py`, which is a program or a hook and in no package."""
+    if name not in sys.modules:
+        specification = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+        sys.modules[name] = importlib.util.module_from_spec(specification)
+        specification.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
 
 
-LISTED = {name.name: name for name in load_check_table().names()}
+LISTED = {name.name: name for name in load_program("check_table").names()}
 
 
 def tries(*tf_names: str) -> Callable[[Any], Any]:

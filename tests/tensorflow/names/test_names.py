@@ -20,7 +20,7 @@ from tests.tensorflow.names import (
     test_calls_strategies as _strategies,
     test_calls_variables as _variables,
 )
-from tests.tensorflow.names.calls import LISTED, TRIED, load_check_table
+from tests.tensorflow.names.calls import LISTED, ROOT, TRIED, load_program
 
 CALLS = (
     _checkpoints,
@@ -31,7 +31,7 @@ CALLS = (
     _variables,
 )  # They say what they try when they are imported.
 
-check_table = load_check_table()
+check_table = load_program("check_table")
 NAMES_THERE = list(LISTED.values())
 MADE_BY_REPLICAX = {
     "tf.distribute.ReplicaContext",
@@ -54,13 +54,24 @@ def test_a_public_name_of_tensorflow_resolves_with_its_keywords_or_gives_advice(
     each(LISTED, check)
 
 
-def test_the_guide_shows_the_rows_and_no_name_is_without_one(capsys):
-    """After a change of the rows: `python docs/check_table.py --write`."""
-    code = check_table.main([])
+def test_no_name_is_without_a_row(capsys):
+    code = check_table.main()
     shown = capsys.readouterr().out
     assert shown.endswith("RESULT names_without_row 0\n"), shown
     assert code == 0, shown
     assert len(LISTED) > 400
+
+
+def test_the_guide_of_the_site_shows_all_rows():
+    hook = load_program("tables_of_names")
+    source = (ROOT / "docs" / "guides" / "from-tf-distribute.md").read_text()
+    page = hook.on_page_markdown(source, page=None)
+    shown = page.replace(source.partition(hook.PLACE)[0], "")
+    assert hook.PLACE not in shown
+    for tf_name, row in NAMES.items():
+        assert f"`{tf_name}`" in shown or f"`{tf_name.rpartition('.')[2]}`" in shown, tf_name
+        assert row.note in shown, tf_name
+    assert hook.on_page_markdown("# Another page\n", page=None) == "# Another page\n"
 
 
 def test_every_name_that_is_called_is_tried_with_all_its_keywords():
