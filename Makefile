@@ -7,7 +7,12 @@ DEMO := .venv/.demo
 STAMP := .venv/.stamp
 NIGHTLY := .venv/.nightly
 # Bytecode is made of what is imported, when it is: a minute less and 200 MB less.
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile
+# Runs a command; a dot every two seconds says that it still does. Ends with the command's exit code.
+define with_dots
+start=$$(date +%s); ($(1)) & pid=$$!; while kill -0 $$pid 2>/dev/null; do printf .; sleep 2; done; \
+  wait $$pid && echo " $$(($$(date +%s) - start)) s"
+endef
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-versions lint format docs docs-check bench bench-check dist clean
@@ -16,7 +21,7 @@ help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 15
 
 demo: $(DEMO)    ## train a small network on eight virtual devices (or all GPUs); ARGS="--data mnist ..." passes options
-	@echo "== The demo. JAX and Keras take some seconds to load, at first more."
+	@echo "== The demo. The first import of JAX and Keras takes some seconds."
 	$(BIN)/replicax demo $(ARGS)
 
 test: $(STAMP)   ## run the tests; ARGS="-k name" selects
@@ -70,17 +75,16 @@ $(DEMO): pyproject.toml
 	  || { echo "replicax needs Python 3.11 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
 	  || { echo "Python's venv module is missing; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
-	@echo "== Installing replicax and what it needs in .venv (800 MB; a minute or less, and the time of the downloads)"
-	$(PYTHON) -m venv .venv
-	@start=$$(date +%s); $(PIP) -e '.[demo]' && echo "== Installed in $$(($$(date +%s) - start)) s"
+	@echo "== Installing replicax and its dependencies in .venv (800 MB)"
+	@$(call with_dots,$(PYTHON) -m venv .venv && $(PIP) -e '.[demo]')
 	@touch $@
 
 $(STAMP): $(DEMO)
 	@echo "== Installing what the tests and checks need in .venv (600 MB more)"
-	@start=$$(date +%s); $(PIP) -e '.[dev]' && echo "== Installed in $$(($$(date +%s) - start)) s"
+	@$(call with_dots,$(PIP) -e '.[dev]')
 	@touch $@
 
 $(NIGHTLY): $(STAMP)
 	@echo "== Installing what is needed by night and for a release in .venv (750 MB more)"
-	@start=$$(date +%s); $(PIP) -e '.[dev,nightly]' && $(PIP) --no-deps keras-hub && echo "== Installed in $$(($$(date +%s) - start)) s"
+	@$(call with_dots,$(PIP) -e '.[dev,nightly]' && $(PIP) --no-deps keras-hub)
 	@touch $@

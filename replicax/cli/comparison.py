@@ -15,6 +15,12 @@ from replicax.cli.training import Epoch, Settings, Training, count_batches, laye
 
 _NO_PICTURE = "Drew no curves: matplotlib is not installed. pip install 'replicax[demo]' brings it."
 
+_NEXT = """
+Next
+  replicax doctor --choose                        which strategy fits this machine
+  replicax run --workers 2 train.py               your script on two processes
+  https://replicax.github.io/replicax/quickstart  a training loop, line by line"""
+
 
 def compare(dataset: Dataset, settings: Settings, picture: Path, results: bool) -> None:
     """Trains under `MirroredStrategy` and `OneDeviceStrategy`, shows both, and draws a PNG in a folder that exists."""
@@ -32,12 +38,15 @@ def compare(dataset: Dataset, settings: Settings, picture: Path, results: bool) 
     difference = report.max_loss_difference(distributed, single)
     console.print(report.comparison_table(distributed, single, replicas))
     console.print(report.verdict(difference))
-    console.print(_times(strategy, seconds, seconds_alone), style="dim")
+    if strategy.devices[0].platform != "cpu":  # Virtual devices share the machine's cores: times would mislead.
+        on_all = f"{seconds:.1f} s on {report.count_devices(replicas)}"
+        console.print(f"{on_all}, {seconds_alone:.1f} s on one, compilation included.", style="dim")
     if report.can_draw():
         report.save_curves(picture, f"{dataset.name}, network {network}", distributed, single, replicas)
         console.print(f"\nWrote {picture}", markup=False, soft_wrap=True)
     else:
         console.print(f"\n{_NO_PICTURE}", markup=False, soft_wrap=True)
+    console.print(_NEXT, markup=False, soft_wrap=True)
     if results:
         print(f"RESULT demo_test_accuracy {distributed[-1].testing.accuracy:.6f}")
         print(f"RESULT demo_max_loss_difference {difference:.3e}")
@@ -64,11 +73,3 @@ def _train(
             if verbose:
                 console.print(report.epoch_line(epoch, settings.epochs), soft_wrap=True)
     return epochs, time.perf_counter() - started
-
-
-def _times(strategy: rx.Strategy, seconds: float, seconds_alone: float) -> str:
-    replicas = strategy.num_replicas_in_sync
-    times = f"{seconds:.1f} s on {report.count_devices(replicas)}, {seconds_alone:.1f} s on one, compilation included."
-    if strategy.devices[0].platform != "cpu" or replicas == 1:
-        return times
-    return f"{times} Virtual devices share the machine's cores: compare the numbers, not the times."

@@ -123,6 +123,15 @@ def _existing() -> str:
     return f"This process has: {', '.join(found)}."
 
 
+def memory_limit(devices: Sequence[jax.Device]) -> int | None:
+    """Returns the bytes that the smallest of this process's devices has; None if JAX reports none, as for CPUs."""
+    own = [device for device in devices if device.process_index == jax.process_index()]
+    return min(
+        (stats["bytes_limit"] for device in own if "bytes_limit" in (stats := device.memory_stats() or {})),
+        default=None,
+    )
+
+
 def device_name(device: jax.Device) -> str:
     """Returns the name under which `parse_devices` finds `device`, such as `"gpu:1"`."""
     peers = jax.local_devices(backend=device.platform)

@@ -41,7 +41,7 @@ from replicax.program.replicas.outer_program import enclosing_program, hold_to_s
 from replicax.program.replicas.per_replica_arguments import without_per_replica
 from replicax.program.replicas.replica import ReplicaCall
 from replicax.runtime.calls import together
-from replicax.runtime.devices import chosen_devices, device_name
+from replicax.runtime.devices import chosen_devices, device_name, memory_limit
 from replicax.runtime.mesh import REPLICA_AXIS, mirrored_sharding
 from replicax.runtime.transfer import host_copy, put
 from replicax.strategies.base import Strategy
@@ -400,6 +400,10 @@ class MeshStrategy(Strategy):
             facts["cross-device op"] = type(self.cross_device_ops).__name__
         if len(self._joined.names) > 1:
             facts["workers"] = f"{self.num_workers}, this is {self.worker_index}"
+        if self.precision is not None:
+            facts["precision"] = f"{self.precision.name}; variables in float32"
+        if (limit := memory_limit(self.devices)) is not None:
+            facts["memory of a device"] = f"{limit / 2**30:.1f} GiB"
         return facts
 
     def _shown_as_worker(self) -> str:

@@ -115,10 +115,11 @@ def _not_an(value: NoArray, what: str) -> ArgumentError:
 
 
 def _hint(value: NoArray) -> str:
+    shown = " ".join(f"{value!r:.80}".split())
     return (
-        f"it has one component for each replica, got {value!r:.200}. Make one value of them with "
-        "strategy.reduce('sum', value, axis=None) or strategy.gather(value, axis=0), take them with "
-        "strategy.local_results(value), or compute with them in a step: strategy.run(step, args=(value,))."
+        "it has one component for each replica. strategy.reduce('sum', value) or strategy.gather(value, axis=0) makes "
+        "one value of them, strategy.local_results(value) lists them, and a step computes with them: "
+        f"strategy.run(step, args=(value,)). Got {shown}."
     )
 
 
