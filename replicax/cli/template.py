@@ -117,6 +117,31 @@ def vertex(
 
 
 @template.command(context_settings=_SETTINGS)
+def gce(
+    command: Command = None,
+    name: Name = ClusterJob.name,
+    workers: Workers = ClusterJob.workers,
+    devices: Devices = ClusterJob.devices,
+    gpus: Gpus = ClusterJob.gpus,
+    restarts: Restarts = ClusterJob.restarts,
+    image: Annotated[
+        str, typer.Option(metavar="IMAGE", help="A container image with script and replicax.  [required]")
+    ] = "",
+    machine: Annotated[
+        str, typer.Option(metavar="TYPE", help="The machines, such as n1-standard-8.")
+    ] = "n1-standard-8",
+    zone: Annotated[str, typer.Option(metavar="ZONE", help="Where they are.")] = "us-central1-a",
+    accelerator: Annotated[str | None, typer.Option(metavar="TYPE", help="The GPUs, such as nvidia-tesla-t4.")] = None,
+    shm: Annotated[str, typer.Option(metavar="SIZE", help="/dev/shm of the container.")] = ClusterJob.shm,
+) -> None:
+    """Prints a script of gcloud commands: a machine of Compute Engine for each worker, for `bash`."""
+    options = {"name": name, "workers": workers, "devices": devices, "gpus": gpus, "restarts": restarts}
+    token = new_token()
+    own = {"image": image, "shm": shm}
+    _print(lambda cluster: templates.gce(cluster, token, machine, zone, accelerator), command, {**options, **own})
+
+
+@template.command(context_settings=_SETTINGS)
 def kuberay(
     command: Command = None,
     name: Name = ClusterJob.name,
