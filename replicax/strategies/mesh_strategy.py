@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -229,7 +228,7 @@ class MeshStrategy(Strategy):
                     "Differentiating strategy.run needs a program around it: decorate it with @rx.function."
                 )
             return ReplicaCall(self, fn, (args, kwargs), in_replica_context).eager()
-        make = functools.partial(self._program_cache, donate=donate, in_replica_context=in_replica_context)
+        make = lambda get_fn: self._program_cache(get_fn, donate, in_replica_context)  # noqa: E731
         return self._programs.get(fn, (donate, in_replica_context), make)(args, kwargs)
 
     def _program_cache(
