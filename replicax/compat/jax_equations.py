@@ -55,7 +55,7 @@ def run_as_one(name: str, program: jex_core.ClosedJaxpr, inputs: Sequence[jax.Ar
 
     alike.__name__ = alike.__qualname__ = name
     [call] = jax.make_jaxpr(jax.jit(alike))(0.0).eqns
-    # What is said of each operand and each result is said of all of them.
+    # Parameters say of each operand and result what they say of all of them.
     params = {
         key: value * (len(program.jaxpr.outvars) if key.startswith("out_") else len(inputs))
         if isinstance(value, tuple)

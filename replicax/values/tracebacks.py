@@ -36,7 +36,7 @@ _NOTE_OF_JAX = "JAX has removed its internal frames"
 
 def entry_point(fn: Callable[_P, _T]) -> Callable[_P, _T]:
     """Decorates a public function: its errors show only the user's frames, and it leaves no context behind."""
-    # What `called_as` has decorated gets one wrapper for both: every step passes it.
+    # Functions that `called_as` has decorated get one wrapper for both: every step passes it.
     translation = translation_of(fn)
     called = fn if translation is None else translation.fn
 
