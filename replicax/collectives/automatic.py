@@ -13,11 +13,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 
-from replicax.collectives.cross_device_ops import CrossDeviceOps
 from replicax.collectives.nccl import NcclAllReduce
 from replicax.compat.jax_primitives import assert_equal_over_axis
 
@@ -58,15 +57,3 @@ def _gathered_sum(buffer: jax.Array, axis_name: str, num_replicas: int) -> jax.A
     return assert_equal_over_axis(
         functools.reduce(operator.add, map(everyone.__getitem__, range(num_replicas))), axis_name
     )
-
-
-def sums_small_values(ops: CrossDeviceOps, axis_name: str) -> Callable[[list[jax.Array]], list[jax.Array]] | None:
-    """Returns what sums small values over an axis as one; None where each is to be summed by itself."""
-    # Only between CPU processes, and where the user has not chosen an algorithm, is it worth its copies.
-    if not isinstance(ops, AutomaticAllReduce) or not ops.gathers:
-        return None
-    return functools.partial(_summed, ops, axis_name)
-
-
-def _summed(ops: AutomaticAllReduce, axis_name: str, arrays: list[jax.Array]) -> list[jax.Array]:
-    return ops.all_reduce("sum", arrays, axis_name=axis_name, num_replicas=jax.lax.axis_size(axis_name))

@@ -12,7 +12,7 @@ import numpy as np
 
 from replicax.collectives.compression import BFLOAT16, is_of_gradients
 from replicax.collectives.options import CommunicationOptions
-from replicax.collectives.packing import Packing, arrays_per_pack, packs_by_bytes, packs_by_number
+from replicax.collectives.packing import planned
 from replicax.compat.jax import vary, varying_axes
 from replicax.contracts.advice import AdvisedContract
 from replicax.contracts.reduce_op import ReduceOp, check_numbers, in_which_means_add_up
@@ -100,7 +100,8 @@ class CrossDeviceOps(AdvisedContract):
         _check_axis(axis_name, num_replicas)
         arrays = _checked_arrays(values, axis_name, num_replicas)
         outgoing = [_to_wire(array, op, options, num_replicas) for array in arrays]
-        packing = self._plan(outgoing, options, num_replicas)
+        travels = num_replicas > 1
+        packing = planned(outgoing, self.num_packs if travels else 0, options.bytes_per_pack if travels else 0)
         sums = packing.unpack(self._sum_all(packing.pack(outgoing), axis_name, num_replicas))
         return [_from_wire(total, array.dtype, op, num_replicas) for total, array in zip(sums, arrays, strict=True)]
 
@@ -117,13 +118,6 @@ class CrossDeviceOps(AdvisedContract):
         """Sums floating tangents over the axis, by operations that JAX can differentiate and transpose."""
         summed: list[jax.Array] = jax.lax.psum(tangents, axis_name)
         return summed
-
-    def _plan(self, arrays: Sequence[jax.Array], options: CommunicationOptions, num_replicas: int) -> Packing:
-        if num_replicas == 1:
-            return packs_by_number(arrays, 0)  # Nothing travels.
-        if options.bytes_per_pack > 0:
-            return packs_by_bytes(arrays, options.bytes_per_pack)
-        return packs_by_number(arrays, self.num_packs, arrays_per_pack())
 
     def _sum_all(self, buffers: list[jax.Array], axis_name: str, num_replicas: int) -> list[jax.Array]:
         # An empty array has no sum to make. (Passing one through crashes XLA's CPU compiler of jaxlib 0.11.)

@@ -63,6 +63,13 @@ class Packing:
             start += size
 
 
+def planned(values: Sequence[jax.Array], num_packs: int, bytes_per_pack: int = 0) -> Packing:
+    """Plans packs: of so many bytes, or else so many of the small arrays of each dtype."""
+    if bytes_per_pack > 0:
+        return packs_by_bytes(values, bytes_per_pack)
+    return packs_by_number(values, num_packs, arrays_per_pack())
+
+
 def packs_by_bytes(values: Sequence[jax.Array], bytes_per_pack: int) -> Packing:
     """Plans packs of one dtype of up to `bytes_per_pack` bytes, filled in order; a larger array is a pack by itself."""
     if bytes_per_pack == 0:

@@ -50,12 +50,24 @@ def run_as_one(name: str, program: jex_core.ClosedJaxpr, inputs: Sequence[jax.Ar
     """Returns the results of a program, which a trace notes as one call of a function of this name, as it stands."""
     # The types of the program must be those of the place: on its mesh, or on none.
 
-    def alike(*operands: jax.Array) -> list[float]:
-        return [0.0] * len(program.jaxpr.outvars)
+    def alike(operand: jax.Array) -> float:
+        return 0.0
 
     alike.__name__ = alike.__qualname__ = name
-    [call] = jax.make_jaxpr(jax.jit(alike))(*[0.0] * len(inputs)).eqns
-    return list(bind(call, inputs, {**call.params, "jaxpr": program}))
+    [call] = jax.make_jaxpr(jax.jit(alike))(0.0).eqns
+    # Parameters say of each operand and result what they say of all of them.
+    params = {
+        key: value * (len(program.jaxpr.outvars) if key.startswith("out_") else len(inputs))
+        if isinstance(value, tuple)
+        else value
+        for key, value in call.params.items()
+    }
+    return list(bind(call, inputs, {**params, "jaxpr": program}))
+
+
+def is_on_mutable_array(effect: object) -> bool:
+    """Returns whether an effect of an equation is that of reading or writing a mutable array, an operand of it."""
+    return hasattr(effect, "input_index")
 
 
 def called_from(outer: SourceInfo, inner: SourceInfo) -> SourceInfo:

@@ -16,43 +16,64 @@ _F = TypeVar("_F", bound=Callable[..., object])
 
 def called_as(*tf_names: str) -> Callable[[_F], _F]:
     """Decorates a function or a class so that it accepts the parameters in the rows of TensorFlow's names."""
-    # Editors and type checkers see its own signature. If a call has too many positional arguments, which would be an
-    # error, they are read in TensorFlow's order. Any other call costs one look at the keywords; the tables are loaded
-    # where one is not its own.
-
-    @functools.cache
-    def known() -> tuple[Mapping[str, Keyword], Sequence[str]]:
-        """Returns TensorFlow's keywords and its order of parameters; they are loaded when a call may need them."""
-        rows = [tensorflow_row(tf_name) for tf_name in tf_names]
-        keywords = {name: keyword for row in rows for name, keyword in row.keywords.items()}
-        return keywords, next((row.order for row in rows if row.order), ())
+    # Editors and type checkers see its own signature.
 
     def decorate(fn: _F) -> _F:
         if inspect.isclass(fn):
             setattr(fn, "__init__", decorate(fn.__init__))  # noqa: B010 - a type checker does not let methods be set
             return fn
 
-        parameters = inspect.signature(fn).parameters
-        (places, owners), own = _places(parameters), frozenset(parameters)
+        translation = Translation(fn, tf_names)
 
         @functools.wraps(fn)
         def called(*args: object, **given: object) -> object:
-            if len(args) > places and known()[1]:
-                args, given = args[:owners], _named(tf_names[0], known()[1], args[owners:], given)
-            if not given.keys() <= own and not known()[0].keys().isdisjoint(given):
-                given = _translated(tf_names[0], known()[0], given)
+            if len(args) > translation.places or not given.keys() <= translation.own:
+                args, given = translation(args, given)
             return fn(*args, **given)
 
-        called.tensorflow_keywords = known  # type: ignore[attr-defined]
+        called.translation = translation  # type: ignore[attr-defined]
         return called  # type: ignore[return-value]
 
     return decorate
 
 
+class Translation:
+    """How calls of a function with TensorFlow's parameters become its own; other calls need none."""
+
+    def __init__(self, fn: Callable[..., object], tf_names: Sequence[str]):
+        self.fn, self._tf_names = fn, tf_names
+        parameters = inspect.signature(fn).parameters
+        self.own = frozenset(parameters)
+        self.places, self._owners = _places(parameters)
+
+    def __call__(
+        self, args: tuple[object, ...], given: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
+        """Returns the arguments of a call under their names here."""
+        tf_name, (keywords, order) = self._tf_names[0], self.known
+        if len(args) > self.places and order:  # It would be an error, so they are read in TensorFlow's order.
+            args, given = args[: self._owners], _named(tf_name, order, args[self._owners :], given)
+        if not given.keys() <= self.own and not keywords.keys().isdisjoint(given):
+            given = _translated(tf_name, keywords, given)
+        return args, given
+
+    @functools.cached_property
+    def known(self) -> tuple[Mapping[str, Keyword], Sequence[str]]:
+        """TensorFlow's keywords and its order of parameters; they are loaded when a call may need them."""
+        rows = [tensorflow_row(tf_name) for tf_name in self._tf_names]
+        keywords = {name: keyword for row in rows for name, keyword in row.keywords.items()}
+        return keywords, next((row.order for row in rows if row.order), ())
+
+
+def translation_of(fn: object) -> Translation | None:
+    """Returns how calls of a function are translated that `called_as` has decorated; None for any other."""
+    return getattr(fn, "translation", None)
+
+
 def tensorflow_keywords(fn: object) -> Mapping[str, Keyword]:
     """Returns what becomes of TensorFlow's keywords in calls of a function that `called_as` has decorated."""
-    known = getattr(fn, "tensorflow_keywords", None)
-    return {} if known is None else known()[0]
+    translation = translation_of(fn)
+    return {} if translation is None else translation.known[0]
 
 
 def _places(parameters: Mapping[str, inspect.Parameter]) -> tuple[int, int]:

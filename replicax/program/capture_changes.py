@@ -133,7 +133,8 @@ class Watched:
 
     def changed(self, get_fn: Callable[[], object], objects: Sequence[tuple[int, Leaf]]) -> Change | None:
         """Returns what is another one now than then; None if nothing is on which the program may depend."""
-        looks, doubts = self._looks, list[_Doubt]()
+        looks = self._looks
+        doubts: list[_Doubt] = []
         found: list[Any] = [(get_fn(), *[leaf for _, leaf in objects]) if objects else (get_fn(),)]
         for i, (place, get, key, wanted, where, is_sure) in enumerate(looks):
             try:

@@ -85,6 +85,7 @@ class CompiledPass:
         self.compiled = self._jit()  # `Inputs` -> `Outputs`
         self._in_parts = getattr(self.compiled, "staged", None)
         self._calls = Calls(name, placement.spans_processes)
+        self._is_noted = True  # whether a call is noted: in one process only the first, which compiles
         self._counted_by = self._counters()
         self._is_marked = bool(self.returned.counted or self.returned.passed)
         if self._worlds is not None:
@@ -166,11 +167,18 @@ class CompiledPass:
     def _call(self, arrays: Arrays) -> PyTree:
         if self._worlds is not None:
             return self._call_in_world(self._worlds, arrays)
+        if not self._is_noted:
+            return self._call_in_turn(arrays, None)
         with self._calls.one() as call:
-            fetched = self.variables.fetched()
-            if self._host_calls is not None:
-                with turns.of_thread(), self._host_calls.watched(): return self._run(arrays, fetched, call)  # noqa: E701  # fmt: skip
-            with turns.of_thread(), turns.DISPATCH: return self._run(arrays, fetched, call)  # noqa: E701  # fmt: skip
+            result = self._call_in_turn(arrays, call)
+        self._is_noted = call is not None
+        return result
+
+    def _call_in_turn(self, arrays: Arrays, call: Call | None) -> PyTree:
+        fetched = self.variables.fetched()
+        if self._host_calls is not None:
+            with turns.of_thread(), self._host_calls.watched(): return self._run(arrays, fetched, call)  # noqa: E701  # fmt: skip
+        with turns.of_thread(), turns.DISPATCH: return self._run(arrays, fetched, call)  # noqa: E701  # fmt: skip
 
     def lower(self, arrays: Arrays) -> jax.stages.Lowered:
         """Returns the program as JAX lowers it."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex_core
 
@@ -20,31 +19,10 @@ from replicax.program.ir.jaxprs import Atom, aval_of, is_literal, is_one_of, var
 from replicax.program.keras.backend import keras_is_loaded
 
 _KEYS_OF_PARTS = "key<fry>"
-#: Takes values for a stage's operands, and returns its results.
-StageFunction: TypeAlias = Callable[..., Sequence[jax.Array]]
-
-
-class Stage:
-    """A part of a program that JAX compiles as a whole where an initializer is called."""
-
-    def __init__(
-        self, equations: Sequence[jex_core.JaxprEqn], results: Sequence[jex_core.Var], used: set[jex_core.Var]
-    ):
-        self._equations, self.results = equations, results
-        made = {out for equation in equations for out in equation.outvars}
-        outside = [atom for each in equations for atom in each.invars if is_literal(atom) or atom not in made]
-        named = dict.fromkeys(variables_of(outside))
-        self.operands: list[Atom] = [*named, *filter(is_literal, outside)]  # also the numbers that stand in it
-        self.dropped = [atom for atom in named if atom not in used]  # not used afterwards
-
-    def __call__(self, *values: jax.Array) -> list[jax.Array]:
-        """Returns the results, computed from values for the operands."""
-        known = {atom: value for atom, value in zip(self.operands, values, strict=True) if not is_literal(atom)}
-        numbers = iter(values[len(known) :])
-        for equation in self._equations:
-            inputs = [next(numbers) if is_literal(atom) else known[atom] for atom in equation.invars]
-            known.update(zip(equation.outvars, bind(equation, inputs), strict=True))
-        return [known[result] for result in self.results]
+#: Takes a first value's constants and numbers; returns the value, and then what the variables become that it changes.
+Computing: TypeAlias = Callable[
+    [Sequence[jax.typing.ArrayLike], Sequence[jax.typing.ArrayLike]], Sequence[jax.typing.ArrayLike]
+]
 
 
 class FirstValue:
@@ -87,54 +65,46 @@ class FirstValue:
         return all(_is_by_element(each) for equation in self._equations for each in with_inner(equation))
 
     @property
-    def result(self) -> Atom:
-        """The value in the program."""
-        return self._program.outvars[0]
-
-    @property
     def is_constant(self) -> bool:
         """Whether the value is one of the constants."""
-        return self.result in self._program.constvars
+        return self._program.outvars[0] in self._program.constvars
 
-    @functools.cached_property
-    def stages(self) -> list[Stage]:
-        """The program, cut into the parts that JAX compiles one by one where the initializer is called."""
-        # Compiled together, a product and a sum become one operation that rounds once, and what is computed in float16
-        # is not rounded in between. Integers, such as seeds, are exact in any program.
-        parts: list[list[jex_core.JaxprEqn]] = [[]]
-        for equation in self._equations:
-            parts[-1].append(equation)
-            if any(jnp.issubdtype(aval_of(out).dtype, jnp.inexact) for out in equation.outvars):
-                parts.append([])
-        used, stages = set(variables_of(self._program.outvars)), []
-        for equations in reversed([part for part in parts if part]):
-            results = [out for equation in equations for out in equation.outvars if out in used]
-            stages.append(Stage(equations, results, used))
-            used.update(variables_of(stages[-1].operands))
-        return stages[::-1]
+    @property
+    def shapes(self) -> set[tuple[int, ...]]:
+        """The shapes of all that is computed on the way."""
+        return {aval_of(out).shape for equation in self._equations for out in equation.outvars}
 
-    def is_captured(self, atom: Atom) -> bool:
-        """Returns whether an operand is one of the constants."""
-        return atom in self._program.constvars
+    @property
+    def num_results(self) -> int:
+        """The number of results: the value, and what the variables become that computing it changes."""
+        return len(self._program.outvars)
 
-    def results(
-        self, constants: Sequence[jax.typing.ArrayLike], functions: Sequence[StageFunction]
-    ) -> list[jax.typing.ArrayLike]:
-        """Returns the value, and then what the variables become that computing it changes."""
-        known: dict[jex_core.Var, jax.typing.ArrayLike] = dict(zip(self._program.constvars, constants, strict=True))
-        for stage, function in zip(self.stages, functions, strict=True):
-            given = [_value(atom, known) for atom in stage.operands]
-            for atom in stage.dropped:
-                del known[atom]
-            made = function(*given)
-            del given  # The next stage needs the memory of what is not used any more.
-            known.update(zip(stage.results, made, strict=True))
-        return [_value(atom, known) for atom in self._program.outvars]
+    @property
+    def numbers(self) -> list[np.ndarray]:
+        """The numbers that stand in the program, such as a deviation."""
+        return [_number(atom) for equation in self._equations for atom in equation.invars if is_literal(atom)]
 
-    def computed(self) -> list[jax.typing.ArrayLike]:
-        """Computes the value on one device, as where the initializer is called."""
+    @property
+    def computing(self) -> Computing:
+        """The program, which is the same for all first values of an equal `key`; it holds no constants of this one."""
+        program, equations = self._program, self._equations
+
+        def computed(
+            constants: Sequence[jax.typing.ArrayLike], numbers: Sequence[jax.typing.ArrayLike]
+        ) -> list[jax.typing.ArrayLike]:
+            known: dict[Atom, Any] = dict(zip(program.constvars, constants, strict=True))
+            left: Iterator[Any] = iter(numbers)
+            for equation in equations:
+                inputs = [next(left) if is_literal(atom) else known[atom] for atom in equation.invars]
+                known.update(zip(equation.outvars, bind(equation, inputs), strict=True))
+            return [_number(atom) if is_literal(atom) else known[atom] for atom in program.outvars]
+
+        return computed
+
+    def computed(self) -> Sequence[jax.typing.ArrayLike]:
+        """Computes the value on one device, operation by operation, as where the initializer is called."""
         with outside_traces(), tracing_all():
-            return self.results(self.constants, self.stages)
+            return self.computing(self.constants, self.numbers)
 
     def note(self, values: Sequence[jax.typing.ArrayLike]) -> None:
         """Assigns the variables that computing the value changes."""
@@ -193,7 +163,5 @@ def _is_by_element(equation: jex_core.JaxprEqn) -> bool:
     return is_one_of(equation, MADE_IN_PARTS) or is_one_of(equation, CALLS)
 
 
-def _value(atom: Atom, known: dict[jex_core.Var, jax.typing.ArrayLike]) -> jax.typing.ArrayLike:
-    if isinstance(atom, jex_core.Var):
-        return known[atom]
-    return np.asarray(atom.val, aval_of(atom).dtype)
+def _number(literal: jex_core.Literal) -> np.ndarray:
+    return np.asarray(literal.val, aval_of(literal).dtype)

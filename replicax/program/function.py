@@ -386,8 +386,8 @@ class WeakProgramCaches(Generic[_Cache]):
         self, fn: PyTreeFunction, variant: Hashable, make: Callable[[Callable[[], PyTreeFunction]], _Cache]
     ) -> _Cache:
         """Returns the cache of `fn` for `variant`, or a new one: `make(get_fn)`; `get_fn` does not keep `fn` alive."""
-        bound_to = getattr(fn, "__self__", None)
-        key = (id(bound_to), id(fn.__func__), variant) if hasattr(fn, "__func__") else (id(fn), variant)
+        of_method = getattr(fn, "__func__", None)
+        key = (id(fn), variant) if of_method is None else (id(getattr(fn, "__self__", None)), id(of_method), variant)
         found = self._caches.get(key)
         if found is not None:
             return found[1]
@@ -395,7 +395,7 @@ class WeakProgramCaches(Generic[_Cache]):
         forget = functools.partial(self._forget, weakref.ref(self), key)
         reference: Callable[[], PyTreeFunction | None]
         try:
-            reference = weakref.WeakMethod(fn, forget) if hasattr(fn, "__func__") else weakref.ref(fn, forget)
+            reference = weakref.ref(fn, forget) if of_method is None else weakref.WeakMethod(fn, forget)
         except TypeError:  # not everything that can be called can be referred to weakly
             reference = lambda: fn  # noqa: E731
         cache = make(functools.partial(_alive, reference))

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import jax
 from jax.sharding import NamedSharding
 
-from replicax.runtime.transfer import beside_device
+from replicax.runtime.transfer import HOST_MEMORY
 from replicax.typing import Leaf
 
 #: For each of some arrays how it is cut; None for one that is whole on each device.
@@ -27,7 +27,7 @@ def layout_in(value: Leaf) -> NamedSharding | None:
     sharding = value.sharding
     if not isinstance(sharding, NamedSharding) or sharding.is_fully_replicated:
         return None
-    return sharding if beside_device(sharding) is None else None
+    return None if sharding.memory_kind == HOST_MEMORY else sharding
 
 
 class KnownLayouts:

@@ -84,9 +84,15 @@ def flatten_inputs(tree: PyTree) -> tuple[list[jax.Array], Structure]:
     """Returns the arrays and numbers in `tree`, and how to rebuild it."""
     if "flax.nnx" in sys.modules:
         tree = held(tree)
-    leaves, treedef = flattened(tree)
-    if all(map(_is_of_jax, set(map(type, leaves)))):  # As in most steps: no leaf needs a look of its own.
+    leaves: list[Leaf]
+    try:
+        leaves, treedef = jax.tree_util.tree_flatten(tree)
+        is_plain = all(map(_is_of_jax, set(map(type, leaves))))
+    except ValueError:  # `flattened` says what it is.
+        is_plain = False
+    if is_plain:  # As in most steps: no leaf needs a look of its own.
         return leaves, Structure(treedef, (), len(leaves))
+    leaves, treedef = flattened(tree)
     for leaf in leaves:
         _check_leaf(leaf)
     settings = settings_among(leaves, tree)

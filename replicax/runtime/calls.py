@@ -22,6 +22,7 @@ import numpy as np
 
 from replicax.runtime.activity import COMPILE, IDLE, START, STEP, WAIT, ProgramMonitor, now, phase
 from replicax.runtime.call_order import CallDescription
+from replicax.runtime.garbage import collected_later
 
 # XLA identifies a Python callback by a number or an address in the process.
 _CALLBACK = re.compile(r"(custom_call @\w*python\w*callback\w*\(.*?)(index = \d+|\"\d{5,}\")")
@@ -174,7 +175,7 @@ class Call:
             _note(running, found.program)
 
     def _compared(self, running: ProgramMonitor, lower: Callable[[], jax.stages.Lowered] | None) -> _ComparedProgram:
-        with phase(COMPILE):
+        with phase(COMPILE), collected_later():
             lowered = lower() if lower is not None else None
             printed = fingerprint(lowered) if lowered is not None else ""
             index = running.announce(self._name, printed)
@@ -228,7 +229,7 @@ def _note(running: ProgramMonitor | None, program: CallDescription) -> None:
 
 @contextlib.contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    with phase(name):
+    with phase(name), collected_later():
         yield None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -14,9 +13,9 @@ from jax.sharding import NamedSharding, Sharding
 import replicax.context as context
 from replicax.cluster import ClusterResolver
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
-from replicax.collectives.automatic import sums_small_values
 from replicax.collectives.choose import choose_cross_device_ops
 from replicax.collectives.compression import is_of_gradients
+from replicax.collectives.gradient_sums import of_small_values
 from replicax.compat.jax_tracing import constants_are_traced, prepare_tracing_anew
 from replicax.compat.keras import as_tensor_of
 from replicax.contracts.strategy import PER_REPLICA, PER_ROW
@@ -42,7 +41,7 @@ from replicax.program.replicas.per_replica_arguments import without_per_replica
 from replicax.program.replicas.replica import ReplicaCall
 from replicax.runtime.calls import together
 from replicax.runtime.devices import chosen_devices, device_name, memory_limit
-from replicax.runtime.mesh import REPLICA_AXIS, mirrored_sharding
+from replicax.runtime.mesh import mirrored_sharding
 from replicax.runtime.transfer import host_copy, put
 from replicax.strategies.base import Strategy
 from replicax.strategies.explaining import leaf_name
@@ -100,7 +99,7 @@ class MeshStrategy(Strategy):
         self.placement = placement
         self.mesh = placement.mesh_for(placement.replicas)
         self.cross_device_ops = self._ops.for_devices(self.devices)
-        self.sum_together = sums_small_values(self.cross_device_ops, REPLICA_AXIS)
+        self.sum_together = of_small_values(self.cross_device_ops)
 
     def _checked_options(self, options: CommunicationOptions | None) -> CommunicationOptions:
         """Returns the options of all calls, and refuses what could have no effect."""
@@ -229,7 +228,7 @@ class MeshStrategy(Strategy):
                     "Differentiating strategy.run needs a program around it: decorate it with @rx.function."
                 )
             return ReplicaCall(self, fn, (args, kwargs), in_replica_context).eager()
-        make = functools.partial(self._program_cache, donate=donate, in_replica_context=in_replica_context)
+        make = lambda get_fn: self._program_cache(get_fn, donate, in_replica_context)  # noqa: E731
         return self._programs.get(fn, (donate, in_replica_context), make)(args, kwargs)
 
     def _program_cache(

@@ -12,10 +12,9 @@ import jax.numpy as jnp
 
 import replicax.context as context
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
-from replicax.collectives.compressed import compressed_all_reduce, forgetful_all_reduce
 from replicax.collectives.compression import Compression, is_of_gradients
+from replicax.collectives.gradient_sums import combined, remembering
 from replicax.compat.jax import vary
-from replicax.compat.jax_primitives import assert_equal_over_axis
 from replicax.contracts.called_as import called_as
 from replicax.contracts.reduce_op import ReduceOp, as_mean, check_numbers
 from replicax.contracts.variable_access import VariableLike
@@ -147,7 +146,8 @@ class ReplicaContext:
                 f"would be {self.num_replicas_in_sync} times the value. Gradients of rx.value_and_grad and results of "
                 "all_reduce are reduced already; use them as they are."
             )
-        reduced = self._reduced(op, [arrays[i] for i in differing], options)
+        ops = self._communicating.cross_device_ops
+        reduced = combined(ops, options, op, [arrays[i] for i in differing])
         for i, result in zip(differing, reduced, strict=True):
             arrays[i] = result
         return list(map(as_mean, arrays)) if op is ReduceOp.MEAN else arrays
@@ -170,17 +170,18 @@ class ReplicaContext:
         """
         connected = [gradient for gradient in gradients if gradient is not None]
         options, frame = self._communicating.communication_options, context.current().frame
-        compression = options.compression
-        if is_of_gradients(compression) and frame is not None and frame.is_of_loss:
+        if is_of_gradients(options.compression) and frame is not None and frame.is_of_loss:
             # Derivatives of derivatives are part of a loss: they are no update that could be made up for later.
             options = dataclasses.replace(options, compression=None)
-        elif is_of_gradients(compression) and compression.has_memory and self.num_replicas_in_sync > 1:
+        compression = options.compression
+        if is_of_gradients(compression) and compression.has_memory and self.num_replicas_in_sync > 1:
             records = self._communicating.gradient_memory.of(variables, self._calls)
             records = [record for record, gradient in zip(records, gradients, strict=True) if gradient is not None]
-            combined = iter(self._remembering(op, connected, records, options, compression))
-            return [None if gradient is None else next(combined) for gradient in gradients]
-        combined = iter(self._reduced(op, connected, options))
-        return [None if gradient is None else next(combined) for gradient in gradients]
+            found = self._remembering(op, connected, records, options, compression)
+        else:
+            found = combined(self._communicating.cross_device_ops, options, op, connected)
+        results = iter(found)
+        return [None if gradient is None else next(results) for gradient in gradients]
 
     def _remembering(
         self,
@@ -190,16 +191,9 @@ class ReplicaContext:
         options: CommunicationOptions,
         compression: Compression,
     ) -> list[jax.Array]:
-        sums, memory = compressed_all_reduce(
-            self._communicating.cross_device_ops,
-            compression,
-            op,
-            gradients,
-            [{name: variable.value for name, variable in record.items()} for record in records],
-            axis_name=REPLICA_AXIS,
-            num_replicas=self.num_replicas_in_sync,
-            options=options,
-        )
+        before = [{name: variable.value for name, variable in record.items()} for record in records]
+        ops = self._communicating.cross_device_ops
+        sums, memory = remembering(ops, options, compression, op, gradients, before)
         try:
             for record, kept in zip(records, memory, strict=True):
                 for name, value in kept.items():
@@ -212,27 +206,6 @@ class ReplicaContext:
                 "rx.collectives.Int8(error_feedback=False)."
             ) from error
         return sums
-
-    def _reduced(self, op: ReduceOp, arrays: list[jax.Array], options: CommunicationOptions) -> list[jax.Array]:
-        if self.num_replicas_in_sync == 1:
-            return [assert_equal_over_axis(array, REPLICA_AXIS) for array in arrays]
-        if is_of_gradients(options.compression):
-            return forgetful_all_reduce(
-                self._communicating.cross_device_ops,
-                options.compression,
-                op,
-                arrays,
-                axis_name=REPLICA_AXIS,
-                num_replicas=self.num_replicas_in_sync,
-                options=options,
-            )
-        return self._communicating.cross_device_ops.all_reduce(
-            op,
-            arrays,
-            axis_name=REPLICA_AXIS,
-            num_replicas=self.num_replicas_in_sync,
-            options=options,
-        )
 
     def all_gather(self, value: PyTree, axis: int = 0, options: CommunicationOptions | None = None) -> PyTree:
         """Concatenates a value's components along `axis`, inside `run`; every replica gets the result.

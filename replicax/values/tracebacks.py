@@ -16,13 +16,14 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Iterator
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 
 import replicax.context as context
 from replicax.checks.environment_names import TRACEBACK
 from replicax.compat.keras import leave_own_scopes
+from replicax.contracts.called_as import translation_of
 from replicax.errors import ReplicaxError
 
 _P = ParamSpec("_P")
@@ -35,12 +36,17 @@ _NOTE_OF_JAX = "JAX has removed its internal frames"
 
 def entry_point(fn: Callable[_P, _T]) -> Callable[_P, _T]:
     """Decorates a public function: its errors show only the user's frames, and it leaves no context behind."""
+    # Functions that `called_as` has decorated get one wrapper for both: every step passes it.
+    translation = translation_of(fn)
+    called = fn if translation is None else translation.fn
 
     @functools.wraps(fn)
-    def entry(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+    def entry(*args: Any, **kwargs: Any) -> Any:
         shows_all, before = _shows_all(), context.current()
         try:
-            return fn(*args, **kwargs)
+            if translation is not None and (len(args) > translation.places or not kwargs.keys() <= translation.own):
+                args, kwargs = translation(args, kwargs)
+            return called(*args, **kwargs)
         except BaseException as error:
             context.replace(before)  # An interrupt may have come while a context was being entered or left.
             if before.frame is None:

@@ -40,12 +40,6 @@ def test_programs_that_differ_in_seeds_and_numbers_only_have_one_key():
     assert of(one).key != of(one, dtype="float16").key
 
 
-def test_each_operation_on_floating_numbers_is_a_stage_of_its_own():
-    value = of(keras.initializers.RandomNormal(0.3, 0.7, seed=1))
-    assert len(value.stages) == 3  # The sample with its key, times the deviation, plus the mean.
-    assert [len(stage.dropped) for stage in value.stages] == [1, 1, 1]
-
-
 @pytest.mark.parametrize(
     ("function", "by_element"),
     [
@@ -103,11 +97,11 @@ def test_an_array_is_a_constant():
     array = np.arange(24.0, dtype="float32").reshape(SHAPE)
     value = traced_value(lambda: jnp.asarray(array))
     assert value.is_constant
-    assert not value.stages
+    assert not value.shapes
     same(value, array)
 
 
 def test_nothing_is_computed_where_values_are_computed_at_once():
     with jax.ensure_compile_time_eval():
         value = of(keras.initializers.RandomNormal(seed=1))
-    assert value.stages
+    assert value.shapes == {(), SHAPE}

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from replicax.collectives.automatic import AutomaticAllReduce, sums_small_values
+from replicax.collectives.automatic import AutomaticAllReduce
+from replicax.collectives.gradient_sums import of_small_values
 from replicax.collectives.packing import SMALL_VALUE_BYTES
 from replicax.compat.jax import vary
 from replicax.program.replicas.packed_sums import evaluate_joined
@@ -125,7 +126,7 @@ def results(fn, x, joined):
             return fn(x)
         program = jax.make_jaxpr(fn)(x)
         values = dict(zip([*program.jaxpr.constvars, *program.jaxpr.invars], [*program.consts, x], strict=True))
-        sum_together = sums_small_values(AutomaticAllReduce(gathers=True), REPLICA_AXIS)
+        sum_together = of_small_values(AutomaticAllReduce(gathers=True))
         evaluate_joined(program.jaxpr.eqns, values, sum_together)
         return [values[atom] for atom in program.jaxpr.outvars]
 

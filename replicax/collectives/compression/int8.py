@@ -19,7 +19,7 @@ from replicax.collectives.compression.contract import (
     MemoryKind,
     Reducing,
 )
-from replicax.collectives.packing import Packing, arrays_per_pack, packs_by_bytes, packs_by_number
+from replicax.collectives.packing import planned
 from replicax.errors import ArgumentError
 
 _LARGEST = 127  # -128 is left out, so that the scale is the same on both sides of 0.
@@ -85,7 +85,7 @@ class Int8(Compression):
         outgoing = [
             _numbers(value + kept["error"] if kept else value) for value, kept in zip(values, memory, strict=True)
         ]
-        packing = _packing(outgoing, how)
+        packing = planned(outgoing, 1, how.bytes_per_pack)
         pairs = [sum_as_bytes(buffer.reshape(-1), self.block_size, how) for buffer in packing.pack(outgoing)]
         totals = packing.unpack([total for total, _ in pairs])
         errors = packing.unpack([error for _, error in pairs])
@@ -162,9 +162,3 @@ def _as_like(numbers: jax.Array, value: jax.Array) -> jax.Array:
         return numbers.reshape(value.shape)
     pair = numbers.reshape(2, *value.shape)
     return lax.complex(pair[0], pair[1])
-
-
-def _packing(arrays: Sequence[jax.Array], how: Reducing) -> Packing:
-    if how.bytes_per_pack > 0:
-        return packs_by_bytes(arrays, how.bytes_per_pack)
-    return packs_by_number(arrays, 1, arrays_per_pack())

@@ -15,6 +15,7 @@ from replicax.compat.jax_names import CALLBACKS, ENTERED, NAME, SHARD_MAP
 Atom: TypeAlias = jex_core.Var | jex_core.Literal
 #: Some equations call a program that has no constants.
 Program: TypeAlias = jex_core.ClosedJaxpr | jex_core.Jaxpr
+_PROGRAMS = jex_core.ClosedJaxpr, jex_core.Jaxpr
 #: The known values of a program while it is evaluated (NumPy's where they are numbers of the program).
 Values: TypeAlias = dict[jex_core.Var, jax.Array]
 
@@ -56,8 +57,18 @@ def called_program(equation: jex_core.JaxprEqn) -> Program | None:
 
 
 def programs_in(equation: jex_core.JaxprEqn) -> list[jex_core.Jaxpr]:
-    """Returns what an equation calls, its branches, or the body of its loop."""
-    return list(jex_core.jaxprs_in_params(equation.params))
+    """Returns what an equation calls, its branches, or the body of its loop, without their constants."""
+    return [opened_program(each)[0] for each in _programs_in(equation)]
+
+
+def _programs_in(equation: jex_core.JaxprEqn) -> list[Program]:
+    found: list[Program] = []
+    for value in equation.params.values():
+        if isinstance(value, tuple):
+            found.extend(each for each in value if isinstance(each, _PROGRAMS))
+        elif isinstance(value, _PROGRAMS):
+            found.append(value)
+    return found
 
 
 def equations_in(program: Program) -> Iterator[jex_core.JaxprEqn]:
@@ -79,9 +90,8 @@ def constants_of(program: Program) -> Iterator[jax.Array]:
     yield from consts
     for equation in jaxpr.eqns:
         yield from (atom.val for atom in equation.invars if is_literal(atom))
-        for each in jax.tree_util.tree_leaves(list(equation.params.values())):
-            if isinstance(each, Program):
-                yield from constants_of(each)
+        for each in _programs_in(equation):
+            yield from constants_of(each)
 
 
 def calls_host(program: Program) -> bool:

@@ -13,17 +13,20 @@ import numpy as np
 from jax.extend import core as jex_core
 
 from replicax.compat.jax import meshless
-from replicax.compat.jax_equations import SourceInfo, called_from, run_as_one
+from replicax.compat.jax_equations import SourceInfo, called_from, is_on_mutable_array, run_as_one
 from replicax.compat.jax_names import CALLS
+from replicax.program.ir.interpreter import evaluate
 from replicax.program.ir.jaxprs import (
     DECISION,
     Atom,
     Program,
+    Values,
     aval_of,
     called_program,
     is_literal,
     is_one_of,
     opened_program,
+    variables_of,
 )
 
 
@@ -34,6 +37,27 @@ def inlined(program: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
     captured = [*zip(jaxpr.constvars, program.consts, strict=True), *copy.captured]
     parts = {"constvars": [var for var, _ in captured], "outvars": results, "eqns": copy.equations}
     return jex_core.ClosedJaxpr(jaxpr.replace(**parts), [const for _, const in captured])
+
+
+def evaluate_as_one(
+    name: str,  # in profiles
+    jaxpr: jex_core.Jaxpr,
+    equations: Sequence[jex_core.JaxprEqn],  # some of its equations, where they are traced again
+    values: Values,
+    wanted: Iterable[Atom],
+) -> None:
+    """Evaluates equations as one call of a function; of their results only those that are wanted go into `values`."""
+    effects = {effect for equation in equations for effect in equation.effects}
+    if any(map(is_on_mutable_array, effects)):  # It names the array by its position among the operands of an equation.
+        evaluate(equations, values)
+        return
+    made = {out for equation in equations for out in equation.outvars}
+    outputs = [atom for atom in dict.fromkeys(variables_of(wanted)) if atom in made]
+    read = dict.fromkeys(atom for equation in equations for atom in variables_of(equation.invars))
+    inputs = [atom for atom in read if atom not in made]
+    parts = {"constvars": [], "invars": inputs, "outvars": outputs, "eqns": equations, "effects": effects}
+    results = run_as_one(name, jex_core.ClosedJaxpr(jaxpr.replace(**parts), ()), [values[atom] for atom in inputs])
+    values.update(zip(outputs, results, strict=True))
 
 
 class Moved:

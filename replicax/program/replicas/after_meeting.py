@@ -19,9 +19,8 @@ from replicax.compat.jax import axes_of_type
 from replicax.compat.jax_names import BOUND_TO_PLACE, JIT
 from replicax.program.ir.divergence import Divergence
 from replicax.program.ir.graph import Graph
-from replicax.program.ir.interpreter import evaluate
-from replicax.program.ir.jaxprs import aval_of, is_literal, is_one_of, programs_in, read, variables_of, with_inner
-from replicax.program.ir.moving import Moved
+from replicax.program.ir.jaxprs import aval_of, is_literal, is_one_of, programs_in, read, variables_of
+from replicax.program.ir.moving import Moved, evaluate_as_one
 from replicax.program.replicas.packed_sums import SumTogether, evaluate_joined
 from replicax.program.replicas.sharded_variables import (
     ReplicaShard,
@@ -74,7 +73,7 @@ class Late:
         elif sum_together is not None:
             evaluate_joined(self._early, values, sum_together)
         else:
-            evaluate(self._early, values)
+            evaluate_as_one("on_replicas", self._jaxpr, self._early, values, [*self._results, *self.sent])
         kept = results or [None] * len(self._results)
         found = [
             None if late else _sent(read(atom, values), split)
@@ -122,14 +121,10 @@ def _may_wait(equation: Any, differs: Mapping[Any, Any]) -> bool:
 
 def is_global(equation: Any) -> bool:
     """Returns whether nothing in an equation has to do with the replicas' axis, or the outside world."""
-    return all(map(_is_global, with_inner(equation)))
-
-
-def _is_global(equation: Any) -> bool:
     if equation.effects or is_one_of(equation, BOUND_TO_PLACE):
         return False
     if any(REPLICA_AXIS in axes_of_type(atom.aval) for atom in [*equation.invars, *equation.outvars]):
         return False
-    if programs_in(equation):
-        return is_one_of(equation, [JIT])  # In others JAX has noted the map's mesh.
+    if inner := programs_in(equation):  # In others than calls JAX has noted the map's mesh.
+        return is_one_of(equation, [JIT]) and all(is_global(each) for jaxpr in inner for each in jaxpr.eqns)
     return not any(isinstance(value, Sharding) for value in equation.params.values())

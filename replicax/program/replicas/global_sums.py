@@ -31,7 +31,7 @@ import numpy as np
 from jax.extend import core as jex_core
 from jax.sharding import Mesh, PartitionSpec
 
-from replicax.collectives import NcclAllReduce
+from replicax.collectives.gradient_sums import summed_or_scattered
 from replicax.compat.jax_names import LINEAR_IN_ONE
 from replicax.program.ir.graph import Graph
 from replicax.program.ir.interpreter import evaluate, evaluate_elsewhere
@@ -101,7 +101,7 @@ class RowSums:
                 values: Values = dict(zip(operands, own, strict=True))
                 evaluate_elsewhere(gradient.equations, values)
                 parts.append(read(gradient.mark.invars[0], values))
-            return _over_replicas(parts, dimensions)
+            return summed_or_scattered(parts, dimensions)
 
         split = PartitionSpec(REPLICA_AXIS)
         sums: list[jax.Array] = jax.shard_map(
@@ -167,20 +167,6 @@ def _evaluate_late(
     outputs = list(dict.fromkeys(atom for atom in results if atom in made))
     moved = Moved("after_the_gradients", jaxpr, equations, inputs, outputs)
     known.update(zip(outputs, moved([known[var] for var in inputs]), strict=True))
-
-
-def _over_replicas(parts: Sequence[jax.Array], dimensions: Sequence[int | None]) -> list[jax.Array]:
-    """Returns the sums over the replicas of each one's parts; of a part with a dimension, this replica's shard."""
-    sums: dict[int, jax.Array] = {}
-    for i, (part, dimension) in enumerate(zip(parts, dimensions, strict=True)):
-        if dimension is not None:
-            sums[i] = jax.lax.psum_scatter(part, REPLICA_AXIS, scatter_dimension=dimension, tiled=True)
-    whole = [i for i in range(len(parts)) if i not in sums]
-    replicas = jax.lax.axis_size(REPLICA_AXIS)
-    arrays = [parts[i] for i in whole]
-    totals = NcclAllReduce().all_reduce("sum", arrays, axis_name=REPLICA_AXIS, num_replicas=replicas)
-    sums.update(zip(whole, totals, strict=True))
-    return [sums[i] for i in range(len(parts))]
 
 
 def _spec(dimension: int | None) -> PartitionSpec:

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from jax.extend import core as jex_core
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from replicax.collectives.gradient_sums import shard_of_sum
 from replicax.compat.jax import axes_of_type
 from replicax.compat.jax_names import BY_ELEMENT, CALLS, MOVE_NUMBERS, SUMS_OVER_AXES
 from replicax.contracts.strategy import StrategyBase
@@ -143,9 +144,7 @@ class ShardedEvaluation(Interpreter):
 
     def _scattered_sum(self, value: jax.Array) -> ReplicaShard:
         split = self._splits[value.shape]
-        scatter = functools.partial(
-            jax.lax.psum_scatter, axis_name=REPLICA_AXIS, scatter_dimension=split.dimension, tiled=True
-        )
+        scatter = functools.partial(shard_of_sum, dimension=split.dimension)
         return ReplicaShard(split.collective(scatter, value), split)
 
 

@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from replicax.collectives import CommunicationOptions, NcclAllReduce
-from replicax.collectives.compressed import compressed_all_reduce
 from replicax.collectives.compression import Compression, Memory
+from replicax.collectives.gradient_sums import remembering
 from replicax.contracts.reduce_op import ReduceOp
 from replicax.runtime import REPLICA_AXIS, replica_mesh
 
@@ -30,16 +30,7 @@ def reducer() -> Callable[..., Reducer]:
         def reduce(values: Sequence[Any], memory: Sequence[Memory]) -> tuple[list[jax.Array], list[Memory]]:
             rows = [value[0] for value in values]
             kept = [{name: each if name == "q" else each[0] for name, each in one.items()} for one in memory]
-            sums, new = compressed_all_reduce(
-                NcclAllReduce(),
-                compression,
-                op,
-                rows,
-                kept,
-                axis_name=REPLICA_AXIS,
-                num_replicas=count,
-                options=options,
-            )
+            sums, new = remembering(NcclAllReduce(), options, compression, op, rows, kept)
             return sums, [{name: each if name == "q" else each[None] for name, each in one.items()} for one in new]
 
         def mapped(values: Sequence[Any], memory: Sequence[Memory]) -> tuple[list[jax.Array], list[Memory]]:
