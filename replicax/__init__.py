@@ -4,28 +4,10 @@ import importlib
 import sys
 from typing import TYPE_CHECKING
 
-from replicax import cluster as cluster_resolver, collectives, config, data, errors
+from replicax.compat.keras_backend import choose_jax_for_keras
 from replicax.contracts import upper_rooms
 from replicax.contracts.advice import not_found
-from replicax.errors import ReplicaDivergenceError, ReplicaxError
-from replicax.group import health
 from replicax.moved import RENAMED, renamed
-from replicax.program import function, grad, value_and_grad
-from replicax.program.keras.backend import choose_jax_for_keras
-from replicax.strategies import (
-    CentralStorageStrategy,
-    Elastic,
-    MirroredStrategy,
-    MultiWorkerMirroredStrategy,
-    OneDeviceStrategy,
-    Strategy,
-    TPUStrategy,
-    get_replica_context,
-    get_strategy,
-)
-from replicax.strategies.losses import compute_average_loss, scale_regularization_loss
-from replicax.values import PerReplica
-from replicax.variables import Module, Variable
 from replicax.version import __version__
 
 choose_jax_for_keras()  # The one thing that importing replicax does: it can be done before Keras is imported only.
@@ -94,14 +76,20 @@ __all__ = [
 ]
 
 
-#: Modules and names that are loaded when they are first asked for: a training step by itself needs none of these.
+#: Modules and names are loaded when they are first asked for: a launcher needs no JAX, and a step no estimator.
 _MODULES = {
     "checkpoint": "checkpoint",
+    "cluster_resolver": "cluster",
+    "collectives": "collectives",
+    "config": "config",
     "coordinator": "parameter_server.namespace",
+    "data": "data",
     "dtensor": "dtensor",
+    "errors": "errors",
     "estimator": "estimator",
     "exit_codes": "errors.exit_codes",
     "exporting": "exporting",
+    "health": "group.health",
     "keras": "keras",
     "lax": "program.loops.loops",
     "notebook": "tools.notebook",
@@ -111,63 +99,85 @@ _MODULES = {
     "tuning": "tools.tuning",
     "weights": "weights",
 }
-#: By name, the module that has it.
-_LATER = {
-    "Checkpoint": "checkpoint",
-    "CheckpointManager": "checkpoint",
-    "DiLoCoStrategy": "islands",
-    "ExponentialMovingAverage": "strategies.averages",
-    "FullyShardedStrategy": "strategies.fully_sharded",
-    "LayoutStrategy": "strategies.layout",
-    "LocalSGDStrategy": "islands",
-    "ParameterServerStrategy": "parameter_server",
-    "PreemptionCheckpointHandler": "checkpoint",
-    "accumulate_gradients": "program.gradients.accumulation",
-    "export": "exporting",
-    "load_export": "exporting",
-    "progress": "tools.reporting.progress",
-    "remat": "program.gradients.rematerialized",
+#: The other names, by the modules that have them. Those not in `__all__` stand here as `tf.distribute` has them.
+_NAMES = {
+    "checkpoint": (
+        "Checkpoint",
+        "CheckpointManager",
+        "PreemptionCheckpointHandler",
+        "TerminationConfig",
+        "latest_checkpoint",
+    ),
+    "collectives": (
+        "CommunicationImplementation",
+        "CommunicationOptions",
+        "CrossDeviceOps",
+        "HierarchicalCopyAllReduce",
+        "NcclAllReduce",
+        "ReductionToOneDevice",
+        "RingAllReduce",
+    ),
+    "contracts.reduce_op": ("ReduceOp",),
+    "data": ("AutoShardPolicy", "InputContext", "InputOptions", "ValueContext"),
+    "errors": ("ReplicaDivergenceError", "ReplicaxError"),
+    "exporting": ("export", "load_export"),
+    "islands": ("DiLoCoStrategy", "LocalSGDStrategy"),
+    "parameter_server": (
+        "FixedShardsPartitioner",
+        "MaxSizePartitioner",
+        "MinSizePartitioner",
+        "ParameterServerStrategy",
+        "Partitioner",
+        "Server",
+        "ShardedVariable",
+    ),
+    "program": ("TensorSpec", "function", "grad", "value_and_grad"),
+    "program.gradients.accumulation": ("accumulate_gradients",),
+    "program.gradients.rematerialized": ("remat",),
+    "strategies": (
+        "CentralStorageStrategy",
+        "Elastic",
+        "GradientMemory",
+        "MirroredStrategy",
+        "MultiWorkerMirroredStrategy",
+        "OneDeviceStrategy",
+        "ReplicaContext",
+        "Strategy",
+        "TPUStrategy",
+        "get_replica_context",
+        "get_strategy",
+        "has_strategy",
+        "in_cross_replica_context",
+        "set_strategy",
+    ),
+    "strategies.averages": ("ExponentialMovingAverage",),
+    "strategies.fully_sharded": ("FullyShardedStrategy",),
+    "strategies.layout": ("LayoutStrategy",),
+    "strategies.losses": ("compute_average_loss", "scale_regularization_loss"),
+    "tools.reporting.printing": ("print",),
+    "tools.reporting.progress": ("progress",),
+    "values": ("DistributedValues", "Mirrored", "PerReplica"),
+    "values.aggregation": ("VariableAggregation", "VariableSynchronization"),
+    "values.scattering": ("IndexedSlices",),
+    "variables": ("Module", "Variable"),
 }
-
-#: Names that stand here as `tf.distribute` has them, or for those who know them; they are not in front.
-_ALSO = {
-    "AutoShardPolicy": "data",
-    "CommunicationImplementation": "collectives",
-    "CommunicationOptions": "collectives",
-    "CrossDeviceOps": "collectives",
-    "DistributedValues": "values",
-    "FixedShardsPartitioner": "parameter_server",
-    "GradientMemory": "strategies",
-    "HierarchicalCopyAllReduce": "collectives",
-    "IndexedSlices": "values.scattering",
-    "InputContext": "data",
-    "InputOptions": "data",
-    "MaxSizePartitioner": "parameter_server",
-    "MinSizePartitioner": "parameter_server",
-    "Mirrored": "values",
-    "NcclAllReduce": "collectives",
-    "Partitioner": "parameter_server",
-    "ReduceOp": "contracts.reduce_op",
-    "ReductionToOneDevice": "collectives",
-    "ReplicaContext": "strategies",
-    "RingAllReduce": "collectives",
-    "Server": "parameter_server",
-    "ShardedVariable": "parameter_server",
-    "TensorSpec": "program",
-    "TerminationConfig": "checkpoint",
-    "ValueContext": "data",
-    "VariableAggregation": "values.aggregation",
-    "VariableSynchronization": "values.aggregation",
-    "has_strategy": "strategies",
-    "in_cross_replica_context": "strategies",
-    "latest_checkpoint": "checkpoint",
-    "print": "tools.reporting.printing",
-    "set_strategy": "strategies",
-}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
 if TYPE_CHECKING:
     import replicax.testing as testing
-    from replicax import checkpoint, dtensor, estimator, exporting, keras, weights
+    from replicax import (
+        checkpoint,
+        cluster as cluster_resolver,
+        collectives,
+        config,
+        data,
+        dtensor,
+        errors,
+        estimator,
+        exporting,
+        keras,
+        weights,
+    )
     from replicax.checkpoint import (
         Checkpoint,
         CheckpointManager,
@@ -192,8 +202,9 @@ if TYPE_CHECKING:
         InputOptions as InputOptions,
         ValueContext as ValueContext,
     )
-    from replicax.errors import exit_codes as exit_codes
+    from replicax.errors import ReplicaDivergenceError, ReplicaxError, exit_codes as exit_codes
     from replicax.exporting import export, load_export, load_export as load  # noqa: F401
+    from replicax.group import health
     from replicax.islands import DiLoCoStrategy, LocalSGDStrategy
     from replicax.keras.sidecar import SidecarEvaluator as SidecarEvaluator
     from replicax.parameter_server import (
@@ -206,13 +217,22 @@ if TYPE_CHECKING:
         ShardedVariable as ShardedVariable,
         namespace as coordinator,
     )
-    from replicax.program import TensorSpec as TensorSpec
+    from replicax.program import TensorSpec as TensorSpec, function, grad, value_and_grad
     from replicax.program.gradients.accumulation import accumulate_gradients
     from replicax.program.gradients.rematerialized import remat
     from replicax.program.loops import loops as lax
     from replicax.strategies import (
+        CentralStorageStrategy,
+        Elastic,
         GradientMemory as GradientMemory,
+        MirroredStrategy,
+        MultiWorkerMirroredStrategy,
+        OneDeviceStrategy,
         ReplicaContext as ReplicaContext,
+        Strategy,
+        TPUStrategy,
+        get_replica_context,
+        get_strategy,
         has_strategy as has_strategy,
         in_cross_replica_context as in_cross_replica_context,
         set_strategy as set_strategy,
@@ -220,20 +240,22 @@ if TYPE_CHECKING:
     from replicax.strategies.averages import ExponentialMovingAverage
     from replicax.strategies.fully_sharded import FullyShardedStrategy
     from replicax.strategies.layout import LayoutStrategy
+    from replicax.strategies.losses import compute_average_loss, scale_regularization_loss
     from replicax.tools import notebook, plots, trackers, tuning
     from replicax.tools.reporting.printing import print as print
     from replicax.tools.reporting.progress import progress
-    from replicax.values import DistributedValues as DistributedValues, Mirrored as Mirrored
+    from replicax.values import DistributedValues as DistributedValues, Mirrored as Mirrored, PerReplica
     from replicax.values.aggregation import (
         VariableAggregation as VariableAggregation,
         VariableSynchronization as VariableSynchronization,
     )
     from replicax.values.scattering import IndexedSlices as IndexedSlices
+    from replicax.variables import Module, Variable
 else:  # For a type checker every name would exist.
 
     def __getattr__(name: str) -> object:
         """Loads modules and names when they are first asked for. Knows old names and TensorFlow's."""
-        if place := _MODULES.get(name) or _LATER.get(name) or _ALSO.get(name):
+        if place := _MODULES.get(name) or _MODULE_OF.get(name):
             module = importlib.import_module(f"replicax.{place}")
             value = globals()[name] = module if name in _MODULES else getattr(module, name)
             return value

@@ -102,7 +102,7 @@ def test_every_public_name_exists_once():
 
 
 def public_names() -> Iterator[tuple[str, object]]:
-    for name in sorted({*rx.__all__, *rx._ALSO}):
+    for name in sorted({*rx.__all__, *rx._MODULE_OF}):
         yield name, getattr(rx, name)
     for topic in TOPICS:
         module = importlib.import_module(f"replicax.{FOLDERS.get(topic, topic)}")
@@ -143,7 +143,7 @@ def shown_as(name: str) -> str:
     topic, _, last = name.rpartition(".")
     if topic == "keras" and last in MADE_WHEN_ASKED_FOR:
         return f"replicax.{MADE_WHEN_ASKED_FOR[last]}"
-    if last in rx.__all__ or last in rx._ALSO:
+    if last in rx.__all__ or last in rx._MODULE_OF:
         return f"replicax.{last}"
     return f"replicax.{FOLDERS.get(topic, topic)}.{last}" if topic else f"replicax.{last}"
 
@@ -225,6 +225,7 @@ NOT_AT_FIRST = (
     "flax",
     "keras",
     "orbax",
+    "tensorstore",
     "ray",
 )
 MODULES_OF_A_FIRST_STEP = 277
@@ -244,7 +245,8 @@ def step(params, batch):
 
 (batch,) = strategy.distribute_dataset([np.ones((4, 2), "float32")])
 step(strategy.replicate(np.ones(2, "float32")), batch)
-print(*(name for name in sys.modules if name.split(".")[0] in ("replicax", "flax", "keras", "orbax", "ray")))
+ours = ("replicax", "flax", "keras", "orbax", "ray", "tensorstore")
+print(*(name for name in sys.modules if name.split(".")[0] in ours))
 """
 
 
@@ -326,7 +328,7 @@ def test_each_module_imports_alone_and_starts_nothing():
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_docstring_examples_run(room: str):
-    names = {"rx": rx, **{name: getattr(rx, name) for name in {*rx.__all__, *rx._ALSO} - {"print"}}}
+    names = {"rx": rx, **{name: getattr(rx, name) for name in {*rx.__all__, *rx._MODULE_OF} - {"print"}}}
 
     def check(module: str) -> None:
         tested = importlib.import_module(module)
