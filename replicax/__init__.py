@@ -217,10 +217,12 @@ if TYPE_CHECKING:
         ShardedVariable as ShardedVariable,
         namespace as coordinator,
     )
-    from replicax.program import TensorSpec as TensorSpec, function, grad, value_and_grad
+    from replicax.program.function import function
     from replicax.program.gradients.accumulation import accumulate_gradients
+    from replicax.program.gradients.autodiff import grad, value_and_grad
     from replicax.program.gradients.rematerialized import remat
     from replicax.program.loops import loops as lax
+    from replicax.program.tensor_spec import TensorSpec as TensorSpec
     from replicax.strategies import (
         CentralStorageStrategy,
         Elastic,
