@@ -122,6 +122,11 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
         """Number of processes that this dataset feeds."""
         return self._fed.workers.count
 
+    @property
+    def bad_rows(self) -> int:
+        """How many rows of this pass no worker could read; they were left out (`rows.batch(on_error="skip")`)."""
+        return self._position.bad
+
     def belongs_to(self, mesh_for: Callable[[int], Mesh]) -> bool:
         """Returns whether this dataset was made for the meshes of `mesh_for`."""
         return self._fed.mesh_for == mesh_for
