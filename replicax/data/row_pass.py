@@ -160,7 +160,7 @@ class RowPass:
 
     def _run(self, task: Task) -> _Read:
         rows_at = None if self._steps else getattr(self._source, "rows_at", None)
-        if rows_at is not None:
+        if rows_at is not None and len(task.rows):
             try:
                 if isinstance(task.rows, Numbers):
                     return _Read(task, batch=rows_at(task.rows.indices(task.rows.numbers)))

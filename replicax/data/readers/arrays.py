@@ -89,8 +89,9 @@ class _Column:
 
 
 def _mapped(name: str, cache: Cache | None) -> np.ndarray:
+    local = _local(name, cache)
     try:
-        array: np.ndarray = np.load(_local(name, cache), mmap_mode="r", allow_pickle=False)
+        array: np.ndarray = np.load(local, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise DataError.of(error, name) from error
     return array
@@ -192,8 +193,9 @@ def _tokens(name: str, dtype: np.dtype, header: int, cache: Cache | None) -> np.
         if array.ndim != 1 or array.dtype.kind not in "iu":
             raise DataError(f"tokens are integers in one dimension, got {array.dtype} of shape {array.shape}.", name)
         return array
+    local = _local(name, cache)
     try:
-        tokens: np.ndarray = np.memmap(_local(name, cache), dtype, "r", offset=header)
+        tokens: np.ndarray = np.memmap(local, dtype, "r", offset=header)
     except (OSError, ValueError) as error:
         raise DataError.of(error, name) from error
     return tokens

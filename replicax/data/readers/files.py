@@ -78,7 +78,8 @@ class Cache:
         found = []
         for path in self._folder.iterdir():
             with contextlib.suppress(FileNotFoundError):  # Another process may have deleted it.
-                found.append((path.stat().st_mtime, path.stat().st_size, path))
+                if path.is_file():
+                    found.append((path.stat().st_mtime, path.stat().st_size, path))
         total = size + sum(each for _, each, _ in found)
         for used, each, path in sorted(found):
             # What another process is copying counts, but is only deleted once it is left over.

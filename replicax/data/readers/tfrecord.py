@@ -127,8 +127,8 @@ def _exactly(stream: Any, size: int, name: str, record: int, may_end: bool = Fal
         found: bytes = stream.read(size)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"the compressed file is damaged or cut off ({error}).", name, record) from error
-    except OverflowError as error:
-        raise DataError(f"it says that it has {size} bytes.", name, record) from error
+    except (OverflowError, MemoryError) as error:
+        raise DataError(f"it says that it has {size} bytes, which cannot be read.", name, record) from error
     if len(found) != size and not (may_end and not found):
         raise DataError(f"the file is cut off: {len(found)} of {size} bytes of the record are there.", name, record)
     return found

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
+import tarfile
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -14,6 +16,8 @@ from replicax.data.readers.files import Cache, Paths, listed, opened
 from replicax.data.readers.images import IMAGE_ENDINGS, decode_image
 from replicax.data.rows import Rows
 from replicax.errors import DataError
+
+_END_MARK = 1024  # bytes of zeros at the end of a tar file
 
 
 def read_webdataset(files: Paths, *, decode: bool = True, cache: Cache | None = None) -> Rows:
@@ -48,10 +52,8 @@ class _Tars:
 
     def read(self, file: int, first: int) -> Iterator[dict[str, Any]]:
         """Yields the samples of a file from number `first` on."""
-        name = self.files[file]
-        with opened(name, self._cache) as stream:
-            members = self._wds.tar_file_expander([{"url": name, "stream": stream}])
-            for number, sample in enumerate(self._wds.group_by_keys(members)):
+        with opened(self.files[file], self._cache) as stream:
+            for number, sample in enumerate(self._wds.group_by_keys(_members(stream))):
                 if number >= first:
                     yield sample
 
@@ -61,6 +63,37 @@ class _Tars:
         if self._decode:
             return {name: value if name == "__key__" else _decoded(name, value) for name, value in row.items()}
         return row
+
+
+class _Watched:
+    """A stream that remembers its last bytes."""
+
+    def __init__(self, stream: Any):
+        self._stream, self.last = stream, b""
+
+    def read(self, size: int) -> bytes:
+        """Reads as a file does."""
+        data: bytes = self._stream.read(size)
+        self.last = (self.last + data)[-_END_MARK:]
+        return data
+
+
+def _members(stream: IO[bytes]) -> Iterator[dict[str, Any]]:
+    """Yields the files in a tar file, as `webdataset.tariterators.group_by_keys` takes them."""
+    is_packed = stream.read(2) == b"\x1f\x8b"
+    stream.seek(0)
+    watched = _Watched(gzip.GzipFile(fileobj=stream) if is_packed else stream)
+    with tarfile.open(fileobj=watched, mode="r|") as tar:  # type: ignore[call-overload]  # It has all that is called.
+        for member in tar:
+            tar.members = []  # It would keep them all.
+            data = tar.extractfile(member) if member.isreg() else None
+            if data is not None:
+                yield {"fname": member.name, "data": data.read(), "__url__": ""}
+    while watched.read(1 << 20):
+        pass
+    # Python's module takes a file that ends in the middle of a head for a whole one.
+    if watched.last != bytes(_END_MARK):
+        raise DataError("the file is cut off: the mark at the end of a tar file is missing.")
 
 
 def _decoded(name: str, value: bytes) -> Any:
