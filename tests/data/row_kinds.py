@@ -60,14 +60,13 @@ def _number(row: Any) -> np.int32:
     return np.int32(row["n"])
 
 
-def tfrecord(folder: Path, sizes: tuple[int, ...] = SIZES, compress: bool = False) -> rx.data.Rows:
+def tfrecord(folder: Path, sizes: tuple[int, ...] = SIZES, pack: Callable[[bytes], bytes] = bytes) -> None:
     for index, rows in enumerate(parts(sizes)):
-        data = b"".join(framed(example(n=n, name=b"row")) for n in rows)
-        (folder / f"{index:02}.tfrecord").write_bytes(gzip.compress(data) if compress else data)
-    return rx.data.read_tfrecord(str(folder / "*.tfrecord"), FEATURES).map(_number)
+        data = b"".join(framed(example(n=n, name=b"row" * 9)) for n in rows)
+        (folder / f"{index:02}.tfrecord").write_bytes(pack(data))
 
 
-def array_record(folder: Path) -> rx.data.Rows:
+def array_record(folder: Path) -> None:
     from array_record.python import array_record_module
 
     for index, rows in enumerate(parts()):
@@ -76,33 +75,18 @@ def array_record(folder: Path) -> rx.data.Rows:
             for n in rows:
                 writer.write(example(n=n))
             writer.close()
-    return rx.data.read_array_record(str(folder / "*.array_record"), FEATURES).map(_number)
 
 
-def parquet(folder: Path) -> rx.data.Rows:
+def parquet(folder: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     for index, rows in enumerate(parts()):
         table = pa.table({"n": np.array(rows, np.int32), "text": [str(n) for n in rows]})
         pq.write_table(table, folder / f"{index:02}.parquet", row_group_size=8)
-    return rx.data.read_parquet(str(folder / "*.parquet"), ["n"]).map(_number)
 
 
-def hugging_face(folder: Path) -> rx.data.Rows:
-    import datasets
-
-    return rx.data.from_hugging_face(datasets.Dataset.from_dict({"n": list(range(ROWS))})).map(_number)
-
-
-def hugging_face_streaming(folder: Path) -> rx.data.Rows:
-    import datasets
-
-    stream = datasets.Dataset.from_dict({"n": list(range(ROWS))}).to_iterable_dataset(num_shards=5)
-    return rx.data.from_hugging_face(stream).map(_number)
-
-
-def webdataset(folder: Path) -> rx.data.Rows:
+def webdataset(folder: Path) -> None:
     for index, rows in enumerate(parts()):
         with tarfile.open(folder / f"{index:02}.tar", "w") as tar:
             for n in rows:
@@ -110,67 +94,62 @@ def webdataset(folder: Path) -> rx.data.Rows:
                     member = tarfile.TarInfo(f"sample{n:04}.{ending}")
                     member.size = len(data)
                     tar.addfile(member, io.BytesIO(data))
-    return rx.data.read_webdataset(str(folder / "{00..05}.tar")).map(lambda row: np.int32(row["cls"]))
 
 
-def csv(folder: Path) -> rx.data.Rows:
+def csv(folder: Path) -> None:
     for index, rows in enumerate(parts()):
         (folder / f"{index:02}.csv").write_text("n,half\n" + "".join(f"{n},{n / 2}\n" for n in rows))
-    return rx.data.read_csv(str(folder / "*.csv")).map(_number)
 
 
-def json_lines(folder: Path) -> rx.data.Rows:
+def json_lines(folder: Path) -> None:
     for index, rows in enumerate(parts()):
         (folder / f"{index:02}.jsonl").write_text("".join(json.dumps({"n": n}) + "\n" for n in rows))
-    return rx.data.read_json_lines(str(folder / "*.jsonl")).map(_number)
 
 
-def images(folder: Path) -> rx.data.Rows:
+def images(folder: Path) -> None:
     from PIL import Image
 
     for n in range(ROWS):
         (folder / "ab"[n % 2]).mkdir(exist_ok=True)
         Image.new("RGB", (4, 4), (n, n, n)).save(folder / "ab"[n % 2] / f"{n:04}.png")
-    return rx.data.read_images(str(folder), (2, 2)).map(lambda row: np.int32(row[0][0, 0, 0]))
 
 
-def texts(folder: Path) -> rx.data.Rows:
+def texts(folder: Path) -> None:
     for n in range(ROWS):
         (folder / "ab"[n % 2]).mkdir(exist_ok=True)
         (folder / "ab"[n % 2] / f"{n:04}.txt").write_text(str(n))
-    return rx.data.read_texts(str(folder)).map(lambda row: np.int32(row[0]))
 
 
-def tokens(folder: Path) -> rx.data.Rows:
+def tokens(folder: Path) -> None:
     half = ROWS // 2 * 3
     all_tokens = np.arange(3 * ROWS + 1, dtype=np.uint16)
     all_tokens[: half + 1].tofile(folder / "0.bin")  # The last token of a file begins no window.
     all_tokens[half:].tofile(folder / "1.bin")
-    return rx.data.read_tokens(str(folder / "*.bin"), 3).map(lambda row: np.int32(row[0][0] // 3))
 
 
-def numpy(folder: Path) -> rx.data.Rows:
+def numpy(folder: Path) -> None:
     for index, rows in enumerate(parts()):
         np.save(folder / f"{index:02}.npy", np.array(rows, np.int32))
-    return rx.data.read_numpy(str(folder / "*.npy"))
 
 
-def one_file(folder: Path) -> rx.data.Rows:
-    return tfrecord(folder, (ROWS,))
+def _hugging_face(folder: Path, streams: bool) -> rx.data.Rows:
+    import datasets
+
+    dataset = datasets.Dataset.from_dict({"n": list(range(ROWS))})
+    return rx.data.from_hugging_face(dataset.to_iterable_dataset(num_shards=5) if streams else dataset).map(_number)
 
 
-def in_memory(folder: Path) -> rx.data.Rows:
-    return rx.data.Rows([np.int32(n) for n in range(ROWS)])
+def _records(folder: Path) -> rx.data.Rows:
+    return rx.data.read_tfrecord(str(folder / "*.tfrecord"), FEATURES).map(_number)
 
 
-KINDS: dict[str, Callable[[Path], rx.data.Rows]] = {
+#: How the files of a kind are written, if it has some.
+WRITE: dict[str, Callable[[Path], None]] = {
     "TFRecord": tfrecord,
-    "TFRecord, gzip": lambda folder: tfrecord(folder, compress=True),
-    "TFRecord, one file": one_file,
+    "TFRecord, gzip": lambda folder: tfrecord(folder, pack=gzip.compress),
+    "TFRecord, one file": lambda folder: tfrecord(folder, (ROWS,)),
     "ArrayRecord": array_record,
     "Parquet": parquet,
-    "Hugging Face": hugging_face,
-    "Hugging Face, streaming": hugging_face_streaming,
     "WebDataset": webdataset,
     "CSV": csv,
     "JSON lines": json_lines,
@@ -178,5 +157,30 @@ KINDS: dict[str, Callable[[Path], rx.data.Rows]] = {
     "texts": texts,
     "tokens": tokens,
     "NumPy": numpy,
-    "in memory": in_memory,
 }
+#: And read.
+OPEN: dict[str, Callable[[Path], rx.data.Rows]] = {
+    "TFRecord": _records,
+    "TFRecord, gzip": _records,
+    "TFRecord, one file": _records,
+    "ArrayRecord": lambda folder: rx.data.read_array_record(str(folder / "*.array_record"), FEATURES).map(_number),
+    "Parquet": lambda folder: rx.data.read_parquet(str(folder / "*.parquet"), ["n"]).map(_number),
+    "Hugging Face": lambda folder: _hugging_face(folder, streams=False),
+    "Hugging Face, streaming": lambda folder: _hugging_face(folder, streams=True),
+    "WebDataset": lambda folder: rx.data.read_webdataset(str(folder / "{00..05}.tar")).map(
+        lambda row: np.int32(row["json"]["n"])
+    ),
+    "CSV": lambda folder: rx.data.read_csv(str(folder / "*.csv")).map(_number),
+    "JSON lines": lambda folder: rx.data.read_json_lines(str(folder / "*.jsonl*")).map(_number),
+    "images": lambda folder: rx.data.read_images(str(folder), (4, 4)).map(lambda row: np.int32(row[0][0, 0, 0])),
+    "texts": lambda folder: rx.data.read_texts(str(folder)).map(lambda row: np.int32(row[0])),
+    "tokens": lambda folder: rx.data.read_tokens(str(folder / "*.bin"), 3).map(lambda row: np.int32(row[0][0] // 3)),
+    "NumPy": lambda folder: rx.data.read_numpy(str(folder / "*.npy")),
+    "in memory": lambda folder: rx.data.Rows([np.int32(n) for n in range(ROWS)]),
+}
+
+
+def make(kind: str, folder: Path) -> rx.data.Rows:
+    """Writes the files of a kind, and opens them."""
+    WRITE.get(kind, lambda _: None)(folder)
+    return OPEN[kind](folder)

@@ -14,7 +14,7 @@ from replicax.data.input_options import InputOptions
 from replicax.data.position import Position
 from replicax.errors import ArgumentError, BatchError, DataError
 from tests.data.fake_workers import Team, parts, reading
-from tests.data.row_kinds import KINDS, ROWS, SIZES
+from tests.data.row_kinds import OPEN, ROWS, SIZES, make
 
 AUTO = InputOptions()
 
@@ -25,7 +25,7 @@ def rows_of_kind(tmp_path_factory):
 
     def get(kind):
         if kind not in made:
-            made[kind] = KINDS[kind](tmp_path_factory.mktemp("rows"))
+            made[kind] = make(kind, tmp_path_factory.mktemp("rows"))
         return made[kind]
 
     return get
@@ -52,7 +52,7 @@ def steps_of(batches, replicas, options=AUTO, position=None, most=None):
     return [list(itertools.chain(*step)) for step in parts(found)], Position.of(json.loads(json.dumps(after.state())))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OPEN)
 def test_each_row_once_in_another_order_in_each_epoch(rows_of_kind, kind):
     rows = rows_of_kind(kind)
     in_order = flat(rows.batch(8))
@@ -65,7 +65,7 @@ def test_each_row_once_in_another_order_in_each_epoch(rows_of_kind, kind):
 
 
 @pytest.mark.daily(6)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OPEN)
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize("teams", [(2, 2, 2), (1, 2, 3), (3, 1, 2)], ids=str)
 def test_killed_and_resumed_on_other_workers(rows_of_kind, kind, shuffled, teams):

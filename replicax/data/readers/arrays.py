@@ -92,7 +92,7 @@ def _mapped(name: str, cache: Cache | None) -> np.ndarray:
     local = _local(name, cache)
     try:
         array: np.ndarray = np.load(local, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # What a damaged head lets NumPy's parser raise is of many kinds.
         raise DataError.of(error, name) from error
     return array
 
