@@ -8,6 +8,7 @@ from collections.abc import Generator
 import numpy as np
 
 from replicax.data.input_steps import InputStep, StepByStep
+from replicax.data.input_times import InputTimes
 from replicax.data.position import Position
 from replicax.data.shard_report import ShardSummary
 
@@ -16,6 +17,7 @@ class DatasetReading(abc.ABC):
     """How this worker reads a dataset."""
 
     shares_batches = False  # whether all workers read the same global batches
+    times: InputTimes | None = None  # of the pass that was opened last, if the reading notes some
 
     @abc.abstractmethod
     def num_shards(self, position: Position) -> int:

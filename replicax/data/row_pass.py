@@ -6,7 +6,7 @@ import collections
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from replicax.data.batches import count_rows, host_batch
+from replicax.data.input_times import DECODING, READING, InputTimes
 from replicax.data.rebatching import WorkerBatch
 from replicax.data.row_plans import Item
 from replicax.errors import BatchError, DataError
@@ -92,10 +93,20 @@ class RowPass:
         steps: The functions that each row goes through.
         number: The number of the pass.
         skips: Whether rows that cannot be read are left out.
+        times: Where to note what takes how long.
     """
 
-    def __init__(self, source: Any, in_files: bool, steps: Sequence[RowStep], number: int, skips: bool):
+    def __init__(
+        self,
+        source: Any,
+        in_files: bool,
+        steps: Sequence[RowStep],
+        number: int,
+        skips: bool,
+        times: InputTimes | None = None,
+    ):
         self._source, self._in_files, self._steps, self._number, self._skips = source, in_files, steps, number, skips
+        self._times = times or InputTimes()
         self._leaves_out = skips or any(step.kind == "filter" for step in steps)
         self._seen = self._bad = 0
 
@@ -105,7 +116,7 @@ class RowPass:
         items: list[Item] = []  # of which these rows are, and those that were left out after them
         bad: list[Item] = []
         with ThreadPoolExecutor(threads, "replicax-reader") as pool, contextlib.closing(tasks):
-            for read in _in_order(pool, self._run, tasks, ahead=threads + 1):
+            for read in self._in_order(pool, self._times.each(READING, tasks), ahead=threads + 1):
                 ends = read.task.ends_step
                 is_whole = bool(len(read.task.rows) == size if ends is None else ends)
                 if read.batch is not None and is_whole and not rows and not self._leaves_out:
@@ -133,6 +144,20 @@ class RowPass:
             _log.warning("%d of %d rows of this pass were bad and left out on this worker.", self._bad, self._seen)
         if self._bad and self._bad == self._seen:
             raise DataError(f"No row could be read: all {self._bad} of this pass are bad, and were left out.")
+
+    def _in_order(self, pool: ThreadPoolExecutor, tasks: Iterator[Task], ahead: int) -> Generator[_Read]:
+        """Yields what came of each task, in their order, with up to `ahead` more tasks under way."""
+        under_way: collections.deque[Future[_Read]] = collections.deque()
+        try:
+            for task in tasks:
+                under_way.append(pool.submit(self._run, task))
+                if len(under_way) > ahead:
+                    yield self._times.called(DECODING, under_way.popleft().result)
+            while under_way:
+                yield self._times.called(DECODING, under_way.popleft().result)
+        finally:
+            for each in under_way:
+                each.cancel()
 
     def _made(self, rows: Sequence[Any], items: Sequence[Item], bad: Sequence[Item]) -> WorkerBatch:
         try:
@@ -253,34 +278,21 @@ class _MisfitError(Exception):
 
 
 def _stacked(rows: Sequence[Any]) -> PyTree:
-    leaves, treedef = jax.tree.flatten(rows[0])
-    columns = [[np.asarray(leaf)] for leaf in leaves]
+    first, treedef = jax.tree.flatten(rows[0])
+    leaves = [first]
     for index, row in enumerate(rows[1:], 1):
         found, structure = jax.tree.flatten(row)
         differs: bool = structure != treedef  # type: ignore[operator]  # JAX types it too narrowly.
-        if differs or any(np.shape(leaf) != column[0].shape for leaf, column in zip(found, columns, strict=True)):
-            raise _MisfitError(
-                index,
-                f"{treedef} of shapes {[column[0].shape for column in columns]}, and {structure} of shapes "
-                f"{[np.shape(leaf) for leaf in found]}. Let a `map` bring them to one shape: pad, crop or resize them.",
-            )
-        for column, leaf in zip(columns, found, strict=True):
-            column.append(np.asarray(leaf))
-    return jax.tree.unflatten(treedef, [np.stack(column) for column in columns])
+        if differs:
+            raise _MisfitError(index, f"{treedef} and {structure}")
+        leaves.append(found)
+    return jax.tree.unflatten(treedef, [_column(each) for each in zip(*leaves, strict=True)])
 
 
-def _in_order(
-    pool: ThreadPoolExecutor, function: Callable[[Task], _Read], tasks: Generator[Task], ahead: int
-) -> Generator[_Read]:
-    """Yields what a function returns for each task, in their order, with up to `ahead` more tasks under way."""
-    under_way: collections.deque[Future[_Read]] = collections.deque()
-    try:
-        for task in tasks:
-            under_way.append(pool.submit(function, task))
-            if len(under_way) > ahead:
-                yield under_way.popleft().result()
-        while under_way:
-            yield under_way.popleft().result()
-    finally:
-        for each in under_way:
-            each.cancel()
+def _column(values: Sequence[Any]) -> np.ndarray:
+    first = np.shape(values[0])
+    for index, value in enumerate(values):
+        if np.shape(value) != first:
+            shapes = f"values of shapes {first} and {np.shape(value)}"
+            raise _MisfitError(index, f"{shapes}. Let a `map` bring them to one shape: pad, crop or resize them.")
+    return np.stack(values) if first else np.array(values)

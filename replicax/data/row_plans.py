@@ -19,8 +19,7 @@ import numpy as np
 from replicax.data.position import Position
 from replicax.errors import ArgumentError, DataError
 
-#: Rows of a source with random access are numbered by 32 bits where they are shuffled (Grain's `index_shuffle`).
-_MOST_SHUFFLED = 2**32 - 1
+_ROUNDS = 8
 
 
 class RandomAccess(Protocol):
@@ -75,17 +74,31 @@ def drawn(*of: int) -> int:
     return int.from_bytes(hashlib.blake2b(repr(of).encode(), digest_size=8).digest(), "big")
 
 
-def shuffled_indices(numbers: np.ndarray, rows: int, seed: int) -> np.ndarray:
-    """Returns which rows of a source of `rows` rows have these numbers in its shuffled order."""
-    from grain.experimental import index_shuffle
+def permuted(numbers: np.ndarray, rows: int, *key: int) -> np.ndarray:
+    """Returns which of `rows` rows have these numbers in an order that depends on the key: a permutation.
 
-    if rows > _MOST_SHUFFLED:
-        raise ArgumentError(
-            f"A source of {rows} rows is too large to shuffle; the most is {_MOST_SHUFFLED}. Shuffle longer rows, such "
-            "as windows of many tokens, or shuffle once ahead of the job."
-        )
-    last = rows - 1
-    return np.fromiter((index_shuffle(n, last, seed, 4) for n in numbers.tolist()), np.int64, len(numbers))
+    A Feistel network over as many bits as the numbers have; what falls outside is sent through it again. (Grain's
+    `index_shuffle` is one, too, but for one number at a time and of 32 bits, and needs Grain's import of seconds.)
+    """
+    half = max(1, -(-(rows - 1).bit_length() // 2))
+    bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
+    keys = [np.uint64(drawn(*key, number)) for number in range(_ROUNDS)]
+    found = np.asarray(numbers).astype(np.uint64)
+    outside = np.ones(found.shape, bool)
+    while outside.any():
+        left, right = found[outside] >> bits, found[outside] & mask
+        for each in keys:
+            left, right = right, left ^ (_mixed(right + each) & mask)
+        found[outside] = left << bits | right
+        outside = found >= np.uint64(rows)
+    return found.astype(np.int64)
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    """Returns 64 bits that depend on all bits of each value (the end of SplitMix64)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
 
 
 def index_steps(rows: int, position: Position, size: int) -> Iterator[np.ndarray]:

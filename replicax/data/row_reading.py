@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from replicax.data.batch_split import kept_rows, usable_replicas
 from replicax.data.dataset_reading import DatasetReading
 from replicax.data.input_options import AutoShardPolicy, InputOptions
 from replicax.data.input_steps import InputStep, StepByStep, share_of
+from replicax.data.input_times import InputTimes
 from replicax.data.position import Position, RowsRead
 from replicax.data.rebatching import WorkerBatch
 from replicax.data.receivers import InputWorkers
@@ -79,13 +80,14 @@ class RowReading(DatasetReading):
         if self._batches.files is not None:
             position.deal_to(workers if self._deals_files else 1)
         position = position.at_start()  # The loop counts in the other one, while this one is read.
+        self.times = InputTimes(in_detail=True)
+        share: Callable[[int], tuple[int, int]] | None = functools.partial(_own_rows, self._workers, self._remainder)
         if workers == 1:
-            return self._batches.read(position, None)
-        if self._deals_files:
-            return self._batches.read(
-                position, lambda size: (0, max(1, share_of(size, self._workers))), worker, workers
-            )
-        return self._batches.read(position, functools.partial(_own_rows, self._workers, self._remainder))
+            share = None
+        elif self._deals_files:
+            share = functools.partial(_own_share, self._workers)
+        dealt = (worker, workers) if self._deals_files else (0, 1)
+        return self._batches.read(position, share, *dealt, times=self.times)
 
     def _check(self, position: Position) -> None:
         shards = self.num_shards(position)
@@ -96,6 +98,10 @@ class RowReading(DatasetReading):
                 "Give the same files in the same order, and the same shuffle."
             )
         position.source = found
+
+
+def _own_share(workers: InputWorkers, rows: int) -> tuple[int, int]:
+    return 0, max(1, share_of(rows, workers))
 
 
 def _own_rows(workers: InputWorkers, remainder: str, rows: int) -> tuple[int, int]:

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from replicax.checks import checked_int
+from replicax.data.input_times import InputTimes
 from replicax.data.position import Position
 from replicax.data.rebatching import WorkerBatch
 from replicax.data.row_pass import Numbers, RowPass, RowStep, Task
-from replicax.data.row_plans import Item, RandomAccess, RowFiles, Shuffle, file_items, index_steps, shuffled_indices
+from replicax.data.row_plans import Item, RandomAccess, RowFiles, Shuffle, file_items, index_steps, permuted
 from replicax.data.sources import check_batch_size
 from replicax.errors import ArgumentError, BatchError
 from replicax.typing import PyTree
@@ -199,6 +200,7 @@ class RowBatches(Iterable[PyTree]):
         share: Callable[[int], tuple[int, int]] | None,
         worker: int = 0,
         workers: int = 1,
+        times: InputTimes | None = None,
     ) -> Generator[WorkerBatch]:
         """Yields a worker's batches that follow a position.
 
@@ -208,9 +210,10 @@ class RowBatches(Iterable[PyTree]):
                 worker that reads files of its own, of how many rows its batches are.
             worker: Among how many workers the files are dealt, and which of them this is.
             workers: See `worker`.
+            times: Where to note what takes how long.
         """
         rows = self._rows
-        running = RowPass(rows._source, rows._in_files, rows._steps, position.number, self._on_error == "skip")
+        running = RowPass(rows._source, rows._in_files, rows._steps, position.number, self._on_error == "skip", times)
         return running.batches(
             self._tasks(position, share, worker, workers),
             self.batch_size if share is None else -int(np.subtract(*share(self.batch_size))),
@@ -223,14 +226,14 @@ class RowBatches(Iterable[PyTree]):
         """Yields the rows that are read one after the other in one thread."""
         rows, source, size = self._rows, self._rows._source, self.batch_size
         if not rows._in_files:
-            count, shuffle, seed = len(source), rows._shuffle, position.number
+            count, shuffle = len(source), rows._shuffle
 
             def indices(numbers: np.ndarray) -> np.ndarray:
-                return numbers if shuffle is None else shuffled_indices(numbers, count, (shuffle.seed + seed) % 2**32)
+                return numbers if shuffle is None else permuted(numbers, count, shuffle.seed, position.number)
 
             for numbers in index_steps(count, position, size):
                 first, end = (0, len(numbers)) if share is None else share(len(numbers))
-                most = max(1, end - first if self._reads_many_at_once else self._most_of_a_task(end - first))
+                most = self._most_of_a_task(end - first)
                 for start in range(first, max(end, first + 1), most):
                     stop = min(start + most, end)
                     yield Task(Numbers(numbers[start:stop], indices), stop == end)
@@ -238,7 +241,8 @@ class RowBatches(Iterable[PyTree]):
         items_of_files = file_items(source, position, rows._shuffle, worker, workers)
         with contextlib.closing(items_of_files):
             if workers > 1 or share is None:
-                for items in _listed(items_of_files, self._most_of_a_task(size)):
+                own = size if share is None else share(size)[1]
+                for items in _listed(items_of_files, self._most_of_a_task(own)):
                     yield Task(items, None)
                 return
             for step in _listed(items_of_files, size):
@@ -248,11 +252,9 @@ class RowBatches(Iterable[PyTree]):
                     stop = min(start + most, end)
                     yield Task(step[start:stop], stop == end)
 
-    @property
-    def _reads_many_at_once(self) -> bool:
-        return not self._rows._steps and hasattr(self._rows._source, "rows_at")
-
     def _most_of_a_task(self, rows: int) -> int:
+        if not self._rows._steps and hasattr(self._rows._source, "rows_at"):
+            return max(1, rows)  # A batch that is read at once needs no copy.
         return max(1, min(_MOST_ROWS_OF_A_TASK, rows // self._threads))
 
     def __repr__(self) -> str:

@@ -15,6 +15,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax as rx
+import replicax.contracts.worlds as worlds
 from replicax.group.membership.launcher_news import elastic_range
 from tests.data.row_kinds import OPEN
 
 BATCH = 6
 EVERY = 2  # turns between two writes
+PAUSE_S = 0.1
 SHUFFLE = {"seed": 11, "buffer": 18, "files": 3}
 
 
@@ -93,6 +96,9 @@ def elastic(folder: Path, shuffled: bool) -> None:
 
     call = rx.function(lambda batch, at: strategy.run(step, args=(batch, at)))
     life = int(os.environ.get("REPLICAX_LIFE", "0"))
+    running = worlds.running()
+    assert running is not None
+    is_victim = running.world.members[running.world.index] == 1
     log = folder / f"rows-{os.getpid()}.jsonl"
     for at, kind in list(enumerate(datasets))[int(ended.numpy()) :]:
         for batch in datasets[kind]:
@@ -100,9 +106,10 @@ def elastic(folder: Path, shuffled: bool) -> None:
             done = int(np.asarray(counts.numpy())[at])
             with log.open("a") as file:
                 file.write(json.dumps([kind, done - 1, np.asarray(rows).tolist()]) + "\n")
-            victim = os.environ.get("TF_CONFIG", "") and json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-            if victim == 1 and life == at // 5 and done == 3 + at % 3 and at % 5 == 0:
+            if is_victim and life == at // 5 and done == 3 + at % 3 and at % 5 == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
+            # So that a replacement comes before the end.
+            time.sleep(PAUSE_S if len(running.world.members) == whole.most else 10 * PAUSE_S)
         strategy.run(lambda: ended.assign_add(1))
 
 
