@@ -183,7 +183,8 @@ class StepByStep:
         assignment = RowAssignment(self._workers, rows, kept, self.form.everywhere)
         batch = None if own is None else own.batch
         if self.channel is None:
-            return SplitBatch(assignment.replicas, part_of(batch, 0, assignment.replicas, assignment.per_replica))
+            parts = part_of(batch, 0, assignment.replicas, assignment.per_replica)
+            return SplitBatch(assignment.replicas, parts, lasts=True)
         return exchange_rows(assignment, batch, structure, self.channel, f"rows{step}")
 
     def _structure(

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from replicax.data.batch_placement import aligned, owned_copy
 from replicax.data.batches import count_rows, host_batch
 from replicax.data.input_times import DECODING, READING, InputTimes
-from replicax.data.rebatching import WorkerBatch
-from replicax.data.row_plans import Item
+from replicax.data.rebatching import WorkerBatch, concatenated
+from replicax.data.row_plans import Block, Item
 from replicax.errors import BatchError, DataError
 from replicax.typing import PyTree
 
@@ -58,14 +59,27 @@ class Numbers:
         return _entries(self.items(), ())
 
 
+class Blocks(list[Block]):
+    """Rows that are batches already."""
+
+    def entries(self) -> list[tuple[int, ...]]:
+        """Returns the rows as `WorkerBatch` has them."""
+        return [(block.shard, block.rows, block.number, int(block.ends), 0) for block in self]
+
+    def batch(self) -> PyTree:
+        """Returns them as one."""
+        return concatenated([block.batch for block in self])
+
+
 class Task(NamedTuple):
     """Rows that are read one after the other in one thread."""
 
-    rows: Numbers | list[Item]
+    rows: Numbers | list[Item] | Blocks
     ends_step: bool | None  # whether they are the worker's last ones of a global batch; None if it reads its own files
 
     def items(self) -> list[Item]:
         """Returns the rows one by one."""
+        assert not isinstance(self.rows, Blocks)
         return self.rows.items() if isinstance(self.rows, Numbers) else self.rows
 
 
@@ -118,9 +132,11 @@ class RowPass:
         with ThreadPoolExecutor(threads, "replicax-reader") as pool, contextlib.closing(tasks):
             for read in self._in_order(pool, self._times.each(READING, tasks), ahead=threads + 1):
                 ends = read.task.ends_step
-                is_whole = bool(len(read.task.rows) == size if ends is None else ends)
+                is_whole = isinstance(read.task.rows, Blocks) or bool(
+                    len(read.task.rows) == size if ends is None else ends
+                )
                 if read.batch is not None and is_whole and not rows and not self._leaves_out:
-                    yield WorkerBatch(_checked(read.batch), _entries_of(read.task))
+                    yield WorkerBatch(_of_its_own(_checked(read.batch)), _entries_of(read.task))
                     continue
                 for item, row in zip(*_one_by_one(read), strict=True):
                     self._seen += 1
@@ -184,6 +200,8 @@ class RowPass:
     # In a thread.
 
     def _run(self, task: Task) -> _Read:
+        if isinstance(task.rows, Blocks):
+            return _Read(task, batch=task.rows.batch() if task.rows else None)
         rows_at = None if self._steps else getattr(self._source, "rows_at", None)
         if rows_at is not None and len(task.rows):
             try:
@@ -241,6 +259,11 @@ def _checked(batch: PyTree) -> PyTree:
     return host_batch(batch, "A batch of rows")
 
 
+def _of_its_own(batch: PyTree) -> PyTree:
+    """Returns a batch of a source in memory of its own; only an array that owns its memory surely has that."""
+    return jax.tree.map(lambda leaf: leaf if leaf.flags.owndata else owned_copy(leaf), batch)
+
+
 def _one_by_one(read: _Read) -> tuple[Sequence[Item], Sequence[Any]]:
     if read.batch is None:
         return read.items, read.rows
@@ -250,7 +273,7 @@ def _one_by_one(read: _Read) -> tuple[Sequence[Item], Sequence[Any]]:
 
 
 def _entries_of(task: Task) -> list[tuple[int, ...]]:
-    return task.rows.entries() if isinstance(task.rows, Numbers) else _entries(task.rows, ())
+    return task.rows.entries() if isinstance(task.rows, (Blocks, Numbers)) else _entries(task.rows, ())
 
 
 def _entries(items: Sequence[Item], bad: Sequence[Item]) -> list[tuple[int, ...]]:
@@ -295,4 +318,7 @@ def _column(values: Sequence[Any]) -> np.ndarray:
         if np.shape(value) != first:
             shapes = f"values of shapes {first} and {np.shape(value)}"
             raise _MisfitError(index, f"{shapes}. Let a `map` bring them to one shape: pad, crop or resize them.")
-    return np.stack(values) if first else np.array(values)
+    if not first:
+        return np.array(values)
+    dtype = np.result_type(*{np.asarray(value).dtype for value in values})
+    return np.stack(values, out=aligned((len(values), *first), dtype)) if dtype.kind in "biufc" else np.stack(values)

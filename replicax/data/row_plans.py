@@ -10,12 +10,15 @@ checkpoint: how many rows of each file the loop has got says what is in it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import jax
 import numpy as np
 
+from replicax.data.batches import count_rows
 from replicax.data.position import Position
 from replicax.errors import ArgumentError, DataError
 
@@ -45,6 +48,9 @@ class RowFiles(Protocol):
     def read(self, file: int, first: int) -> Iterator[Any]:
         """Yields the rows of a file from number `first` on; a `DataError` in the place of a row that is damaged."""
 
+    # It may have three methods more: `row_of(raw)` makes a row of what `read` yields, in a thread; `rows_at(raws)`
+    # makes a batch of several; and `blocks(file, first)` yields the same rows as batches of any sizes.
+
 
 class Shuffle(NamedTuple):
     """How a source is shuffled."""
@@ -57,6 +63,25 @@ class Shuffle(NamedTuple):
         """Returns the shuffle for a source of `count` files: one window for each of those that are open."""
         files = max(1, min(self.files, count))
         return Shuffle(self.seed, max(1, self.buffer // files), files)
+
+
+class Block(NamedTuple):
+    """Rows of a file that are a batch already."""
+
+    shard: int  # the file's index
+    number: int  # of the first row
+    ends: bool  # whether the file ends with them
+    batch: Any
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return count_rows(self.batch)
+
+    def part(self, start: int, end: int) -> Block:
+        """Returns some of the rows."""
+        batch = jax.tree.map(lambda leaf: leaf[start:end], self.batch)
+        return Block(self.shard, self.number + start, self.ends and end == self.rows, batch)
 
 
 class Item(NamedTuple):
@@ -134,9 +159,7 @@ def file_items(
                 reader = _Reader(source, file, position, shuffle)
                 if reader.following is None:
                     reader.close()
-                    if begun.get(file) and file not in position.beyond:
-                        got = f"it has fewer rows than the {begun[file]} that the training has got of it."
-                        raise DataError(f"{got} It has changed.", source.files[file])
+                    _check_length(source, file, 0 if file in position.beyond else begun.get(file, 0))
                     continue  # It has no rows.
                 reading[file] = reader
                 begun.setdefault(file, 0)
@@ -169,6 +192,36 @@ def files_of_worker(
     done = position.dealt[1] if position.dealt is not None and position.dealt[0] == workers else position.done
     dealt = [file for file in order if file not in done]
     return [file for file in dealt[worker::workers] if file not in position.done]
+
+
+def file_blocks(source: Any, position: Position, worker: int = 0, workers: int = 1) -> Generator[Block]:
+    """Yields the rows of `file_items`, in their order in the files, by blocks."""
+    for file in files_of_worker(source, position, None, worker, workers):
+        number = position.skipped(file)
+        latest: Block | None = None
+        try:
+            with contextlib.closing(source.blocks(file, number)) as blocks:
+                for batch in blocks:
+                    if latest is not None:
+                        yield latest
+                    latest = Block(file, number, False, batch)
+                    number += latest.rows
+        except (MemoryError, ArgumentError, GeneratorExit):
+            raise
+        except Exception as error:
+            raise DataError.of(error, source.files[file], number) from error
+        if latest is not None:
+            yield latest._replace(ends=True)
+        else:
+            _check_length(source, file, number)
+
+
+def _check_length(source: RowFiles, file: int, got: int) -> None:
+    """Checks that a file without more rows has not lost some."""
+    if got:
+        raise DataError(
+            f"it has fewer rows than the {got} that the training has got of it. It has changed.", source.files[file]
+        )
 
 
 class _Reader:

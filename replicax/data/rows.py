@@ -16,8 +16,18 @@ from replicax.checks import checked_int
 from replicax.data.input_times import InputTimes
 from replicax.data.position import Position
 from replicax.data.rebatching import WorkerBatch
-from replicax.data.row_pass import Numbers, RowPass, RowStep, Task
-from replicax.data.row_plans import Item, RandomAccess, RowFiles, Shuffle, file_items, index_steps, permuted
+from replicax.data.row_pass import Blocks, Numbers, RowPass, RowStep, Task
+from replicax.data.row_plans import (
+    Block,
+    Item,
+    RandomAccess,
+    RowFiles,
+    Shuffle,
+    file_blocks,
+    file_items,
+    index_steps,
+    permuted,
+)
 from replicax.data.sources import check_batch_size
 from replicax.errors import ArgumentError, BatchError
 from replicax.typing import PyTree
@@ -238,6 +248,15 @@ class RowBatches(Iterable[PyTree]):
                     stop = min(start + most, end)
                     yield Task(Numbers(numbers[start:stop], indices), stop == end)
             return
+        if self._comes_in_blocks and not position.beyond:
+            deals = workers > 1
+            with contextlib.closing(file_blocks(source, position, worker, workers)) as blocks:
+                for cut in _cut(blocks, share(size)[1] if share is not None and deals else size):
+                    first, end = 0, sum(block.rows for block in cut)
+                    if share is not None and not deals:
+                        first, end = share(end)
+                    yield Task(Blocks(_part(cut, first, end)), None if deals else True)
+            return
         items_of_files = file_items(source, position, rows._shuffle, worker, workers)
         with contextlib.closing(items_of_files):
             if workers > 1 or share is None:
@@ -252,6 +271,12 @@ class RowBatches(Iterable[PyTree]):
                     stop = min(start + most, end)
                     yield Task(step[start:stop], stop == end)
 
+    @property
+    def _comes_in_blocks(self) -> bool:
+        rows = self._rows
+        is_plain = not rows._steps and rows._shuffle is None and self._on_error == "raise"
+        return is_plain and hasattr(rows._source, "blocks")
+
     def _most_of_a_task(self, rows: int) -> int:
         if not self._rows._steps and hasattr(self._rows._source, "rows_at"):
             return max(1, rows)  # A batch that is read at once needs no copy.
@@ -264,6 +289,33 @@ class RowBatches(Iterable[PyTree]):
 def _listed(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
     while found := list(itertools.islice(items, size)):
         yield found
+
+
+def _cut(blocks: Iterator[Block], size: int) -> Iterator[list[Block]]:
+    """Yields blocks of `size` rows together; the last may have fewer."""
+    found: list[Block] = []
+    missing = size
+    for block in blocks:
+        start = 0
+        while start < block.rows:
+            stop = min(block.rows, start + missing)
+            found.append(block.part(start, stop))
+            missing -= stop - start
+            start = stop
+            if not missing:
+                yield found
+                found, missing = [], size
+    if found:
+        yield found
+
+
+def _part(blocks: Sequence[Block], first: int, end: int) -> Iterator[Block]:
+    """Yields some of the rows of blocks: from number `first` on, up to `end`."""
+    for block in blocks:
+        start, stop = max(0, first), min(block.rows, end)
+        if stop > start:
+            yield block.part(start, stop)
+        first, end = first - block.rows, end - block.rows
 
 
 def _digest(names: Sequence[str]) -> str:

@@ -108,6 +108,26 @@ def test_fewer_files_than_workers_give_the_order_of_one_worker():
         assert steps_of(indexed, [1, 3])[0] == [batch.tolist() for batch in indexed]
 
 
+class Blocky(Counted):
+    """The same, in blocks."""
+
+    def blocks(self, file, first):
+        rows = np.array([*self.read(file, first)], np.int32)
+        for start in range(0, len(rows), 5):
+            yield rows[start : start + 5]
+
+
+@pytest.mark.parametrize("replicas", [[1], [1, 1], [2, 1], [1] * 7], ids=str)
+@pytest.mark.parametrize("size", [4, 9])
+def test_blocks_give_what_rows_give(replicas, size):
+    blocks, rows = (rx.data.Rows(source).batch(size) for source in (Blocky(), Counted()))
+    expected, _ = steps_of(rows, replicas)
+    assert steps_of(blocks, replicas)[0] == expected
+    begun, position = steps_of(blocks, replicas, most=3)
+    assert position.state() == steps_of(rows, replicas, most=3)[1].state()
+    assert begun + steps_of(blocks, replicas, position=position)[0] == expected
+
+
 def test_files_are_dealt_and_read_by_one_worker_each():
     opened = collections.defaultdict(list)
 

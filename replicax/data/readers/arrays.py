@@ -175,12 +175,13 @@ class _Windows:
 
     def rows_at(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns rows as one batch."""
-        found = np.empty((len(indices), self._length + 1), np.int32)
+        length = self._length
+        x, y = (np.empty((len(indices), length), np.int32) for _ in range(2))
         for part, places, numbers in self._parts.split(indices):
-            tokens, size = self._tokens[part], self._length + 1
+            tokens = self._tokens[part]
             for place, start in zip(places.tolist(), (numbers * self._stride).tolist(), strict=True):
-                found[place] = tokens[start : start + size]
-        return found[:, :-1], found[:, 1:]
+                x[place], y[place] = tokens[start : start + length], tokens[start + 1 : start + length + 1]
+        return x, y
 
     def name_of(self, index: int) -> tuple[str, int]:
         part, number = self._parts.find(index)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,10 +25,21 @@ class _Cell(NamedTuple):
     row: int
 
 
-class _Columns:
+class _Columns(abc.ABC):
     """Rows that come in blocks of columns."""
 
     files: Sequence[str]
+
+    @abc.abstractmethod
+    def blocks(self, file: int, first: int) -> Generator[dict[str, np.ndarray]]:
+        """Yields the rows of a file from number `first` on, by blocks."""
+
+    def read(self, file: int, first: int) -> Iterator[_Cell]:
+        """Yields the rows of a file from number `first` on."""
+        with contextlib.closing(self.blocks(file, first)) as blocks:
+            for columns in blocks:
+                for row in range(len(next(iter(columns.values())))):
+                    yield _Cell(columns, row)
 
     def row_of(self, cell: _Cell) -> dict[str, Any]:
         """Returns a row, as a dict."""
@@ -107,19 +119,14 @@ class _Parquet(_Columns):
         except Exception as error:
             raise DataError.of(error, name) from error
 
-    def read(self, file: int, first: int) -> Iterator[_Cell]:
-        """Yields the rows of a row group from number `first` on."""
+    def blocks(self, file: int, first: int) -> Generator[dict[str, np.ndarray]]:
         name, group = self._groups[file]
         with self._opened(name) as parquet:
-            if first > parquet.metadata.row_group(group).num_rows:
-                return
             for block in parquet.iter_batches(_ROWS_AT_A_TIME, row_groups=[group], columns=self._columns):
                 if first >= block.num_rows:
                     first -= block.num_rows
                     continue
-                columns = _arrays(block)
-                for index in range(first, block.num_rows):
-                    yield _Cell(columns, index)
+                yield _arrays(block.slice(first))
                 first = 0
 
 
@@ -149,8 +156,7 @@ class _CSV(_Columns):
         self.files, self._columns, self._delimiter, self._cache = files, columns, delimiter, cache
         self._csv: Any = needed("pyarrow.csv", "rx.data.read_csv")
 
-    def read(self, file: int, first: int) -> Iterator[_Cell]:
-        """Yields the rows of a file from number `first` on."""
+    def blocks(self, file: int, first: int) -> Generator[dict[str, np.ndarray]]:
         with opened(self.files[file], self._cache) as stream:
             chosen = None if self._columns is None else list(self._columns)
             blocks = self._csv.open_csv(
@@ -162,9 +168,7 @@ class _CSV(_Columns):
                 if first >= block.num_rows:
                     first -= block.num_rows
                     continue
-                columns = _arrays(block)
-                for index in range(first, block.num_rows):
-                    yield _Cell(columns, index)
+                yield _arrays(block.slice(first))
                 first = 0
 
 
