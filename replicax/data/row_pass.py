@@ -136,7 +136,7 @@ class RowPass:
                     len(read.task.rows) == size if ends is None else ends
                 )
                 if read.batch is not None and is_whole and not rows and not self._leaves_out:
-                    yield WorkerBatch(_of_its_own(_checked(read.batch)), _entries_of(read.task))
+                    yield WorkerBatch(self._of_its_own(_checked(read.batch)), _entries_of(read.task))
                     continue
                 for item, row in zip(*_one_by_one(read), strict=True):
                     self._seen += 1
@@ -183,6 +183,10 @@ class RowPass:
             place = f" (file, record) = {self._name(used[0])} and {self._name(used[error.row])}"
             raise BatchError(f"The rows of a batch differ,{place}: {error}") from None
         return WorkerBatch(_checked(batch), _entries(items, bad))
+
+    def _of_its_own(self, batch: PyTree) -> PyTree:
+        """Returns a batch that the source has made, in memory that nothing else writes to."""
+        return batch if getattr(self._source, "lasts", False) else jax.tree.map(owned_copy, batch)
 
     def _is_bad(self, row: _LeftOut) -> bool:
         if row.error is None:
@@ -257,11 +261,6 @@ def _check_may_be_bad(error: Exception) -> None:
 
 def _checked(batch: PyTree) -> PyTree:
     return host_batch(batch, "A batch of rows")
-
-
-def _of_its_own(batch: PyTree) -> PyTree:
-    """Returns a batch of a source in memory of its own; only an array that owns its memory surely has that."""
-    return jax.tree.map(lambda leaf: leaf if leaf.flags.owndata else owned_copy(leaf), batch)
 
 
 def _one_by_one(read: _Read) -> tuple[Sequence[Item], Sequence[Any]]:

@@ -28,8 +28,8 @@ _ROUNDS = 8
 class RandomAccess(Protocol):
     """A source of which any row can be read: a list, a torch `Dataset`, a source of Grain's, ...
 
-    It may have two methods more: `rows_at(indices)` returns many rows as one batch, `name_of(index)` says in messages
-    where a row is: the file, and the record in it.
+    It may have two methods more: `rows_at(indices)` returns many rows as one batch (with `lasts = True` in memory that
+    nothing else writes to), `name_of(index)` says in messages where a row is: the file, and the record in it.
     """
 
     def __len__(self) -> int: ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 import json
+import time
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from replicax.data.input_options import InputOptions
 from replicax.data.position import Position
 from replicax.errors import ArgumentError, BatchError, DataError
 from tests.data.fake_workers import Team, parts, reading
-from tests.data.row_kinds import OPEN, ROWS, SIZES, make
+from tests.data.row_kinds import OPEN, ROWS, Counted, make
 
 AUTO = InputOptions()
 
@@ -82,17 +83,6 @@ def test_killed_and_resumed_on_other_workers(rows_of_kind, kind, shuffled, teams
         assert seen == steps_of(batches, [1] * teams[0])[0]
     if batches.files is None:  # and as on one worker
         assert flat(seen) == flat(batches)
-
-
-class Counted:
-    """Files of so many rows; row n of file f is 100 f + n."""
-
-    def __init__(self, sizes=SIZES):
-        self.files = [f"file{index}" for index in range(len(sizes))]
-        self._sizes = sizes
-
-    def read(self, file, first):
-        return iter([100 * file + n for n in range(first, self._sizes[file])])
 
 
 def test_fewer_files_than_workers_give_the_order_of_one_worker():
@@ -218,6 +208,47 @@ def test_a_file_that_got_shorter():
     _, position = steps_of(rx.data.Rows(Counted()).batch(5), [1], most=4)
     with pytest.raises(DataError, match=r"file2.*fewer"):
         steps_of(rx.data.Rows(Counted((13, 0, 3, 7, 22, 1))).batch(5), [1], position=position)
+
+
+def test_fit_takes_rows():
+    import keras
+
+    def fitted(data_for):
+        keras.utils.set_random_seed(0)
+        strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        return model.fit(data_for(strategy), epochs=2, shuffle=False, verbose=0).history["loss"]
+
+    x = np.random.default_rng(0).normal(size=(26, 2)).astype("float32")
+    arrays = (x, x.sum(axis=1, keepdims=True))
+    losses = fitted(lambda strategy: strategy.distribute_dataset(arrays, batch_size=8))
+    rows = rx.data.Rows(rx.data.ArraySource(arrays))
+    np.testing.assert_allclose(fitted(lambda _: rows.batch(8)), losses, rtol=1e-6)
+    source = rx.data.FileSource([0, 10], lambda at: tuple(each[at : at + 10 + at] for each in arrays), batch_size=8)
+    np.testing.assert_allclose(fitted(lambda _: source), losses, rtol=1e-6)
+
+
+def test_whether_a_job_waits_for_its_input():
+    strategy = rx.MirroredStrategy(["cpu:0"])
+
+    def explained(read, work):
+        def slow(row):
+            time.sleep(read)
+            return row
+
+        dataset = strategy.distribute_dataset(rx.data.Rows(range(40)).map(slow).batch(4, threads=1))
+        assert "No second batch" in strategy.explain(dataset)
+        for _ in dataset:
+            time.sleep(work)
+        return strategy.explain(dataset)
+
+    assert "The input keeps up with the steps." in explained(0.0, 0.03)
+    assert "The job waits for its input, most of all for decoding. Give more threads" in explained(0.01, 0.0)
+    plain = strategy.distribute_dataset(lambda: (time.sleep(0.01) or np.ones(4) for _ in range(9)))
+    list(plain)
+    assert "most of all for reading" in strategy.explain(plain)
 
 
 def test_arguments():

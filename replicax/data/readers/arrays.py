@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from replicax.checks import checked_int
+from replicax.data.batch_placement import aligned
 from replicax.data.readers.files import Cache, Paths, is_url, listed
 from replicax.data.readers.indexed import Parts
 from replicax.data.rows import Rows
@@ -39,6 +40,8 @@ def read_numpy(files: PyTree, *, cache: Cache | None = None) -> Rows:
 
 class _Arrays:
     """Rows of mapped arrays."""
+
+    lasts = True
 
     def __init__(self, files: PyTree, cache: Cache | None):
         leaves, self._structure = jax.tree.flatten(files, is_leaf=lambda node: isinstance(node, list))
@@ -80,9 +83,9 @@ class _Column:
         self.parts = Parts([len(array) for array in self._arrays])
 
     def rows_at(self, indices: np.ndarray) -> np.ndarray:
+        found = aligned((len(indices), *self._arrays[0].shape[1:]), self._arrays[0].dtype)
         if len(self._arrays) == 1:
-            return np.asarray(self._arrays[0][indices])
-        found = np.empty((len(indices), *self._arrays[0].shape[1:]), self._arrays[0].dtype)
+            return np.take(self._arrays[0], indices, axis=0, out=found, mode="clip")  # No index is outside.
         for part, places, numbers in self.parts.split(indices):
             found[places] = self._arrays[part][numbers]
         return found
@@ -147,6 +150,8 @@ def read_tokens(
 class _Windows:
     """Windows of mapped tokens."""
 
+    lasts = True
+
     def __init__(
         self, names: list[str], length: int, dtype: np.dtype, stride: int | None, header: int, cache: Cache | None
     ):
@@ -176,7 +181,7 @@ class _Windows:
     def rows_at(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns rows as one batch."""
         length = self._length
-        x, y = (np.empty((len(indices), length), np.int32) for _ in range(2))
+        x, y = (aligned((len(indices), length), np.dtype(np.int32)) for _ in range(2))
         for part, places, numbers in self._parts.split(indices):
             tokens = self._tokens[part]
             for place, start in zip(places.tolist(), (numbers * self._stride).tolist(), strict=True):

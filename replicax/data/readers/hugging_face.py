@@ -45,6 +45,8 @@ def from_hugging_face(dataset: Any) -> Rows:
 class _Indexed:
     """The rows of a dataset that is on disk, as dicts of arrays."""
 
+    lasts = True
+
     def __init__(self, dataset: Any):
         self._dataset = dataset if dataset.format["type"] is not None else dataset.with_format("numpy")
 

@@ -29,6 +29,7 @@ class _Columns(abc.ABC):
     """Rows that come in blocks of columns."""
 
     files: Sequence[str]
+    lasts = True  # Arrow never writes to its memory again.
 
     @abc.abstractmethod
     def blocks(self, file: int, first: int) -> Generator[dict[str, np.ndarray]]:
