@@ -120,7 +120,7 @@ class Rows:
 
         Example:
             >>> rx.data.Rows(range(6)).shuffle(seed=1).batch(6).first().tolist()
-            [5, 2, 3, 0, 4, 1]
+            [2, 4, 3, 5, 1, 0]
         """
         of = (checked_int("seed", seed), checked_int("buffer", buffer, least=1), checked_int("files", files, least=1))
         return self._with(_shuffle=Shuffle(*of))
