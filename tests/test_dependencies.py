@@ -18,9 +18,12 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 BRINGS = {
     "google-api-python-client": "googleapiclient",
     "google-auth": "google",
+    "google-crc32c": "google_crc32c",
     "keras-hub": "keras_hub",
     "keras-rs": "keras_rs",
     "orbax-checkpoint": "orbax",
+    "pillow": "PIL",
+    "protobuf": "google",
     "pyyaml": "yaml",
     "tensorboardx": "tensorboardX",
 }

@@ -176,6 +176,10 @@ class StrategyBase(metaclass=AdvisedContractType):
         """Makes it the current strategy."""
         return contextlib.nullcontext(self)
 
+    def distribute_dataset(self, dataset: PyTree, options: Any = None, *, batch_size: int | None = None) -> PyTree:
+        """Distributes a dataset of global batches."""
+        raise ContextError(f"{self!r} distributes no dataset: {dataset!r}, {options!r}, {batch_size!r}.")
+
     def distribute_datasets_from_function(self, dataset_fn: Callable[..., PyTree], options: Any = None) -> PyTree:
         """Distributes the dataset that a `DatasetCreator` makes."""
         raise ContextError(f"{self!r} distributes no dataset: {dataset_fn!r}, {options!r}.")

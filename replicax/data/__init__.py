@@ -31,10 +31,15 @@ Where workers come and go, step 4 needs nobody: each worker reads all of each ba
 the replicas of the present world (`receivers.py`), and does so again when the world changes
 (`replicax/group/renewal.py`).
 
+Rows of files, and of any source of which rows can be read one by one, come another way, `rows.py`. `row_plans.py` says
+which rows a worker reads, in which order, after a position; `row_pass.py` reads, maps and batches them in threads, and
+`row_reading.py` gives the batches to step 4. `readers/` has a file for each format.
+
 The rest: `input_context.py` is for datasets that a function of the user's makes on each worker, and `shard_report.py`
 compares what the workers read.
 """
 
+import importlib
 from typing import TYPE_CHECKING
 
 from replicax.contracts.advice import not_found
@@ -45,25 +50,88 @@ from replicax.data.input_options import AutoShardPolicy, InputOptions
 from replicax.data.iterator import DistributedIterator
 from replicax.data.optional_batch import Optional
 from replicax.data.receivers import InputWorkers as InputWorkers
+from replicax.data.rows import RowBatches, Rows
 from replicax.data.sources import ArraySource
 
 __all__ = [
     "ArraySource",
     "AutoShardPolicy",
+    "Cache",
     "DatasetCreator",
     "DistributedDataset",
     "DistributedDatasetFromFunction",
     "DistributedIterator",
     "FileSource",
+    "FixedLenFeature",
+    "FixedLenSequenceFeature",
     "InputContext",
     "InputOptions",
     "Optional",
+    "RowBatches",
+    "Rows",
     "ValueContext",
+    "VarLenFeature",
+    "decode_image",
+    "from_hugging_face",
+    "parse_example",
+    "parse_sequence_example",
+    "read_array_record",
+    "read_csv",
+    "read_images",
+    "read_json_lines",
+    "read_numpy",
+    "read_parquet",
+    "read_texts",
+    "read_tfrecord",
+    "read_tokens",
+    "read_webdataset",
 ]
 
-if not TYPE_CHECKING:
+# Loaded when they are first asked for: most scripts need one of them, or none.
+_READERS = {
+    "Cache": "files",
+    "FixedLenFeature": "examples",
+    "FixedLenSequenceFeature": "examples",
+    "VarLenFeature": "examples",
+    "decode_image": "images",
+    "from_hugging_face": "hugging_face",
+    "parse_example": "examples",
+    "parse_sequence_example": "examples",
+    "read_array_record": "array_record",
+    "read_csv": "tables",
+    "read_images": "images",
+    "read_json_lines": "tables",
+    "read_numpy": "arrays",
+    "read_parquet": "tables",
+    "read_texts": "images",
+    "read_tfrecord": "tfrecord",
+    "read_tokens": "arrays",
+    "read_webdataset": "webdataset",
+}
+
+if TYPE_CHECKING:
+    from replicax.data.readers.array_record import read_array_record
+    from replicax.data.readers.arrays import read_numpy, read_tokens
+    from replicax.data.readers.examples import (
+        FixedLenFeature,
+        FixedLenSequenceFeature,
+        VarLenFeature,
+        parse_example,
+        parse_sequence_example,
+    )
+    from replicax.data.readers.files import Cache
+    from replicax.data.readers.hugging_face import from_hugging_face
+    from replicax.data.readers.images import decode_image, read_images, read_texts
+    from replicax.data.readers.tables import read_csv, read_json_lines, read_parquet
+    from replicax.data.readers.tfrecord import read_tfrecord
+    from replicax.data.readers.webdataset import read_webdataset
+else:  # For a type checker every name would exist.
 
     def __getattr__(name: str) -> object:
+        if name in _READERS:
+            module = importlib.import_module(f"replicax.data.readers.{_READERS[name]}")
+            value = globals()[name] = getattr(module, name)
+            return value
         raise not_found(__name__, name)
 
     def __dir__() -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 
@@ -13,6 +12,7 @@ from replicax.checks import call
 from replicax.data.batch_placement import owned_copy
 from replicax.data.batch_split import group_batches, split_group
 from replicax.data.batches import count_rows
+from replicax.data.dataset_reading import DatasetReading
 from replicax.data.file_source import FileShards, FileSource
 from replicax.data.input_context import InputContext
 from replicax.data.input_options import AutoShardPolicy, InputOptions
@@ -20,35 +20,14 @@ from replicax.data.input_steps import InputStep, StepByStep, agreed_batch_size, 
 from replicax.data.position import Position, RowsRead
 from replicax.data.rebatching import ShardBatch, WorkerBatch, concatenated, grouped, rebatched, skip_rows
 from replicax.data.receivers import InputWorkers
+from replicax.data.row_reading import RowReading
+from replicax.data.rows import RowBatches
 from replicax.data.shard_report import ShardSummary, row_digests, summarized
 from replicax.data.shards import HintShards, ShardReader, Shards, WorkerShards, shards_of_worker, takes_a_hint
 from replicax.data.sources import ArrayBatches, HostBatches, host_batches
 from replicax.data.worker_channel import WorkerChannel
 from replicax.errors import ArgumentError
 from replicax.typing import PyTree
-
-
-class DatasetReading(abc.ABC):
-    """How this worker reads a dataset."""
-
-    shares_batches = False  # whether all workers read the same global batches
-
-    @abc.abstractmethod
-    def num_shards(self, position: Position) -> int:
-        """Returns in how many shards a pass that begins at a position reads the dataset."""
-
-    @abc.abstractmethod
-    def steps(self, agreement: StepByStep, position: Position) -> Generator[InputStep]:
-        """Opens the source and yields the steps that follow a position."""
-
-    @abc.abstractmethod
-    def whole(self, position: Position, replicas: int) -> Generator[InputStep]:
-        """Opens the source, and yields the global batches that follow a position; for a reading of one worker."""
-
-    @abc.abstractmethod
-    def summarize(self, agreement: StepByStep) -> tuple[ShardSummary, np.ndarray | None]:
-        """Reads the source; returns what this worker reads in a pass, and digests of all rows of the source."""
-        # Only the first worker's digests count. They are None where one worker cannot read all rows.
 
 
 class SharedReading(DatasetReading):
@@ -105,7 +84,7 @@ class ShardReading(DatasetReading):
         reader = ShardReader(self._shards_for(position), mine, position)
         with contextlib.closing(self._worker_batches(reader, None)) as batches:
             for batch, rows_of_shards, _ in batches:
-                yield InputStep(batch, [RowsRead(0, shard, rows) for shard, rows in rows_of_shards])
+                yield InputStep(batch, [RowsRead(0, *each) for each in rows_of_shards])
 
     def summarize(self, agreement: StepByStep) -> tuple[ShardSummary, np.ndarray | None]:
         shards, workers = self._shards_for(Position()), self._workers
@@ -208,6 +187,8 @@ def choose_reading(
 ) -> DatasetReading:
     """Returns how a dataset is read under the policy of its options."""
     policy = options.auto_shard_policy
+    if isinstance(source, RowBatches):
+        return RowReading(source, workers, options)
     if isinstance(source, FileSource):
         if policy in (AutoShardPolicy.AUTO, AutoShardPolicy.FILE):
             return ShardReading(lambda position: FileShards(source), workers, source.batch_size)

@@ -24,6 +24,7 @@ class SplitBatch(NamedTuple):
     replicas: int  # that take part: always the first ones
     parts: PyTree  # of arrays of shape (parts, rows of a part, ...); those of this worker's replicas are enough
     first: int = 0  # the id of the replica that the first part is for; the others follow
+    lasts: bool = False  # whether nothing else ever writes to the memory of the parts
 
 
 def kept_rows(rows: int, num_replicas: int, remainder: str) -> int:

@@ -14,6 +14,7 @@ from replicax.data.auto_shard import DatasetReading
 from replicax.data.batch_placement import ROWS, VALUES, Form
 from replicax.data.input_options import AutoShardPolicy, InputOptions
 from replicax.data.input_steps import StepByStep
+from replicax.data.input_times import InputTimes
 from replicax.data.iterator import ElasticIterator, PassIterator, check_outside_of_programs
 from replicax.data.passes import Agreement, Pass, SeenBatches
 from replicax.data.position import Position
@@ -47,6 +48,7 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
         self._options = InputOptions() if options is None else options
         self._seen = SeenBatches(set() if advice is None else advice)
         self._passes = 0
+        self._times = InputTimes()
         self._peeked: Pass | None = None
         self._next_position = Position()
         self._position = self._next_position  # of the loop in the latest pass
@@ -97,7 +99,8 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
         begun, self._peeked = self._peeked or self._begin(), None
         self._position = begun.position
         self._next_position = Position(begun.position.number + 1)
-        return begun.opened(form, self._options.prefetch, phase)
+        self._times = self._reading.times or InputTimes()
+        return begun.opened(form, self._options.prefetch, phase, self._times)
 
     def _begin(self) -> Pass:
         position, receivers = self._next_position.at_start(), self._fed
@@ -121,6 +124,15 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
     def num_workers(self) -> int:
         """Number of processes that this dataset feeds."""
         return self._fed.workers.count
+
+    @property
+    def bad_rows(self) -> int:
+        """How many rows of this pass no worker could read; they were left out (`rows.batch(on_error="skip")`)."""
+        return self._position.bad
+
+    def input_times(self) -> str:
+        """Returns whether the loop waited for its batches in the latest pass, and what these were waiting for."""
+        return str(self._times)
 
     def belongs_to(self, mesh_for: Callable[[int], Mesh]) -> bool:
         """Returns whether this dataset was made for the meshes of `mesh_for`."""

@@ -15,6 +15,7 @@ from replicax.data.file_source import FileSource
 from replicax.data.input_context import InputContext
 from replicax.data.input_options import AutoShardPolicy, InputOptions
 from replicax.data.receivers import InputWorkers, Receivers
+from replicax.data.rows import Rows
 from replicax.data.sources import host_batches
 from replicax.errors import ArgumentError
 from replicax.typing import PyTree
@@ -32,7 +33,8 @@ class DistributedDataset(DistributedDatasetBase):
     plain array on its device. It can be iterated as often as its source.
 
     Args:
-        source: What yields the batches; see `replicax.data.sources.host_batches`. Or a `FileSource`.
+        source: What yields the batches; see `replicax.data.sources.host_batches`. Or a `FileSource`, or batches of
+            `Rows`.
         num_replicas: Number of replicas of the strategy.
         mesh_for: Returns the mesh of the strategy's first k devices.
         options: Prefetching, what happens to batches that do not divide evenly, and which worker reads which rows; None
@@ -70,6 +72,10 @@ class DistributedDataset(DistributedDatasetBase):
         super().__init__(Receivers.of(num_replicas, mesh_for, workers), options, anew, advice)
         if isinstance(source, DistributedDatasetBase):
             raise ArgumentError("This dataset is distributed already; distribute the dataset that it was made from.")
+        if isinstance(source, Rows):
+            if batch_size is None:
+                raise ArgumentError("The dataset is rows, not batches: give rows.batch(...), or batch_size=... here.")
+            source, batch_size = source.batch(batch_size), None
         self._batches = host_batches(source, batch_size)
         self._reading = choose_reading(source, self._batches, batch_size, self._options, self._readers())
         self._keeps_peeked_pass = self._batches.one_shot

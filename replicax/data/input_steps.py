@@ -48,7 +48,8 @@ class _SharedBatchNote(NamedTuple):
 class _WorkerBatchNote(TypedDict):
     """The properties of a worker's own batch that it tells the others; the description only where it is new."""
 
-    rows_of_shards: list[tuple[int, int]]
+    rows: int
+    rows_of_shards: list[tuple[int, ...]]  # as in `WorkerBatch`
     full: bool
     description: BatchDescription | None
 
@@ -125,9 +126,22 @@ class StepByStep:
     # Data that each worker reads by itself.
 
     def of_worker_batches(
-        self, batches: Iterator[WorkerBatch], drops_whole_steps: bool = False
+        self,
+        batches: Iterator[WorkerBatch],
+        drops_whole_steps: bool = False,
+        source: str | None = None,
+        in_one_order: bool = False,
     ) -> Generator[InputStep]:
-        """Makes steps of the batches that each worker has for them."""
+        """Makes steps of the batches that each worker has for them.
+
+        Args:
+            batches: Those of this worker.
+            drops_whole_steps: Whether remainder="drop" leaves out whole steps, not only the rows at their end.
+            source: What all workers must read alike; None if each may read something else.
+            in_one_order: Whether the batches are parts of global ones: then the rows of the last one always count.
+        """
+        if source is not None and self.channel is not None:
+            self._check_same_source(source, self.channel)
         notes_of, tree = _NoteMaker(), None
         announced = (Announcement(batch, notes_of.note(batch), _size(batch.batch)) for batch in batches)
         described: list[BatchDescription | None] = [None] * self._workers.count
@@ -138,22 +152,30 @@ class StepByStep:
                     (note and note["description"]) or known for note, known in zip(notes, described, strict=True)
                 ]
                 rows_read = [
-                    RowsRead(worker, shard, rows)
+                    RowsRead(worker, *each)
                     for worker, note in enumerate(notes)
                     if note
-                    for shard, rows in note["rows_of_shards"]
+                    for each in note["rows_of_shards"]
                 ]
-                rows = tuple(sum(r.rows for r in rows_read if r.worker == w) for w in range(self._workers.count))
-                if not self._goes_on(rows, step):
+                rows = tuple(note["rows"] if note else 0 for note in notes)
+                if not in_one_order and not self._goes_on(rows, step):
                     return
                 full = all(note and note["full"] for note in notes) and self._is_even(rows)
-                # With `drops_whole_steps`, remainder="drop" leaves out whole steps, not only the rows at their end.
                 keep = full or not drops_whole_steps or self._options.remainder == "exact"
                 kept = kept_rows(sum(rows), self._replicas, self._options.remainder) if keep else 0
-                tree = tree if own is None else jax.tree.structure(own.batch)
+                tree = tree if own is None or own.batch is None else jax.tree.structure(own.batch)
                 structure = self._structure([d for d, n in zip(described, rows, strict=True) if d and n], tree, step)
                 split = self._split_together(own, rows, kept, structure, step) if kept else None
                 yield InputStep(split, rows_read)
+
+    def _check_same_source(self, source: str, channel: WorkerChannel) -> None:
+        found = [message.decode() for message in channel.exchange(source.encode())]
+        if any(each != found[0] for each in found):
+            listed = "; ".join(f"{name}: {each}" for name, each in zip(self._workers.names, found, strict=True))
+            raise BatchError(
+                f"The workers read different data: {listed}. Give all of them the same files in the same order, and "
+                "the same shuffle."
+            )
 
     def _split_together(
         self, own: WorkerBatch | None, rows: tuple[int, ...], kept: int, structure: BatchStructure, step: int
@@ -161,7 +183,8 @@ class StepByStep:
         assignment = RowAssignment(self._workers, rows, kept, self.form.everywhere)
         batch = None if own is None else own.batch
         if self.channel is None:
-            return SplitBatch(assignment.replicas, part_of(batch, 0, assignment.replicas, assignment.per_replica))
+            parts = part_of(batch, 0, assignment.replicas, assignment.per_replica)
+            return SplitBatch(assignment.replicas, parts, lasts=True)
         return exchange_rows(assignment, batch, structure, self.channel, f"rows{step}")
 
     def _structure(
@@ -247,9 +270,11 @@ class _NoteMaker:
         self._described: BatchDescription | None = None
 
     def note(self, batch: WorkerBatch) -> _WorkerBatchNote:
-        description = describe(batch.batch)
+        has_rows = batch.batch is not None
+        description = describe(batch.batch) if has_rows else self._described
         new, self._described = description != self._described, description
         return {
+            "rows": count_rows(batch.batch) if has_rows else 0,
             "rows_of_shards": batch.rows_of_shards,
             "full": batch.full,
             "description": description if new else None,

@@ -17,6 +17,7 @@ import jax
 from replicax.data.batch_placement import Form, device_dtype
 from replicax.data.batch_split import SplitBatch
 from replicax.data.input_steps import InputStep
+from replicax.data.input_times import COPYING, InputTimes
 from replicax.data.position import Position, RowsRead
 from replicax.data.prefetch import Prefetcher, prefetch
 from replicax.data.receivers import Receivers
@@ -104,10 +105,10 @@ class Pass:
         self._kept = kept
         return self
 
-    def opened(self, form: Form, size: int, phase: str) -> Self:
+    def opened(self, form: Form, size: int, phase: str, times: InputTimes) -> Self:
         """Returns the pass with its steps on the devices, up to `size` of them ahead; see `prefetch`."""
         self._agreement.form = form
-        self.steps = prefetch(_placed(self._kept, self._agreement), size, phase)
+        self.steps = prefetch(_placed(self._kept, self._agreement, times), size, phase, times)
         return self
 
     def close(self) -> None:
@@ -144,10 +145,11 @@ def _kept(
     check_may_be_empty(gave_batches_before=seen.spec is not None)
 
 
-def _placed(steps: Generator[InputStep], agreement: Agreement) -> Generator[PlacedStep]:
+def _placed(steps: Generator[InputStep], agreement: Agreement, times: InputTimes) -> Generator[PlacedStep]:
     with contextlib.closing(steps):
-        for data, rows_read in steps:
-            yield PlacedStep(agreement.placed(data), rows_read)
+        for data, rows_read in times.batches(steps):
+            # No name for it: it would keep a batch alive while it waits in the queue.
+            yield PlacedStep(times.called(COPYING, agreement.placed, data), rows_read)
 
 
 def peek(items: Generator[_Item], *, keep: bool) -> Generator[_Item] | None:

@@ -14,6 +14,7 @@ import contextlib
 import contextvars
 import itertools
 import threading
+import time
 import weakref
 from collections.abc import Generator, Iterator
 from typing import Generic, TypeVar
@@ -22,6 +23,7 @@ import jax
 import numpy as np
 
 import replicax.runtime.activity as activity
+from replicax.data.input_times import InputTimes
 from replicax.runtime.threads import StoppedAtEnd
 
 _Item = TypeVar("_Item")
@@ -29,19 +31,24 @@ _THREAD_NAME = "replicax-prefetch"
 _SECONDS_TO_STOP = 5.0
 
 
-def prefetch(items: Generator[_Item], size: int, phase: str = activity.INPUT) -> Generator[_Item] | Prefetcher[_Item]:
+def prefetch(
+    items: Generator[_Item], size: int, phase: str = activity.INPUT, times: InputTimes | None = None
+) -> Generator[_Item] | Prefetcher[_Item]:
     """Returns an iterator over `items` that keeps up to `size` of them ready; the wait for the first is in `phase`."""
-    return Prefetcher(items, size, phase) if size else _one_by_one(items, phase)
+    times = times or InputTimes()
+    return Prefetcher(items, size, phase, times) if size else _one_by_one(items, phase, times)
 
 
-def _one_by_one(items: Generator[_Item], phase: str) -> Generator[_Item]:
+def _one_by_one(items: Generator[_Item], phase: str, times: InputTimes) -> Generator[_Item]:
     found: list[_Item] = []
     with contextlib.closing(items):
         while True:
+            began = time.monotonic()
             with activity.phase(phase):
                 found.extend(itertools.islice(items, 1))
             if not found:
                 return
+            times.got(began)
             phase = activity.INPUT
             yield found.pop()  # No name for the item: it would keep a batch alive.
 
@@ -49,9 +56,11 @@ def _one_by_one(items: Generator[_Item], phase: str) -> Generator[_Item]:
 class Prefetcher(Iterator[_Item]):
     """An iterator whose items a background thread produces ahead: at once, until `size` of them wait to be taken."""
 
-    def __init__(self, items: Generator[_Item], size: int, phase: str = activity.INPUT):
+    def __init__(
+        self, items: Generator[_Item], size: int, phase: str = activity.INPUT, times: InputTimes | None = None
+    ):
         self._queue: _Queue[_Item] = _Queue(size)
-        self._phase = phase
+        self._phase, self._times = phase, times or InputTimes()
         # The thread runs outside of every strategy and replica context, whatever surrounds the consumer: its context is
         # empty, also on Pythons whose threads inherit their creator's. Only x64 is taken over: it decides about dtypes.
         run = contextvars.Context().run
@@ -63,9 +72,11 @@ class Prefetcher(Iterator[_Item]):
         self._thread.start()
 
     def __next__(self) -> _Item:
+        began = time.monotonic()
         item = self._queue.get(self._phase)
         self._phase = activity.INPUT
         if not isinstance(item, _EndOfData):
+            self._times.got(began)
             return item
         self.close()
         if item.error is None:

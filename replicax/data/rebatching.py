@@ -25,15 +25,15 @@ class ShardBatch(NamedTuple):
 class WorkerBatch(NamedTuple):
     """The batch that one worker has for a step."""
 
-    batch: PyTree  # in memory of its own
-    rows_of_shards: list[tuple[int, int]]  # for each shard that rows are from, its index and the number of these rows
+    batch: PyTree  # in memory of its own; None if the worker has no rows for the step
+    rows_of_shards: list[tuple[int, ...]]  # as `RowsRead`, without the worker: at least a shard and its number of rows
     full: bool = False  # whether it is one batch for each of the worker's replicas, all of the same size
 
 
 def rebatched(batches: Iterable[ShardBatch], size: int) -> Generator[WorkerBatch]:
     """Yields batches of `size` rows, concatenated from parts of batches of any sizes; the last may have fewer."""
     parts: list[PyTree] = []
-    rows_of_shards: list[tuple[int, int]] = []
+    rows_of_shards: list[tuple[int, ...]] = []
     missing = size
     for shard, batch in batches:
         start, rows = 0, count_rows(batch)
@@ -53,12 +53,14 @@ def rebatched(batches: Iterable[ShardBatch], size: int) -> Generator[WorkerBatch
 def grouped(batches: Iterable[ShardBatch], count: int) -> Generator[WorkerBatch]:
     """Yields batches of `count` consecutive batches each; the last may be of fewer."""
     parts: list[PyTree] = []
-    rows_of_shards: list[tuple[int, int]] = []
+    rows_of_shards: list[tuple[int, ...]] = []
     for shard, batch in batches:
         parts.append(jax.tree.map(owned_copy, batch))
         rows_of_shards.append((shard, count_rows(batch)))
         if len(parts) == count:
-            yield WorkerBatch(concatenated(parts), rows_of_shards, full=len({rows for _, rows in rows_of_shards}) == 1)
+            yield WorkerBatch(
+                concatenated(parts), rows_of_shards, full=len({rows for _, rows, *_ in rows_of_shards}) == 1
+            )
             parts, rows_of_shards = [], []
     if parts:
         yield WorkerBatch(concatenated(parts), rows_of_shards)

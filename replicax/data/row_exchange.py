@@ -132,7 +132,7 @@ def exchange_rows(
     assert count_rows(batch) == (end - first) * assignment.per_replica
     shape = (end - first, assignment.per_replica)
     split = jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), batch)
-    return SplitBatch(assignment.replicas, split, first)
+    return SplitBatch(assignment.replicas, split, first, lasts=True)
 
 
 def _rows(batch: PyTree, first: int, end: int) -> PyTree:

@@ -76,6 +76,33 @@ class BatchError(ReplicaxError, ValueError):
     """A global batch cannot be split: it has no rows, its leaves disagree, or its structure has changed."""
 
 
+class DataError(ReplicaxError, ValueError):
+    """A row of a dataset cannot be read: its file is damaged or gone, or what it holds is not what was asked for.
+
+    Attributes:
+        reason: What is wrong.
+        file: The name of the file, or of the source; empty if it is not known.
+        record: The number of the record in the file, from 0; None if it is not known.
+        feature: The feature or column; empty if it is not about one.
+    """
+
+    def __init__(self, reason: str, file: str = "", record: int | None = None, feature: str = ""):
+        self.reason, self.file, self.record, self.feature = reason, file, record, feature
+        where = [file, "" if record is None else f"record {record}", f"feature {feature!r}" if feature else ""]
+        super().__init__(": ".join([", ".join(filter(None, where)), reason]) if any(where) else reason)
+
+    @classmethod
+    def of(cls, error: Exception, file: str = "", record: int | None = None) -> DataError:
+        """Returns an error that has been raised while a row was read, with the place of the row."""
+        if isinstance(error, DataError):
+            found = record if error.record is None else error.record
+            made = cls(error.reason, error.file or file, found, error.feature)
+        else:
+            made = cls(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__, file, record)
+        made.__cause__ = error.__cause__ if isinstance(error, DataError) else error
+        return made
+
+
 class VariableError(ReplicaxError, ValueError):
     """A variable was created or assigned against its declared synchronization and aggregation."""
 

@@ -12,7 +12,7 @@ from jax.sharding import Sharding
 
 from replicax.compat.keras import data_adapter_class
 from replicax.contracts.strategy import StrategyBase
-from replicax.data import DatasetCreator, DistributedDataset, DistributedDatasetFromFunction
+from replicax.data import DatasetCreator, DistributedDataset, DistributedDatasetFromFunction, FileSource, RowBatches
 from replicax.data.batch_placement import owned_copy
 from replicax.errors import BatchError, StrategyMismatchError
 from replicax.keras.all_workers import is_elastic
@@ -93,9 +93,11 @@ def _rows(leaf: Any) -> Any:
 
 
 def as_keras_data(data: Any, strategy: StrategyBase) -> Any:
-    """Returns the data of a loop as Keras takes it: distributed datasets and per-replica values become global rows."""
+    """Returns the data of a loop as Keras takes it: datasets and per-replica values become global rows."""
     if isinstance(data, DatasetCreator):
         data = strategy.distribute_datasets_from_function(data.dataset_fn, data.input_options)
+    elif isinstance(data, (FileSource, RowBatches)):
+        data = strategy.distribute_dataset(data)
     if not isinstance(data, (DistributedDataset, DistributedDatasetFromFunction)):
         return jax.tree_util.tree_map(_rows, data, is_leaf=is_per_replica) if _has_per_replica(data) else data
     if not data.belongs_to(strategy.placement.mesh_for):

@@ -482,6 +482,8 @@ class Strategy(StrategyBase):
         Args:
             variables: Variables; or a Keras model (whose optimizer's are listed too); or an `rx.function`, of which
                 the variables that it uses are listed, and the collectives counted; or a pytree of arrays and variables.
+                Or a distributed dataset, after some of its steps: then whether the loop waited for its batches, and for
+                what.
             args: The arguments of the `rx.function`, which is traced and compiled for them, and not run.
             step: With a compiled Keras model, a batch of its training, such as `(x, y)`: the collectives of the step
                 of `fit` are counted. True for a batch like those that the model has been trained on, with one row for

@@ -19,6 +19,7 @@ from replicax.contracts.variable_access import (
     name_of,
     shape_of,
 )
+from replicax.data import DistributedDataset, DistributedDatasetFromFunction
 from replicax.errors import ArgumentError
 from replicax.program.function import Function
 from replicax.program.pytrees import is_number_like
@@ -55,6 +56,8 @@ def explain(
 ) -> Shown:
     """Returns the tables of `Strategy.explain`."""
     placement = strategy.placement
+    if isinstance(variables, (DistributedDataset, DistributedDatasetFromFunction)):
+        return Shown(variables.input_times())
     if isinstance(variables, Function):
         if step is not None:
             raise ArgumentError("`step` goes with a Keras model. An rx.function's arguments follow it: explain(fn, x).")

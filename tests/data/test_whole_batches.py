@@ -9,11 +9,19 @@ import jax
 import numpy as np
 import pytest
 
-from replicax.data import DistributedDataset, DistributedDatasetFromFunction, FileSource, InputOptions, InputWorkers
+from replicax.data import (
+    DistributedDataset,
+    DistributedDatasetFromFunction,
+    FileSource,
+    InputOptions,
+    InputWorkers,
+    Rows,
+)
 from replicax.errors import ArgumentError, BatchError, ElasticError
 from replicax.group.renewal import renewed
 from replicax.values import PerReplica
 from tests.data.fake_worlds import install
+from tests.data.row_kinds import Counted
 
 ROWS = np.arange(57)
 
@@ -196,6 +204,22 @@ def test_files_are_read_by_every_worker(world, distribute, rows_of):
     world.change(3)
     dataset.set_state(state)
     assert np.concatenate([*first, *map(rows_of, dataset)]).tolist() == ROWS.tolist()
+
+
+@pytest.mark.parametrize("source", [Counted((20, 0, 15, 25)), list(range(60))], ids=["files", "by number"])
+def test_rows_in_changing_worlds(world, distribute, rows_of, source):
+    batches = Rows(source).map(np.int32).shuffle(seed=1, buffer=12).batch(12)
+    expected = [batch.tolist() for batch in batches]
+    dataset = distribute(batches)
+    iterator = iter(dataset)
+    found = [rows_of(next(iterator)).tolist() for _ in range(2)]
+    world.change(3)
+    found.append(rows_of(next(iterator)).tolist())
+    state = iterator.get_state()
+    iterator.close()
+    world.change(2)
+    dataset.set_state(state)
+    assert found + [rows_of(step).tolist() for step in dataset] == expected
 
 
 def test_a_function_keeps_the_batches_of_its_pass(world, rows_of):

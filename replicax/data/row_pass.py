@@ -1,0 +1,323 @@
+"""A pass over rows: reads and maps them in threads beside the step, and makes batches of them, in order."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from replicax.data.batch_placement import aligned, owned_copy
+from replicax.data.batches import count_rows, host_batch
+from replicax.data.input_times import DECODING, READING, InputTimes
+from replicax.data.rebatching import WorkerBatch, concatenated
+from replicax.data.row_plans import Block, Item
+from replicax.errors import BatchError, DataError
+from replicax.typing import PyTree
+
+_log = logging.getLogger(__name__)
+_LOGGED = 10  # bad rows of a pass that are logged one by one
+_ALL_BAD = 100  # rows from the beginning that may be bad before it is the pipeline that must be wrong
+
+
+class RowStep(NamedTuple):
+    """A function of the user's that each row goes through."""
+
+    kind: str  # "map", "random_map" or "filter"
+    function: Callable[..., Any]
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbers:
+    """Rows that are read by their numbers."""
+
+    numbers: np.ndarray  # in the order of the pass
+    indices: Callable[[np.ndarray], np.ndarray]  # of numbers, in the source
+
+    def items(self) -> list[Item]:
+        """Returns the rows one by one."""
+        found = self.indices(self.numbers).tolist()
+        return [
+            Item(0, number, False, index, index) for number, index in zip(self.numbers.tolist(), found, strict=True)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def entries(self) -> list[tuple[int, ...]]:
+        """Returns the rows as `WorkerBatch` has them."""
+        numbers = self.numbers
+        if numbers[-1] - numbers[0] == len(numbers) - 1:
+            return [(0, len(numbers), int(numbers[0]), 0, 0)]
+        return _entries(self.items(), ())
+
+
+class Blocks(list[Block]):
+    """Rows that are batches already."""
+
+    def entries(self) -> list[tuple[int, ...]]:
+        """Returns the rows as `WorkerBatch` has them."""
+        return [(block.shard, block.rows, block.number, int(block.ends), 0) for block in self]
+
+    def batch(self) -> PyTree:
+        """Returns them as one."""
+        return concatenated([block.batch for block in self])
+
+
+class Task(NamedTuple):
+    """Rows that are read one after the other in one thread."""
+
+    rows: Numbers | list[Item] | Blocks
+    ends_step: bool | None  # whether they are the worker's last ones of a global batch; None if it reads its own files
+
+    def items(self) -> list[Item]:
+        """Returns the rows one by one."""
+        assert not isinstance(self.rows, Blocks)
+        return self.rows.items() if isinstance(self.rows, Numbers) else self.rows
+
+
+class _LeftOut(NamedTuple):
+    """What stands in the place of a row that is left out."""
+
+    error: DataError | None  # None if it was filtered
+
+
+class _Read(NamedTuple):
+    """What became of the rows of a task: a batch, or rows one by one."""
+
+    task: Task
+    batch: PyTree = None
+    items: Sequence[Item] = ()
+    rows: Sequence[Any] = ()
+
+
+class RowPass:
+    """A pass of one worker.
+
+    Args:
+        source: A `RandomAccess` or `RowFiles`.
+        in_files: Whether it is the latter.
+        steps: The functions that each row goes through.
+        number: The number of the pass.
+        skips: Whether rows that cannot be read are left out.
+        times: Where to note what takes how long.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        in_files: bool,
+        steps: Sequence[RowStep],
+        number: int,
+        skips: bool,
+        times: InputTimes | None = None,
+    ):
+        self._source, self._in_files, self._steps, self._number, self._skips = source, in_files, steps, number, skips
+        self._times = times or InputTimes()
+        self._leaves_out = skips or any(step.kind == "filter" for step in steps)
+        self._seen = self._bad = 0
+
+    def batches(self, tasks: Generator[Task], size: int, threads: int) -> Generator[WorkerBatch]:
+        """Yields batches of `size` rows of tasks; the last may have fewer."""
+        rows: list[Any] = []
+        items: list[Item] = []  # of which these rows are, and those that were left out after them
+        bad: list[Item] = []
+        with ThreadPoolExecutor(threads, "replicax-reader") as pool, contextlib.closing(tasks):
+            for read in self._in_order(pool, self._times.each(READING, tasks), ahead=threads + 1):
+                ends = read.task.ends_step
+                is_whole = isinstance(read.task.rows, Blocks) or bool(
+                    len(read.task.rows) == size if ends is None else ends
+                )
+                if read.batch is not None and is_whole and not rows and not self._leaves_out:
+                    yield WorkerBatch(self._of_its_own(_checked(read.batch)), _entries_of(read.task))
+                    continue
+                for item, row in zip(*_one_by_one(read), strict=True):
+                    self._seen += 1
+                    # What is left out counts with the rows before it: so the loop hears of the last ones, too.
+                    if isinstance(row, _LeftOut):
+                        bad += [item] if self._is_bad(row) else []
+                    elif len(rows) == size and self._leaves_out:
+                        yield self._made(rows, items, bad)
+                        rows, items, bad = [], [], []
+                    rows += [] if isinstance(row, _LeftOut) else [row]
+                    items.append(item)
+                    if len(rows) == size and ends is None and not self._leaves_out:
+                        yield self._made(rows, items, bad)
+                        rows, items, bad = [], [], []
+                if ends and not self._leaves_out:
+                    yield self._made(rows, items, bad) if rows else WorkerBatch(None, [])
+                    rows, items, bad = [], [], []
+            if rows:
+                yield self._made(rows, items, bad)
+        if self._bad > _LOGGED:
+            _log.warning("%d of %d rows of this pass were bad and left out on this worker.", self._bad, self._seen)
+        if self._bad and self._bad == self._seen:
+            raise DataError(f"No row could be read: all {self._bad} of this pass are bad, and were left out.")
+
+    def _in_order(self, pool: ThreadPoolExecutor, tasks: Iterator[Task], ahead: int) -> Generator[_Read]:
+        """Yields what came of each task, in their order, with up to `ahead` more tasks under way."""
+        under_way: collections.deque[Future[_Read]] = collections.deque()
+        try:
+            for task in tasks:
+                under_way.append(pool.submit(self._run, task))
+                if len(under_way) > ahead:
+                    yield self._times.called(DECODING, under_way.popleft().result)
+            while under_way:
+                yield self._times.called(DECODING, under_way.popleft().result)
+        finally:
+            for each in under_way:
+                each.cancel()
+
+    def _made(self, rows: Sequence[Any], items: Sequence[Item], bad: Sequence[Item]) -> WorkerBatch:
+        try:
+            batch = _stacked(rows)
+        except _MisfitError as error:
+            used = [item for item in items if not any(item is each for each in bad)]
+            place = f" (file, record) = {self._name(used[0])} and {self._name(used[error.row])}"
+            raise BatchError(f"The rows of a batch differ,{place}: {error}") from None
+        return WorkerBatch(_checked(batch), _entries(items, bad))
+
+    def _of_its_own(self, batch: PyTree) -> PyTree:
+        """Returns a batch that the source has made, in memory that nothing else writes to."""
+        return batch if getattr(self._source, "lasts", False) else jax.tree.map(owned_copy, batch)
+
+    def _is_bad(self, row: _LeftOut) -> bool:
+        if row.error is None:
+            return False
+        self._bad += 1
+        if self._bad <= _LOGGED:
+            _log.warning("A row was left out (on_error='skip'): %s", row.error)
+        if self._bad == self._seen == _ALL_BAD:
+            raise DataError(
+                f"The first {_ALL_BAD} rows were all left out by on_error='skip': rather than the data, the functions "
+                f"that read and map it seem to be wrong. The last one: {row.error}"
+            ) from row.error
+        return True
+
+    # In a thread.
+
+    def _run(self, task: Task) -> _Read:
+        if isinstance(task.rows, Blocks):
+            return _Read(task, batch=task.rows.batch() if task.rows else None)
+        rows_at = None if self._steps else getattr(self._source, "rows_at", None)
+        if rows_at is not None and len(task.rows):
+            try:
+                if isinstance(task.rows, Numbers):
+                    return _Read(task, batch=rows_at(task.rows.indices(task.rows.numbers)))
+                if not any(isinstance(item.raw, DataError) for item in task.rows):
+                    return _Read(task, batch=rows_at([item.raw for item in task.rows]))
+            except Exception as error:
+                _check_may_be_bad(error)  # One by one, to know which row it is.
+        items = task.items()
+        return _Read(task, items=items, rows=[self._row(item) for item in items])
+
+    def _row(self, item: Item) -> Any:
+        try:
+            row = self._raw(item)
+            for number, (kind, function, seed) in enumerate(self._steps):
+                if kind == "map":
+                    row = function(row)
+                elif kind == "random_map":
+                    # By the record and not by its place in the order: so a shuffle changes no augmentation.
+                    of = [seed, self._number, item.shard, item.record, number]
+                    row = function(row, np.random.default_rng(of))
+                elif not function(row):
+                    return _LeftOut(None)
+            return row
+        except Exception as error:
+            _check_may_be_bad(error)
+            found = DataError.of(error, *self._name(item))
+            if self._skips:
+                return _LeftOut(found)
+            raise found from found.__cause__
+
+    def _raw(self, item: Item) -> Any:
+        if not self._in_files:
+            return self._source[item.raw]
+        if isinstance(item.raw, DataError):
+            raise item.raw
+        row_of = getattr(self._source, "row_of", None)
+        return item.raw if row_of is None else row_of(item.raw)
+
+    def _name(self, item: Item) -> tuple[str, int]:
+        if self._in_files:
+            return str(self._source.files[item.shard]), item.record
+        name_of = getattr(self._source, "name_of", None)
+        return (type(self._source).__name__, item.raw) if name_of is None else name_of(item.raw)
+
+
+def _check_may_be_bad(error: Exception) -> None:
+    """Raises what no row can be blamed for."""
+    if isinstance(error, MemoryError):
+        raise error
+
+
+def _checked(batch: PyTree) -> PyTree:
+    return host_batch(batch, "A batch of rows")
+
+
+def _one_by_one(read: _Read) -> tuple[Sequence[Item], Sequence[Any]]:
+    if read.batch is None:
+        return read.items, read.rows
+    items = read.task.items()
+    assert count_rows(read.batch) == len(items)
+    return items, [jax.tree.map(lambda leaf: leaf[row], read.batch) for row in range(len(items))]  # noqa: B023
+
+
+def _entries_of(task: Task) -> list[tuple[int, ...]]:
+    return task.rows.entries() if isinstance(task.rows, (Blocks, Numbers)) else _entries(task.rows, ())
+
+
+def _entries(items: Sequence[Item], bad: Sequence[Item]) -> list[tuple[int, ...]]:
+    """Returns rows as `WorkerBatch` has them: shard, rows, the first of them, whether the shard ends, bad ones."""
+    entries: list[list[int]] = []
+    latest: dict[int, list[int]] = {}  # of each shard
+    for item in items:
+        entry = latest.get(item.shard)
+        if entry is None or entry[2] + entry[1] != item.number:
+            entry = latest[item.shard] = [item.shard, 0, item.number, 0, 0]
+            entries.append(entry)
+        entry[1] += 1
+        entry[3] = int(item.ends)
+    for item in bad:
+        next(each for each in entries if each[0] == item.shard and 0 <= item.number - each[2] < each[1])[4] += 1
+    return [tuple(entry) for entry in entries]
+
+
+class _MisfitError(Exception):
+    """A row that has another structure or other shapes than the first of its batch."""
+
+    def __init__(self, row: int, text: str):
+        self.row = row
+        super().__init__(text)
+
+
+def _stacked(rows: Sequence[Any]) -> PyTree:
+    first, treedef = jax.tree.flatten(rows[0])
+    leaves = [first]
+    for index, row in enumerate(rows[1:], 1):
+        found, structure = jax.tree.flatten(row)
+        differs: bool = structure != treedef  # type: ignore[operator]  # JAX types it too narrowly.
+        if differs:
+            raise _MisfitError(index, f"{treedef} and {structure}")
+        leaves.append(found)
+    return jax.tree.unflatten(treedef, [_column(each) for each in zip(*leaves, strict=True)])
+
+
+def _column(values: Sequence[Any]) -> np.ndarray:
+    first = np.shape(values[0])
+    for index, value in enumerate(values):
+        if np.shape(value) != first:
+            shapes = f"values of shapes {first} and {np.shape(value)}"
+            raise _MisfitError(index, f"{shapes}. Let a `map` bring them to one shape: pad, crop or resize them.")
+    if not first:
+        return np.array(values)
+    dtype = np.result_type(*{np.asarray(value).dtype for value in values})
+    return np.stack(values, out=aligned((len(values), *first), dtype)) if dtype.kind in "biufc" else np.stack(values)

@@ -1,0 +1,328 @@
+"""Rows of any source, on their way to batches: mapped, shuffled, batched, in threads beside the step."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import itertools
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from replicax.checks import checked_int
+from replicax.data.input_times import InputTimes
+from replicax.data.position import Position
+from replicax.data.rebatching import WorkerBatch
+from replicax.data.row_pass import Blocks, Numbers, RowPass, RowStep, Task
+from replicax.data.row_plans import (
+    Block,
+    Item,
+    RandomAccess,
+    RowFiles,
+    Shuffle,
+    file_blocks,
+    file_items,
+    index_steps,
+    permuted,
+)
+from replicax.data.sources import check_batch_size
+from replicax.errors import ArgumentError, BatchError
+from replicax.typing import PyTree
+
+_ON_ERROR = ("raise", "skip")
+_MOST_ROWS_OF_A_TASK = 32
+
+
+class Rows:
+    """Rows of a source, which are read when they are needed: what the readers of `rx.data` return.
+
+    A row is any pytree of arrays and numbers. The methods return new `Rows`, and read nothing. `batch` makes batches
+    for `strategy.distribute_dataset` and `fit`. Each row comes once in each epoch, on any number of workers.
+
+    Args:
+        source: A source with random access: anything with `len` and `[index]`, such as a list of rows, a torch
+            `Dataset` or a source of Grain's. Or one in files, with a sequence `files` and a method
+            `read(file, first)`, which yields the rows of a file (given by its index) from number `first` on.
+
+    Raises:
+        ArgumentError: `source` is neither.
+
+    Example:
+        >>> rows = rx.data.Rows([{"x": float(i)} for i in range(5)]).map(lambda row: {"x": 2 * row["x"]})
+        >>> [batch["x"].tolist() for batch in rows.batch(2)]
+        [[0.0, 2.0], [4.0, 6.0], [8.0]]
+    """
+
+    def __init__(self, source: RandomAccess | RowFiles):
+        kind = type(source)
+        self._in_files = isinstance(source, RowFiles)
+        if isinstance(source, (str, bytes, dict)) or not (
+            self._in_files or (hasattr(kind, "__getitem__") and hasattr(kind, "__len__"))
+        ):
+            raise ArgumentError(
+                f"`source` has rows that can be read by their number (`len` and `[index]`), or `files` and `read(file, "
+                f"first)`, got {source!r:.100}."
+            )
+        self._source: Any = source
+        self._steps: tuple[RowStep, ...] = ()
+        self._shuffle: Shuffle | None = None
+
+    def _with(self, **changes: object) -> Rows:
+        new = copy.copy(self)
+        vars(new).update(changes)
+        return new
+
+    def map(self, function: Callable[[PyTree], PyTree]) -> Rows:
+        """Returns the rows that `function` makes of these; it is called in threads, and gets one row.
+
+        Example:
+            >>> rx.data.Rows([1, 2]).map(lambda row: row + 1).batch(2).first()
+            array([2, 3])
+        """
+        return self._with(_steps=(*self._steps, RowStep("map", _checked(function, "function"))))
+
+    def random_map(self, function: Callable[[PyTree, np.random.Generator], PyTree], seed: int = 0) -> Rows:
+        """Returns the rows that `function(row, generator)` makes of these, with random numbers of each row's own.
+
+        The numbers depend on the seed, the epoch and the row: they are the same on any number of workers, and after a
+        restart.
+
+        Example:
+            >>> rows = rx.data.Rows([0.0, 0.0]).random_map(lambda row, draw: row + draw.uniform(), seed=1)
+            >>> np.array_equal(rows.batch(2).first(), rows.batch(2).first())
+            True
+        """
+        step = RowStep("random_map", _checked(function, "function"), checked_int("seed", seed))
+        return self._with(_steps=(*self._steps, step))
+
+    def filter(self, keep: Callable[[PyTree], bool]) -> Rows:
+        """Returns the rows for which `keep` is true. Batches are filled with the rows that follow.
+
+        Example:
+            >>> rx.data.Rows(range(6)).filter(lambda row: row % 2 == 0).batch(2).first()
+            array([0, 2])
+        """
+        return self._with(_steps=(*self._steps, RowStep("filter", _checked(keep, "keep"))))
+
+    def shuffle(self, seed: int, *, buffer: int = 16_384, files: int = 16) -> Rows:
+        """Returns the rows in a random order, another one in each epoch; the same on each worker, and after a restart.
+
+        Where any row can be read by its number, all rows are shuffled, at no cost in memory. Rows of files are drawn
+        from several open files, whose order is random too; of each a part of the buffer is read and shuffled.
+
+        Args:
+            seed: Decides about the order.
+            buffer: Rows in memory, not decoded, for a source in files.
+            files: How many files a worker reads at a time.
+
+        Example:
+            >>> rx.data.Rows(range(6)).shuffle(seed=1).batch(6).first().tolist()
+            [2, 4, 3, 5, 1, 0]
+        """
+        of = (checked_int("seed", seed), checked_int("buffer", buffer, least=1), checked_int("files", files, least=1))
+        return self._with(_shuffle=Shuffle(*of))
+
+    def batch(self, batch_size: int, *, on_error: str = "raise", threads: int | None = None) -> RowBatches:
+        """Returns batches of rows, for `strategy.distribute_dataset` and `fit`.
+
+        Args:
+            batch_size: Rows of a global batch. The last batch of an epoch may have fewer.
+            on_error: What happens to a row that cannot be read or decoded. `"raise"`: a `DataError` on every worker.
+                `"skip"`: it is left out, logged and counted (`dataset.bad_rows`), and batches are filled with the rows
+                that follow.
+            threads: How many threads read and decode on each worker; None for as many as it has cores.
+
+        Raises:
+            ArgumentError: An argument is not one of those.
+        """
+        return RowBatches(self, batch_size, on_error=on_error, threads=threads)
+
+    def __len__(self) -> int:
+        """Number of rows, where it is known without reading them: not of files, nor after a `filter`."""
+        if self._in_files or any(step.kind == "filter" for step in self._steps):
+            raise ArgumentError("The number of rows of this source is not known before its end.")
+        return len(self._source)
+
+    def __repr__(self) -> str:
+        return f"Rows({self._source!r:.100})"
+
+
+def _checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    if not callable(function):
+        raise ArgumentError(f"`{name}` is a function of a row, got {function!r:.100}.")
+    return function
+
+
+class RowBatches(Iterable[PyTree]):
+    """Global batches of `Rows`, made by `Rows.batch`; for `strategy.distribute_dataset` and `fit`.
+
+    Iterating over it reads batches of NumPy arrays in this process, each time those of the next epoch.
+
+    Example:
+        >>> batches = rx.data.Rows(range(5)).batch(2)
+        >>> len(batches), [batch.tolist() for batch in batches]
+        (3, [[0, 1], [2, 3], [4]])
+    """
+
+    def __init__(self, rows: Rows, batch_size: int, *, on_error: str = "raise", threads: int | None = None):
+        if on_error not in _ON_ERROR:
+            raise ArgumentError(f"`on_error` is one of {_ON_ERROR}, got {on_error!r}.")
+        self._rows, self.batch_size, self._on_error = rows, check_batch_size(batch_size), on_error
+        self._threads = cores() if threads is None else checked_int("threads", threads, least=1)
+        self._passes = 0
+
+    def __iter__(self) -> Iterator[PyTree]:
+        position = Position(self._passes)
+        self._passes += 1
+        return (each.batch for each in self.read(position, None))
+
+    def __len__(self) -> int:
+        return -(-len(self._rows) // self.batch_size)
+
+    def first(self) -> PyTree:
+        """Returns the first batch of the first epoch, to look at it."""
+        with contextlib.closing(self.read(Position(), None)) as batches:
+            for each in batches:
+                return each.batch
+        raise BatchError(f"The dataset has no row: {self._rows}.")
+
+    @property
+    def files(self) -> int | None:
+        """Number of files; None where any row can be read by its number."""
+        return len(self._rows._source.files) if self._rows._in_files else None
+
+    @property
+    def identity(self) -> str:
+        """A short text that differs where the rows, or their order, do."""
+        source, shuffle = self._rows._source, self._rows._shuffle
+        of = f"{len(source.files)} files, {_digest(source.files)}" if self._rows._in_files else f"{len(source)} rows"
+        if shuffle is None:
+            return of
+        order = f"seed {shuffle.seed}"
+        return f"{of}, {order}" if not self._rows._in_files else f"{of}, {order}, {shuffle.of(len(source.files))[1:]}"
+
+    def read(
+        self,
+        position: Position,
+        share: Callable[[int], tuple[int, int]] | None,
+        worker: int = 0,
+        workers: int = 1,
+        times: InputTimes | None = None,
+    ) -> Generator[WorkerBatch]:
+        """Yields a worker's batches that follow a position.
+
+        Args:
+            position: Where the loop is.
+            share: Returns which rows of a global batch of so many rows are the worker's; None for all of them. For a
+                worker that reads files of its own, of how many rows its batches are.
+            worker: Among how many workers the files are dealt, and which of them this is.
+            workers: See `worker`.
+            times: Where to note what takes how long.
+        """
+        rows = self._rows
+        running = RowPass(rows._source, rows._in_files, rows._steps, position.number, self._on_error == "skip", times)
+        return running.batches(
+            self._tasks(position, share, worker, workers),
+            self.batch_size if share is None else -int(np.subtract(*share(self.batch_size))),
+            self._threads,
+        )
+
+    def _tasks(
+        self, position: Position, share: Callable[[int], tuple[int, int]] | None, worker: int, workers: int
+    ) -> Generator[Task]:
+        """Yields the rows that are read one after the other in one thread."""
+        rows, source, size = self._rows, self._rows._source, self.batch_size
+        if not rows._in_files:
+            count, shuffle = len(source), rows._shuffle
+
+            def indices(numbers: np.ndarray) -> np.ndarray:
+                return numbers if shuffle is None else permuted(numbers, count, shuffle.seed, position.number)
+
+            for numbers in index_steps(count, position, size):
+                first, end = (0, len(numbers)) if share is None else share(len(numbers))
+                most = self._most_of_a_task(end - first)
+                for start in range(first, max(end, first + 1), most):
+                    stop = min(start + most, end)
+                    yield Task(Numbers(numbers[start:stop], indices), stop == end)
+            return
+        if self._comes_in_blocks and not position.beyond:
+            deals = workers > 1
+            with contextlib.closing(file_blocks(source, position, worker, workers)) as blocks:
+                for cut in _cut(blocks, share(size)[1] if share is not None and deals else size):
+                    first, end = 0, sum(block.rows for block in cut)
+                    if share is not None and not deals:
+                        first, end = share(end)
+                    yield Task(Blocks(_part(cut, first, end)), None if deals else True)
+            return
+        items_of_files = file_items(source, position, rows._shuffle, worker, workers)
+        with contextlib.closing(items_of_files):
+            if workers > 1 or share is None:
+                own = size if share is None else share(size)[1]
+                for items in _listed(items_of_files, self._most_of_a_task(own)):
+                    yield Task(items, None)
+                return
+            for step in _listed(items_of_files, size):
+                first, end = share(len(step))
+                most = self._most_of_a_task(end - first)
+                for start in range(first, max(end, first + 1), most):
+                    stop = min(start + most, end)
+                    yield Task(step[start:stop], stop == end)
+
+    @property
+    def _comes_in_blocks(self) -> bool:
+        rows = self._rows
+        is_plain = not rows._steps and rows._shuffle is None and self._on_error == "raise"
+        return is_plain and hasattr(rows._source, "blocks")
+
+    def _most_of_a_task(self, rows: int) -> int:
+        if not self._rows._steps and hasattr(self._rows._source, "rows_at"):
+            return max(1, rows)  # A batch that is read at once needs no copy.
+        return max(1, min(_MOST_ROWS_OF_A_TASK, rows // self._threads))
+
+    def __repr__(self) -> str:
+        return f"RowBatches({self._rows!r}, {self.batch_size})"
+
+
+def _listed(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
+    while found := list(itertools.islice(items, size)):
+        yield found
+
+
+def _cut(blocks: Iterator[Block], size: int) -> Iterator[list[Block]]:
+    """Yields blocks of `size` rows together; the last may have fewer."""
+    found: list[Block] = []
+    missing = size
+    for block in blocks:
+        start = 0
+        while start < block.rows:
+            stop = min(block.rows, start + missing)
+            found.append(block.part(start, stop))
+            missing -= stop - start
+            start = stop
+            if not missing:
+                yield found
+                found, missing = [], size
+    if found:
+        yield found
+
+
+def _part(blocks: Sequence[Block], first: int, end: int) -> Iterator[Block]:
+    """Yields some of the rows of blocks: from number `first` on, up to `end`."""
+    for block in blocks:
+        start, stop = max(0, first), min(block.rows, end)
+        if stop > start:
+            yield block.part(start, stop)
+        first, end = first - block.rows, end - block.rows
+
+
+def _digest(names: Sequence[str]) -> str:
+    return hashlib.blake2b("\n".join(map(str, names)).encode(), digest_size=4).hexdigest()
+
+
+def cores() -> int:
+    """Returns how many cores this process may use."""
+    allowed = getattr(os, "sched_getaffinity", None)  # Not on macOS and Windows.
+    return (len(allowed(0)) if allowed is not None else os.cpu_count()) or 1

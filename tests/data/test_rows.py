@@ -1,0 +1,268 @@
+"""Rows of every kind of source come once each, in the same order, whoever reads them and wherever a pass goes on."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import json
+import time
+
+import numpy as np
+import pytest
+
+import replicax as rx
+from replicax.data.input_options import InputOptions
+from replicax.data.position import Position
+from replicax.errors import ArgumentError, BatchError, DataError
+from tests.data.fake_workers import Team, parts, reading
+from tests.data.row_kinds import OPEN, ROWS, Counted, make
+
+AUTO = InputOptions()
+
+
+@pytest.fixture(scope="session")
+def rows_of_kind(tmp_path_factory):
+    made = {}
+
+    def get(kind):
+        if kind not in made:
+            made[kind] = make(kind, tmp_path_factory.mktemp("rows"))
+        return made[kind]
+
+    return get
+
+
+def flat(batches):
+    return [int(row) for batch in batches for row in np.ravel(batch)]
+
+
+def steps_of(batches, replicas, options=AUTO, position=None, most=None):
+    """The rows of each step, and the position after them."""
+    team = Team(replicas)
+    readings = [reading([batches] * len(replicas), options)(workers) for workers in team.workers]
+    position = position or Position()
+    found = team.steps(lambda workers: readings[workers.index], options, position, most=most)
+    for each in found:
+        if isinstance(each, Exception):
+            raise each
+    # What the loop counts, it counts in the position that the reading has noted its dealing in.
+    after = position.at_start()
+    readings[0]._read(after, 0, len(replicas)).close()
+    for step in found[0]:
+        after.add(readings[0].num_shards(after), step.rows_read)
+    return [list(itertools.chain(*step)) for step in parts(found)], Position.of(json.loads(json.dumps(after.state())))
+
+
+@pytest.mark.parametrize("kind", OPEN)
+def test_each_row_once_in_another_order_in_each_epoch(rows_of_kind, kind):
+    rows = rows_of_kind(kind)
+    in_order = flat(rows.batch(8))
+    assert sorted(in_order) == list(range(ROWS))
+    batches = rows.shuffle(seed=3, buffer=20, files=3).batch(8)
+    first, second, again = flat(batches), flat(batches), flat(rows.shuffle(seed=3, buffer=20, files=3).batch(8))
+    assert first == again
+    assert sorted(first) == sorted(second) == sorted(in_order)
+    assert len({tuple(first), tuple(second), tuple(in_order)}) == 3
+
+
+@pytest.mark.daily(6)
+@pytest.mark.parametrize("kind", OPEN)
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("teams", [(2, 2, 2), (1, 2, 3), (3, 1, 2)], ids=str)
+def test_killed_and_resumed_on_other_workers(rows_of_kind, kind, shuffled, teams):
+    rows = rows_of_kind(kind)
+    batches = (rows.shuffle(seed=5, buffer=20, files=3) if shuffled else rows).batch(6, threads=2)
+    position, seen = Position(), []
+    for number, count in enumerate(teams):
+        last = number == len(teams) - 1
+        steps, position = steps_of(batches, [1] * count, position=position, most=None if last else 3)
+        seen += steps
+    assert sorted(flat(seen)) == list(range(ROWS))
+    assert position.rows == ROWS
+    if len(set(teams)) == 1 or batches.files is None:  # the same order as without a kill
+        assert seen == steps_of(batches, [1] * teams[0])[0]
+    if batches.files is None:  # and as on one worker
+        assert flat(seen) == flat(batches)
+
+
+def test_fewer_files_than_workers_give_the_order_of_one_worker():
+    batches = rx.data.Rows(Counted((50, 40))).shuffle(seed=1, buffer=10).batch(6)
+    alone = [batch.tolist() for batch in batches]
+    assert steps_of(batches, [1, 1, 1])[0] == alone
+    steps, position = steps_of(batches, [1, 1, 1], most=4)
+    rest, _ = steps_of(batches, [2, 2], InputOptions(auto_shard_policy="data"), position)
+    assert steps + rest == alone
+    # By number, all of it is the same for two workers and for workers with different numbers of replicas.
+    for size in (9, 5, 3):  # Some steps have rows for one worker only.
+        indexed = rx.data.Rows(range(49)).shuffle(seed=1).batch(size)
+        assert steps_of(indexed, [1, 3])[0] == [batch.tolist() for batch in indexed]
+
+
+class Blocky(Counted):
+    """The same, in blocks."""
+
+    def blocks(self, file, first):
+        rows = np.array([*self.read(file, first)], np.int32)
+        for start in range(0, len(rows), 5):
+            yield rows[start : start + 5]
+
+
+@pytest.mark.parametrize("replicas", [[1], [1, 1], [2, 1], [1] * 7], ids=str)
+@pytest.mark.parametrize("size", [4, 9])
+def test_blocks_give_what_rows_give(replicas, size):
+    blocks, rows = (rx.data.Rows(source).batch(size) for source in (Blocky(), Counted()))
+    expected, _ = steps_of(rows, replicas)
+    assert steps_of(blocks, replicas)[0] == expected
+    begun, position = steps_of(blocks, replicas, most=3)
+    assert position.state() == steps_of(rows, replicas, most=3)[1].state()
+    assert begun + steps_of(blocks, replicas, position=position)[0] == expected
+
+
+def test_files_are_dealt_and_read_by_one_worker_each():
+    opened = collections.defaultdict(list)
+
+    class Noted(Counted):
+        def __init__(self, worker):
+            super().__init__()
+            self._worker = worker
+
+        def read(self, file, first):
+            opened[self._worker].append(file)
+            return super().read(file, first)
+
+    sources = [rx.data.Rows(Noted(worker)).batch(6) for worker in range(2)]
+    Team([1, 1]).steps(reading(sources, AUTO), AUTO)
+    assert opened == {0: [0, 2, 4], 1: [1, 3, 5]}
+
+
+def bad_at(*bad):
+    def read(row):
+        if row in bad:
+            raise ValueError("damaged")
+        return row
+
+    return read
+
+
+@pytest.mark.parametrize("replicas", [[2], [1, 1], [1, 2]], ids=str)
+@pytest.mark.parametrize("in_files", [False, True])
+def test_bad_rows_are_skipped_and_counted_alike(replicas, in_files):
+    source = Counted((20, 25, 15)) if in_files else range(60)
+    everything = flat(rx.data.Rows(source).batch(60))
+    bad = [everything[0], everything[3], everything[17], everything[40], everything[59]]
+    batches = rx.data.Rows(source).map(bad_at(*bad)).batch(6, on_error="skip")
+    steps, position = steps_of(batches, replicas)
+    assert sorted(flat(steps)) == sorted(set(everything) - set(bad))
+    assert position.bad == len(bad)
+    if not in_files or len(replicas) == 1:  # Else a worker's files end before the others'.
+        assert all(len(step) == 6 for step in steps[:-3])
+    for stop in (1, 4, 7):
+        begun, position = steps_of(batches, replicas, most=stop)
+        rest, position = steps_of(batches, [1], position=position)
+        assert sorted(flat(begun + rest)) == sorted(set(everything) - set(bad)), stop
+        assert position.bad == len(bad)
+
+
+@pytest.mark.parametrize("replicas", [[1], [1, 1]], ids=str)
+def test_an_error_names_the_row_on_every_worker(replicas):
+    batches = rx.data.Rows(Counted()).map(bad_at(205)).batch(4)
+    team = Team(replicas)
+    found = team.steps(reading([batches] * len(replicas), AUTO), AUTO)
+    assert all(isinstance(error, (DataError, BatchError)) for error in found)
+    assert all("file2, record 5: ValueError: damaged" in str(error) for error in found)
+    (error,) = [error for error in found if isinstance(error, DataError)]
+    assert (error.file, error.record) == ("file2", 5)
+
+
+def test_random_numbers_belong_to_the_row():
+    rows = rx.data.Rows(range(40)).random_map(lambda row, draw: np.array([row, draw.integers(1000)]), seed=2)
+    plain = {row[0]: row[1] for batch in rows.batch(7) for row in batch.tolist()}
+    batches = rows.shuffle(seed=1).batch(4)
+    shuffled = {row[0]: row[1] for step in steps_of(batches, [1, 1])[0] for row in step}
+    assert plain == shuffled
+    assert len(set(plain.values())) > 30
+    assert {row[0]: row[1] for batch in [*batches, *batches][10:] for row in batch.tolist()} != plain  # another epoch
+
+
+def test_rows_that_differ_and_states_of_other_data():
+    rows = rx.data.Rows(Counted()).map(lambda row: np.zeros(3 if row == 203 else 2))
+    with pytest.raises(BatchError, match=r"'file2', 3.*'file2', 4.*pad, crop"):
+        list(rows.batch(16))
+    _, position = steps_of(rx.data.Rows(range(50)).batch(5), [1], most=2)
+    with pytest.raises(ArgumentError, match=r"50 rows.*60 rows"):
+        steps_of(rx.data.Rows(range(60)).batch(5), [1], position=position)
+    with pytest.raises(ArgumentError, match="50 rows, seed 1"):
+        steps_of(rx.data.Rows(range(50)).shuffle(seed=1).batch(5), [1], position=position)
+    team = Team([1, 1])
+    sources = [rx.data.Rows(range(50 + worker)).batch(5) for worker in range(2)]
+    for error in team.steps(reading(sources, AUTO), AUTO):
+        assert isinstance(error, BatchError)
+        assert "worker:1: 51 rows" in str(error)
+    with pytest.raises(DataError, match="No row could be read"):
+        list(rx.data.Rows(range(5)).map(bad_at(*range(5))).batch(2, on_error="skip"))
+    with pytest.raises(DataError, match="The first 100 rows"):
+        list(rx.data.Rows(range(500)).map(bad_at(*range(200))).batch(2, on_error="skip"))
+
+
+def test_a_file_that_got_shorter():
+    _, position = steps_of(rx.data.Rows(Counted()).batch(5), [1], most=4)
+    with pytest.raises(DataError, match=r"file2.*fewer"):
+        steps_of(rx.data.Rows(Counted((13, 0, 3, 7, 22, 1))).batch(5), [1], position=position)
+
+
+def test_fit_takes_rows():
+    import keras
+
+    def fitted(data_for):
+        keras.utils.set_random_seed(0)
+        strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        return model.fit(data_for(strategy), epochs=2, shuffle=False, verbose=0).history["loss"]
+
+    x = np.random.default_rng(0).normal(size=(26, 2)).astype("float32")
+    arrays = (x, x.sum(axis=1, keepdims=True))
+    losses = fitted(lambda strategy: strategy.distribute_dataset(arrays, batch_size=8))
+    rows = rx.data.Rows(rx.data.ArraySource(arrays))
+    np.testing.assert_allclose(fitted(lambda _: rows.batch(8)), losses, rtol=1e-6)
+    source = rx.data.FileSource([0, 10], lambda at: tuple(each[at : at + 10 + at] for each in arrays), batch_size=8)
+    np.testing.assert_allclose(fitted(lambda _: source), losses, rtol=1e-6)
+
+
+def test_whether_a_job_waits_for_its_input():
+    strategy = rx.MirroredStrategy(["cpu:0"])
+
+    def explained(read, work):
+        def slow(row):
+            time.sleep(read)
+            return row
+
+        dataset = strategy.distribute_dataset(rx.data.Rows(range(40)).map(slow).batch(4, threads=1))
+        assert "No second batch" in strategy.explain(dataset)
+        for _ in dataset:
+            time.sleep(work)
+        return strategy.explain(dataset)
+
+    assert "The input keeps up with the steps." in explained(0.0, 0.03)
+    assert "The job waits for its input, most of all for decoding. Give more threads" in explained(0.01, 0.0)
+    plain = strategy.distribute_dataset(lambda: (time.sleep(0.01) or np.ones(4) for _ in range(9)))
+    list(plain)
+    assert "most of all for reading" in strategy.explain(plain)
+
+
+def test_arguments():
+    for wrong in ("text", 5, {"a": 1}):
+        with pytest.raises(ArgumentError, match="`source`"):
+            rx.data.Rows(wrong)
+    rows = rx.data.Rows(range(4))
+    with pytest.raises(ArgumentError, match="on_error"):
+        rows.batch(2, on_error="ignore")
+    with pytest.raises(ArgumentError, match="function"):
+        rows.map(3)
+    with pytest.raises(ArgumentError, match="not known"):
+        len(rows.filter(bool))
+    with pytest.raises(ArgumentError, match="batches"):
+        rx.MirroredStrategy(["cpu:0"]).distribute_dataset(rows)
+    with pytest.raises(ArgumentError, match="one by one"):
+        reading([rows.batch(2)], InputOptions(auto_shard_policy="file"))(Team([1]).workers[0])
