@@ -26,7 +26,7 @@ def test_usable_replicas_divide_the_rows_and_no_larger_number_does(rows, replica
 
 @given(ROWS, REPLICAS)
 def test_exact_keeps_every_row_in_order(rows, replicas):
-    used, parts, _ = split_batch(batch_of(rows), replicas, "exact")
+    used, parts, *_ = split_batch(batch_of(rows), replicas, "exact")
     assert used == usable_replicas(rows, replicas)
     assert parts["id"].shape == (used, rows // used)
     assert parts["x"].shape == (used, rows // used, 2)
@@ -46,7 +46,7 @@ def test_drop_loses_the_last_rows_only(rows, replicas):
 
 @given(ROWS, REPLICAS, st.data())
 def test_some_parts_are_those_of_all(rows, replicas, data):
-    used, parts, _ = split_batch(batch_of(rows), replicas, "exact")
+    used, parts, *_ = split_batch(batch_of(rows), replicas, "exact")
     first = data.draw(st.integers(0, used))
     end = data.draw(st.integers(first, used))
     some = part_of(batch_of(rows), first, end - first, rows // used)
@@ -65,7 +65,7 @@ def test_groups_lose_nothing_when_exact(sizes, replicas):
     batches = [batch_of(size, start) for size, start in zip(sizes, starts, strict=False)]
     seen = []
     for group in group_batches(batches, replicas):
-        used, parts, _ = split_group(group, replicas, "exact")
+        used, parts, *_ = split_group(group, replicas, "exact")
         if len(group) == replicas and len({len(batch["id"]) for batch in group}) == 1:
             assert used == replicas
         seen += parts["id"].ravel().tolist()
