@@ -29,7 +29,7 @@ from PIL import Image
 
 import replicax as rx
 
-IMAGES, CLASSES, SIZE, BATCH, EPOCHS = 1000, 10, 32, 40, 2
+IMAGES, CLASSES, SIZE, BATCH, EPOCHS = 1000, 10, 24, 40, 2
 FEATURES = {"image": rx.data.FixedLenFeature([], "string"), "label": rx.data.FixedLenFeature([], "int64")}
 SAVE_EVERY, KILL_AT = 5, 38  # steps
 
@@ -43,7 +43,7 @@ def write_files(folder):
         for _ in range(IMAGES // 8):
             label = int(draw.integers(CLASSES))
             pixels = 128 + 40 * (patterns[label] + 0.7 * draw.normal(size=(5, 5, 3)))
-            image = Image.fromarray(pixels.clip(0, 255).astype("uint8")).resize((40, 40), Image.Resampling.BICUBIC)
+            image = Image.fromarray(pixels.clip(0, 255).astype("uint8")).resize((32, 32), Image.Resampling.BICUBIC)
             image.save(file := io.BytesIO(), "jpeg", quality=90)
             rows.append({"image": file.getvalue(), "label": label})
         rx.data.write_tfrecord(f"{folder}/train-{part:05}-of-00008", rows)
@@ -55,7 +55,7 @@ def decode(row):
 
 def augment(row, draw):
     image, label = row
-    top, left = draw.integers(40 - SIZE, size=2)
+    top, left = draw.integers(32 - SIZE, size=2)
     image = image[top : top + SIZE, left : left + SIZE]
     return image[:, ::-1] if draw.random() < 0.5 else image, label
 
@@ -64,13 +64,13 @@ def make_model():
     """Returns a small residual network, whose normalization looks at one image at a time."""
     x = inputs = keras.Input((SIZE, SIZE, 3))
     x = keras.layers.Rescaling(1 / 64, offset=-2)(x)
-    x = keras.layers.Conv2D(16, 3, padding="same", use_bias=False)(x)
-    for filters, stride in ((16, 1), (32, 2), (64, 2)):
-        y = keras.layers.GroupNormalization(8)(x)
+    x = keras.layers.Conv2D(8, 3, padding="same", use_bias=False)(x)
+    for filters, stride in ((8, 1), (16, 2), (32, 2)):
+        y = keras.layers.GroupNormalization(4)(x)
         y = keras.layers.Activation("relu")(y)
         shortcut = keras.layers.Conv2D(filters, 1, strides=stride, use_bias=False)(y)
         y = keras.layers.Conv2D(filters, 3, strides=stride, padding="same", use_bias=False)(y)
-        y = keras.layers.GroupNormalization(8)(y)
+        y = keras.layers.GroupNormalization(4)(y)
         y = keras.layers.Activation("relu")(y)
         x = keras.layers.Conv2D(filters, 3, padding="same", use_bias=False)(y) + shortcut
     x = keras.layers.GlobalAveragePooling2D()(x)
@@ -81,7 +81,7 @@ def train(strategy, folder, name, kill):
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model = make_model()
-        optimizer = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 50), momentum=0.9)
+        optimizer = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.2, 50), momentum=0.9)
         optimizer.build(model.trainable_variables)
     per_example = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
 
