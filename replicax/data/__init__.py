@@ -85,6 +85,7 @@ __all__ = [
     "read_tfrecord",
     "read_tokens",
     "read_webdataset",
+    "write_tfrecord",
 ]
 
 # Loaded when they are first asked for: most scripts need one of them, or none.
@@ -107,6 +108,7 @@ _READERS = {
     "read_tfrecord": "tfrecord",
     "read_tokens": "arrays",
     "read_webdataset": "webdataset",
+    "write_tfrecord": "tfrecord",
 }
 
 if TYPE_CHECKING:
@@ -123,7 +125,7 @@ if TYPE_CHECKING:
     from replicax.data.readers.hugging_face import from_hugging_face
     from replicax.data.readers.images import decode_image, read_images, read_texts
     from replicax.data.readers.tables import read_csv, read_json_lines, read_parquet
-    from replicax.data.readers.tfrecord import read_tfrecord
+    from replicax.data.readers.tfrecord import read_tfrecord, write_tfrecord
     from replicax.data.readers.webdataset import read_webdataset
 else:  # For a type checker every name would exist.
 

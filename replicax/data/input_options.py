@@ -54,9 +54,10 @@ class InputOptions(Advised):
             than there are replicas, so that every step runs on all replicas.
         auto_shard_policy: Which rows a worker reads, where there are several. `"data"`: all workers read the same
             global batches, and each uses its own rows. `"file"`: a worker reads files of its own; for an
-            `rx.data.FileSource`. `"hint"`: the dataset is sharded by its own `shard(num_shards, index)`, or, if it is a
-            Grain `MapDataset`, by a slice. `"off"`: each worker's dataset is its own already. `"auto"`: `"file"` for an
-            `rx.data.FileSource`, and `"data"` for anything else.
+            `rx.data.FileSource`, and for `rx.data.Rows` of files. `"hint"`: the dataset is sharded by its own
+            `shard(num_shards, index)`, or, if it is a Grain `MapDataset`, by a slice. `"off"`: each worker's dataset is
+            its own already. `"auto"`: `"file"` for an `rx.data.FileSource`, and for rows of as many files as workers or
+            more; `"data"` for anything else.
         uneven_workers: What happens to a step for which workers that read data of their own do not have rows in
             proportion to their replicas: one has run out, or has a ragged tail. `"drain"`: all rows of all workers
             count once, and the rows of such a step are divided anew. `"shortest"`: the pass ends when the first worker

@@ -62,7 +62,8 @@ class RowReading(DatasetReading):
 
     def summarize(self, agreement: StepByStep) -> tuple[ShardSummary, np.ndarray | None]:
         workers = self._workers
-        own = [row_digests([each.batch]) for each in self._read(Position(), workers.index, workers.count)]
+        batches = self._read(Position(), workers.index, workers.count)
+        own = [row_digests([each.batch]) for each in batches if each.batch is not None]
         everything = None
         if workers.index == 0:
             everything = row_digests(each.batch for each in self._read(Position(), 0, 1))

@@ -319,7 +319,9 @@ def _part(blocks: Sequence[Block], first: int, end: int) -> Iterator[Block]:
 
 
 def _digest(names: Sequence[str]) -> str:
-    return hashlib.blake2b("\n".join(map(str, names)).encode(), digest_size=4).hexdigest()
+    # Without the folders: data may have moved, and workers may see it at different places.
+    ends = "\n".join(str(name).replace("\\", "/").rpartition("/")[2] for name in names)
+    return hashlib.blake2b(ends.encode(), digest_size=4).hexdigest()
 
 
 def cores() -> int:

@@ -407,7 +407,7 @@ class Strategy(StrategyBase):
         Args:
             dataset: Iterable of global batches (pytrees of arrays whose first dimensions are rows), a Grain dataset, a
                 torch `DataLoader`, a `tf.data.Dataset`, a function without arguments that returns an iterator, an
-                `rx.data.FileSource`, or, with `batch_size`, arrays to cut into batches.
+                `rx.data.FileSource`, batches of `rx.data.Rows`, or, with `batch_size`, arrays to cut into batches.
             options: How many batches to prepare in advance and what to do with rows that do not divide.
             batch_size: Rows in a *global* batch, for a pytree of arrays.
 

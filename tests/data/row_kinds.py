@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import replicax as rx
-from replicax.data.readers.examples import _message_classes
+from replicax.data.readers.examples import serialized_example
 
 #: Rows of each file, one of them empty.
 SIZES = (13, 0, 31, 7, 22, 1)
@@ -30,18 +30,7 @@ def parts(sizes: tuple[int, ...] = SIZES) -> list[range]:
 
 def example(**features: Any) -> bytes:
     """Returns a serialized `tf.train.Example`."""
-    message = _message_classes()["Example"]()
-    for name, value in features.items():
-        values = np.ravel(value).tolist()
-        feature = message.features.feature[name]
-        if isinstance(values[0], bytes):
-            feature.bytes_list.value.extend(values)
-        elif isinstance(values[0], int):
-            feature.int64_list.value.extend(values)
-        else:
-            feature.float_list.value.extend(values)
-    data: bytes = message.SerializeToString()
-    return data
+    return serialized_example(features)
 
 
 def framed(record: bytes) -> bytes:

@@ -164,6 +164,24 @@ def parse_sequence_example(
     return context, sequences
 
 
+def serialized_example(features: Mapping[str, Any]) -> bytes:
+    """Returns a serialized `tf.train.Example` of features that are numbers, bytes, texts, or arrays of them."""
+    message = _message_classes()["Example"]()
+    for name, value in features.items():
+        values = [value] if isinstance(value, (bytes, str)) else np.ravel(np.asarray(value)).tolist()
+        feature = message.features.feature[name]
+        if all(isinstance(each, (bytes, str)) for each in values):
+            feature.bytes_list.value.extend(each.encode() if isinstance(each, str) else each for each in values)
+        elif all(isinstance(each, int) for each in values):
+            feature.int64_list.value.extend(values)
+        elif all(isinstance(each, (int, float)) for each in values):
+            feature.float_list.value.extend(values)
+        else:
+            raise ArgumentError(f"A feature is numbers, bytes or texts, got {value!r:.80} for {name!r}.")
+    data: bytes = message.SerializeToString()
+    return data
+
+
 def _specs(features: Mapping[str, Any]) -> Sequence[tuple[str, _Spec]]:
     if not isinstance(features, Mapping):
         raise ArgumentError(f"`features` is a dict from names to features, got {features!r:.100}.")

@@ -6,6 +6,7 @@ import abc
 import contextlib
 import json
 from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from replicax.data.rows import Rows
 from replicax.errors import DataError
 
 _ROWS_AT_A_TIME = 4096
+_FILES_AT_A_TIME = 16
 
 
 class _Cell(NamedTuple):
@@ -99,16 +101,20 @@ class _Parquet(_Columns):
     def __init__(self, files: list[str], columns: Sequence[str] | None, cache: Cache | None):
         self._pq: Any = needed("pyarrow.parquet", "rx.data.read_parquet")
         self._columns, self._cache = None if columns is None else list(columns), cache
-        self._groups: list[tuple[str, int]] = []
-        for name in files:
-            with self._opened(name) as parquet:
-                self._groups += [(name, group) for group in range(parquet.num_row_groups)]
-                absent = set(self._columns or ()) - set(parquet.schema_arrow.names)
-                if absent:
-                    raise DataError(
-                        f"there is no such column; it has {parquet.schema_arrow.names}.", name, None, min(absent)
-                    )
+        with ThreadPoolExecutor(_FILES_AT_A_TIME) as pool:  # Buckets answer slowly.
+            counts = pool.map(self._row_groups, files)
+            self._groups = [(name, group) for name, count in zip(files, counts, strict=True) for group in range(count)]
         self.files = [f"{name} (row group {group})" for name, group in self._groups]
+
+    def _row_groups(self, name: str) -> int:
+        with self._opened(name) as parquet:
+            absent = set(self._columns or ()) - set(parquet.schema_arrow.names)
+            if absent:
+                raise DataError(
+                    f"there is no such column; it has {parquet.schema_arrow.names}.", name, None, min(absent)
+                )
+            count: int = parquet.num_row_groups
+            return count
 
     @contextlib.contextmanager
     def _opened(self, name: str) -> Iterator[Any]:

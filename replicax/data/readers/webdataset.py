@@ -7,7 +7,7 @@ import io
 import json
 import tarfile
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import numpy as np
 
@@ -16,8 +16,6 @@ from replicax.data.readers.files import Cache, Paths, listed, opened
 from replicax.data.readers.images import IMAGE_ENDINGS, decode_image
 from replicax.data.rows import Rows
 from replicax.errors import DataError
-
-_END_MARK = 1024  # bytes of zeros at the end of a tar file
 
 
 def read_webdataset(files: Paths, *, decode: bool = True, cache: Cache | None = None) -> Rows:
@@ -65,35 +63,30 @@ class _Tars:
         return row
 
 
-class _Watched:
-    """A stream that remembers its last bytes."""
+class _StrictHead(tarfile.TarInfo):
+    """A head in a tar file. Python's module takes a damaged one, or none, for the end of the file."""
 
-    def __init__(self, stream: Any):
-        self._stream, self.last = stream, b""
-
-    def read(self, size: int) -> bytes:
-        """Reads as a file does."""
-        data: bytes = self._stream.read(size)
-        self.last = (self.last + data)[-_END_MARK:]
-        return data
+    @classmethod
+    def fromtarfile(cls, tar: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(tar)
+        except tarfile.HeaderError as error:
+            if type(error).__name__ == "EOFHeaderError":  # The mark at the end.
+                raise
+            raise DataError(f"the tar file is damaged or cut off ({error}).") from error
 
 
 def _members(stream: IO[bytes]) -> Iterator[dict[str, Any]]:
     """Yields the files in a tar file, as `webdataset.tariterators.group_by_keys` takes them."""
     is_packed = stream.read(2) == b"\x1f\x8b"
     stream.seek(0)
-    watched = _Watched(gzip.GzipFile(fileobj=stream) if is_packed else stream)
-    with tarfile.open(fileobj=watched, mode="r|") as tar:  # type: ignore[call-overload]  # It has all that is called.
+    unpacked: Any = gzip.GzipFile(fileobj=stream) if is_packed else stream
+    with tarfile.open(fileobj=unpacked, mode="r|", tarinfo=_StrictHead) as tar:
         for member in tar:
-            tar.members = []  # It would keep them all.
+            tar.members = []  # type: ignore[attr-defined]  # It would keep them all.
             data = tar.extractfile(member) if member.isreg() else None
             if data is not None:
                 yield {"fname": member.name, "data": data.read(), "__url__": ""}
-    while watched.read(1 << 20):
-        pass
-    # Python's module takes a file that ends in the middle of a head for a whole one.
-    if watched.last != bytes(_END_MARK):
-        raise DataError("the file is cut off: the mark at the end of a tar file is missing.")
 
 
 def _decoded(name: str, value: bytes) -> Any:
