@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 MEASURED = ROOT / "benchmarks" / "gallery.json"
 PAGE = ROOT / "docs" / "examples.md"
-LINES, COLUMNS = 3, 88  # of an output that the page shows
+LINES, COLUMNS = 2, 88  # of an output that the page shows
 DEADLINE_S = 280.0
 
 
@@ -42,12 +42,14 @@ class Example(NamedTuple):
         arguments: What follows it.
         launcher: What `replicax run` is given; without it the script runs by itself.
         picture: A picture that it draws, of which the page shows a copy.
+        shows_output: Whether the page shows what it prints; what the schemes of DTensor print is in their guide.
     """
 
     file: str
     arguments: str = ""
     launcher: str = ""
     picture: str = ""
+    shows_output: bool = True
 
     @property
     def command(self) -> str:
@@ -77,7 +79,7 @@ SECTIONS = {
     "DTensor": [
         Example("dtensor_mlp.py", "--seeds 22,23", picture="runs/dtensor_mlp/loss.png"),
         *(
-            Example(f"dtensor_schemes/{name}.py")
+            Example(f"dtensor_schemes/{name}.py", shows_output=False)
             for name in ("data_parallel", "model_parallel", "data_model", "sequence", "spatial", "embedding", "table")
         ),
     ],
@@ -124,17 +126,13 @@ def page(measurements: dict[str, Measurement]) -> str:
     """Returns the page."""
     parts = [
         "# Examples",
-        "Each example is one file in the repository and runs without changes. Seconds are of the whole command,"
-        " imports and compilation included, on two cores with eight virtual devices (`benchmarks/gallery.py`).",
+        "Each example is one file and runs without changes. Seconds are of the whole command, on two cores with eight"
+        " virtual devices (`benchmarks/gallery.py`).",
     ]
     for title, examples in SECTIONS.items():
         parts.append(f"## {title}")
         for example in examples:
-            found = measurements.get(example.command)
-            parts += [f"### {example.file}", _about(example, found), f"```sh\n{_wrapped(example.command)}\n```"]
-            if found:
-                output = [part for line in found.output[-LINES:] for part in _cut(line)]
-                parts.append("```text\n" + "\n".join(output) + "\n```")
+            parts += [f"### {example.file}", _about(example, measurements.get(example.command))]
             if example.picture:
                 parts.append(f"![What `{example.file}` draws]({_copy_of(example)}){{ .picture }}")
     return "\n\n".join(parts) + "\n"
@@ -154,16 +152,14 @@ def _doc(example: Example) -> str:
 
 def _about(example: Example, found: Measurement | None) -> str:
     title = _doc(example).partition("\n")[0]
-    seconds = f", {found.seconds} s" if found else ""
-    return f"{title} [Code]({_repository()}/blob/main/examples/{example.file}){seconds}."
+    about = f"{title} [Code]({_repository()}/blob/main/examples/{example.file})"
+    printed = [f"$ {example.command}", *(found.output[-LINES:] if found and example.shows_output else [])]
+    text = "\n".join(part for line in printed for part in _cut(line))
+    return f"{about}{f', {found.seconds} s' if found else ''}.\n\n```console\n{text}\n```"
 
 
 def _repository() -> str:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
-
-
-def _wrapped(command: str) -> str:
-    return " \\\n    ".join(textwrap.wrap(command, COLUMNS - 6, break_long_words=False, break_on_hyphens=False))
 
 
 def _cut(line: str) -> list[str]:
