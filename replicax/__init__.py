@@ -4,28 +4,10 @@ import importlib
 import sys
 from typing import TYPE_CHECKING
 
-from replicax import cluster as cluster_resolver, collectives, config, data, errors
+from replicax.compat.keras_backend import choose_jax_for_keras
 from replicax.contracts import upper_rooms
 from replicax.contracts.advice import not_found
-from replicax.errors import ReplicaDivergenceError, ReplicaxError
-from replicax.group import health
 from replicax.moved import RENAMED, renamed
-from replicax.program import function, grad, value_and_grad
-from replicax.program.keras.backend import choose_jax_for_keras
-from replicax.strategies import (
-    CentralStorageStrategy,
-    Elastic,
-    MirroredStrategy,
-    MultiWorkerMirroredStrategy,
-    OneDeviceStrategy,
-    Strategy,
-    TPUStrategy,
-    get_replica_context,
-    get_strategy,
-)
-from replicax.strategies.losses import compute_average_loss, scale_regularization_loss
-from replicax.values import PerReplica
-from replicax.variables import Module, Variable
 from replicax.version import __version__
 
 choose_jax_for_keras()  # The one thing that importing replicax does: it can be done before Keras is imported only.
@@ -94,14 +76,20 @@ __all__ = [
 ]
 
 
-#: Modules and names that are loaded when they are first asked for: a training step by itself needs none of these.
+#: Modules and names are loaded when they are first asked for: a launcher needs no JAX, and a step no estimator.
 _MODULES = {
     "checkpoint": "checkpoint",
+    "cluster_resolver": "cluster",
+    "collectives": "collectives",
+    "config": "config",
     "coordinator": "parameter_server.namespace",
+    "data": "data",
     "dtensor": "dtensor",
+    "errors": "errors",
     "estimator": "estimator",
     "exit_codes": "errors.exit_codes",
     "exporting": "exporting",
+    "health": "group.health",
     "keras": "keras",
     "lax": "program.loops.loops",
     "notebook": "tools.notebook",
@@ -113,20 +101,39 @@ _MODULES = {
 }
 #: By name, the module that has it.
 _LATER = {
+    "CentralStorageStrategy": "strategies",
     "Checkpoint": "checkpoint",
     "CheckpointManager": "checkpoint",
     "DiLoCoStrategy": "islands",
+    "Elastic": "strategies",
     "ExponentialMovingAverage": "strategies.averages",
     "FullyShardedStrategy": "strategies.fully_sharded",
     "LayoutStrategy": "strategies.layout",
     "LocalSGDStrategy": "islands",
+    "MirroredStrategy": "strategies",
+    "Module": "variables",
+    "MultiWorkerMirroredStrategy": "strategies",
+    "OneDeviceStrategy": "strategies",
     "ParameterServerStrategy": "parameter_server",
+    "PerReplica": "values",
     "PreemptionCheckpointHandler": "checkpoint",
+    "ReplicaDivergenceError": "errors",
+    "ReplicaxError": "errors",
+    "Strategy": "strategies",
+    "TPUStrategy": "strategies",
+    "Variable": "variables",
     "accumulate_gradients": "program.gradients.accumulation",
+    "compute_average_loss": "strategies.losses",
     "export": "exporting",
+    "function": "program",
+    "get_replica_context": "strategies",
+    "get_strategy": "strategies",
+    "grad": "program",
     "load_export": "exporting",
     "progress": "tools.reporting.progress",
     "remat": "program.gradients.rematerialized",
+    "scale_regularization_loss": "strategies.losses",
+    "value_and_grad": "program",
 }
 
 #: Names that stand here as `tf.distribute` has them, or for those who know them; they are not in front.
@@ -167,7 +174,19 @@ _ALSO = {
 
 if TYPE_CHECKING:
     import replicax.testing as testing
-    from replicax import checkpoint, dtensor, estimator, exporting, keras, weights
+    from replicax import (
+        checkpoint,
+        cluster as cluster_resolver,
+        collectives,
+        config,
+        data,
+        dtensor,
+        errors,
+        estimator,
+        exporting,
+        keras,
+        weights,
+    )
     from replicax.checkpoint import (
         Checkpoint,
         CheckpointManager,
@@ -192,8 +211,9 @@ if TYPE_CHECKING:
         InputOptions as InputOptions,
         ValueContext as ValueContext,
     )
-    from replicax.errors import exit_codes as exit_codes
+    from replicax.errors import ReplicaDivergenceError, ReplicaxError, exit_codes as exit_codes
     from replicax.exporting import export, load_export, load_export as load  # noqa: F401
+    from replicax.group import health
     from replicax.islands import DiLoCoStrategy, LocalSGDStrategy
     from replicax.keras.sidecar import SidecarEvaluator as SidecarEvaluator
     from replicax.parameter_server import (
@@ -206,13 +226,23 @@ if TYPE_CHECKING:
         ShardedVariable as ShardedVariable,
         namespace as coordinator,
     )
-    from replicax.program import TensorSpec as TensorSpec
+    from replicax.program import TensorSpec as TensorSpec, grad, value_and_grad
+    from replicax.program.function import function
     from replicax.program.gradients.accumulation import accumulate_gradients
     from replicax.program.gradients.rematerialized import remat
     from replicax.program.loops import loops as lax
     from replicax.strategies import (
+        CentralStorageStrategy,
+        Elastic,
         GradientMemory as GradientMemory,
+        MirroredStrategy,
+        MultiWorkerMirroredStrategy,
+        OneDeviceStrategy,
         ReplicaContext as ReplicaContext,
+        Strategy,
+        TPUStrategy,
+        get_replica_context,
+        get_strategy,
         has_strategy as has_strategy,
         in_cross_replica_context as in_cross_replica_context,
         set_strategy as set_strategy,
@@ -220,15 +250,17 @@ if TYPE_CHECKING:
     from replicax.strategies.averages import ExponentialMovingAverage
     from replicax.strategies.fully_sharded import FullyShardedStrategy
     from replicax.strategies.layout import LayoutStrategy
+    from replicax.strategies.losses import compute_average_loss, scale_regularization_loss
     from replicax.tools import notebook, plots, trackers, tuning
     from replicax.tools.reporting.printing import print as print
     from replicax.tools.reporting.progress import progress
-    from replicax.values import DistributedValues as DistributedValues, Mirrored as Mirrored
+    from replicax.values import DistributedValues as DistributedValues, Mirrored as Mirrored, PerReplica
     from replicax.values.aggregation import (
         VariableAggregation as VariableAggregation,
         VariableSynchronization as VariableSynchronization,
     )
     from replicax.values.scattering import IndexedSlices as IndexedSlices
+    from replicax.variables import Module, Variable
 else:  # For a type checker every name would exist.
 
     def __getattr__(name: str) -> object:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 import jax
 import numpy as np
 
+from replicax.compat.keras_backend import keras_is_loaded
 from replicax.contracts.variable_access import AssignableLike
 from replicax.errors import CheckpointError
 from replicax.program.flax.variables import FlaxVariable
-from replicax.program.keras.backend import keras_is_loaded
 from replicax.typing import Leaf, PyTree
 from replicax.variables import Variable
 

@@ -12,20 +12,19 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, TypeGuard, TypeVar, cast
-
-import jax
-import jax.numpy as jnp
-import numpy as np
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeGuard, TypeVar, cast
 
 from replicax.errors import ArgumentError, ReplicaxError
+
+if TYPE_CHECKING:
+    import jax
 
 _T = TypeVar("_T")
 
 
 def is_int(value: object) -> TypeGuard[int]:
     """Returns whether `value` is an integer; a bool is none."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return isinstance(value, (int, numbers.Integral)) and not isinstance(value, bool)
 
 
 def is_real(value: object) -> TypeGuard[float]:
@@ -70,6 +69,8 @@ ARGS = " In `args` each item is one argument: a batch that is a tuple is args=(b
 
 def checked_array(name: str, value: object) -> jax.Array:
     """Returns `value` as an array of numbers."""
+    import jax.numpy as jnp  # Only here: a launcher checks its options, too, and needs no JAX.
+
     try:
         return jnp.asarray(value)
     except (TypeError, ValueError, OverflowError) as error:
@@ -212,17 +213,29 @@ def _is_sequence(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    if isinstance(value, (bool, np.bool_, str, bytes, complex)):
+    if _is_truth_value(value) or isinstance(value, (str, bytes, complex)):
         return False
-    return hasattr(value, "__float__") and np.ndim(value) == 0 and not math.isnan(value)  # type: ignore[arg-type]
+    return hasattr(value, "__float__") and _has_no_dimensions(value) and not math.isnan(value)
 
 
 def _is_index(value: object) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, (bool, np.bool_)) and np.ndim(value) == 0  # type: ignore[arg-type]
+    return hasattr(value, "__index__") and not _is_truth_value(value) and _has_no_dimensions(value)
 
 
 def _is_flag(value: object) -> bool:
-    return isinstance(value, (bool, np.bool_)) or (is_int(value) and value in (0, 1))
+    return _is_truth_value(value) or (is_int(value) and value in (0, 1))
+
+
+def _is_truth_value(value: object) -> bool:
+    import numpy as np
+
+    return isinstance(value, (bool, np.bool_))
+
+
+def _has_no_dimensions(value: Any) -> bool:
+    import numpy as np
+
+    return np.ndim(value) == 0
 
 
 def _first_items(value: Any) -> list[object]:

@@ -2,40 +2,64 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import importlib
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import replicax as rx
-from replicax.cli.ckpt import ckpt
-from replicax.cli.config import config
-from replicax.cli.demo import demo
-from replicax.cli.doctor import doctor
-from replicax.cli.members import members
-from replicax.cli.migrate import migrate
-from replicax.cli.profile import profile
-from replicax.cli.run import SETTINGS, run
-from replicax.cli.server import server
-from replicax.cli.template import template
+
+_LOOKS: dict[str, Any] = {
+    "add_completion": False,
+    "rich_markup_mode": "markdown",
+    "pretty_exceptions_enable": False,  # A traceback is for the bug report: leave it as Python prints it.
+}
+# Everything after the script belongs to the script, whatever it looks like.
+_TAKES_SCRIPT = {"allow_interspersed_args": False}
+#: The settings of each subcommand: the function, or Typer's group of them, of that name in the module of that name.
+_SUBCOMMANDS: dict[str, dict[str, Any]] = {
+    "demo": {},
+    "doctor": {},
+    "run": _TAKES_SCRIPT,
+    "config": {},
+    "server": {},
+    "members": {},
+    "profile": _TAKES_SCRIPT,
+    "migrate": {},
+    "template": {},
+    "ckpt": {},
+}
+
+
+def subcommand(name: str) -> Any:
+    """Returns a subcommand for Click. Its module is loaded now: no command waits for what another one needs."""
+    found = getattr(importlib.import_module(f"replicax.cli.{name}"), name)
+    alone = typer.Typer(**_LOOKS)
+    if isinstance(found, typer.Typer):
+        alone.add_typer(found, name=name)
+    else:
+        alone.command(name, context_settings=_SUBCOMMANDS[name])(found)
+    return typer.main.get_group(alone).commands[name]
+
+
+class _Subcommands(TyperGroup):
+    """The subcommands, each loaded when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_SUBCOMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return subcommand(cmd_name) if cmd_name in _SUBCOMMANDS else None
+
 
 app = typer.Typer(
     name="replicax",
+    cls=_Subcommands,
     help="Distributed training for Keras 3 and plain JAX.",
     no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,  # A traceback is for the bug report: leave it as Python prints it.
+    **_LOOKS,
 )
-app.command()(demo)
-app.command()(doctor)
-app.command(context_settings=SETTINGS)(run)
-app.command()(config)
-app.command()(server)
-app.command()(members)
-app.command(context_settings=SETTINGS)(profile)
-app.command()(migrate)
-app.add_typer(template, name="template")
-app.add_typer(ckpt, name="ckpt")
 
 
 def _print_version(wanted: bool) -> None:

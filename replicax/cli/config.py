@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
+from replicax.cli.app import subcommand
 from replicax.cli.job_file import ARGUMENTS, SCRIPT, written_job_file
-from replicax.cli.run import SETTINGS, checked_job, job_defaults, run
+from replicax.cli.run import checked_job, job_defaults
 from replicax.errors import ClusterError, LaunchError
 from replicax.errors.exit_codes import ExitCode
 from replicax.job.launching import check_script
@@ -91,9 +92,7 @@ def _asked(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _check(path: Path, text: str) -> None:
     """Checks the text of a job file as `replicax run` checks it."""
-    alone = typer.Typer()
-    alone.command(context_settings=SETTINGS)(run)
-    command = typer.main.get_command(alone)
+    command = subcommand("run")
     context = command.make_context("run", [], default_map=job_defaults(command, path, text))
     options, _ = checked_job(**{name: context.params[name] for name in inspect.signature(checked_job).parameters})
     if not options.script:

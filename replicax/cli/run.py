@@ -15,20 +15,14 @@ from replicax.cli.job_file import ARGUMENTS, MODULE, SCRIPT, read_job_file
 from replicax.errors import ClusterError, ClusterTimeoutError, LaunchError, RemoteWorkerError
 from replicax.errors.exit_codes import ExitCode, from_signal
 from replicax.job.launching import (
-    Elsewhere,
     Options,
-    check_elsewhere,
     join,
     launch,
-    launch_elsewhere,
     parse_elastic,
     parse_hosts,
     parse_variables,
     parse_workers,
 )
-
-# Everything after the script belongs to the script, whatever it looks like.
-SETTINGS = {"allow_interspersed_args": False}
 
 
 def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
@@ -266,6 +260,13 @@ def checked_job(
         raise LaunchError("--env is for workers elsewhere. Workers here inherit the environment: set it there.")
     if here:
         return options, lambda options: launch(options)
+
+    from replicax.job.launching.remote_job import (
+        Elsewhere,
+        check_elsewhere,
+        launch_elsewhere,
+    )  # Only here: it brings JAX and Ray.
+
     elsewhere = Elsewhere(on, named, variables, start_timeout)
     check_elsewhere(options, elsewhere)
     return options, lambda options: launch_elsewhere(options, elsewhere)

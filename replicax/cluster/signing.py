@@ -20,8 +20,6 @@ import pickle
 import secrets
 from typing import Any, Generic, Protocol, TypeVar
 
-import jax
-
 from replicax.checks.environment_names import TOKEN as TOKEN
 from replicax.errors import ClusterError, ContextError, ReplicaxError
 
@@ -103,7 +101,7 @@ class SignedStore(Generic[_S]):
         """Stores a value; see the store."""
         try:
             return self._store.put(key, signed(key, value))
-        except jax.errors.JaxRuntimeError as error:
+        except RuntimeError as error:  # JAX's
             failure = error
         self.get(key, _AT_ONCE_S)  # If the key is taken, it may be a stranger's.
         raise failure

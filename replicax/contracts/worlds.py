@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from replicax.typing import PyTree
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _T = TypeVar("_T")
 

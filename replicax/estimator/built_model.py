@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.checkpoint import entries, restore_variables
+from replicax.compat.keras_backend import keras_is_loaded
 from replicax.contracts.variable_access import AssignableLike, VariableLike, dtype_of, name_of, synchronization_of
 from replicax.errors import EstimatorError, InitialValueError
 from replicax.estimator.batches import features_and_labels
@@ -25,7 +26,6 @@ from replicax.estimator.mode_keys import ModeKeys
 from replicax.estimator.optimizers import Updater, updater_of
 from replicax.estimator.spec import EstimatorSpec
 from replicax.program import function
-from replicax.program.keras.backend import keras_is_loaded
 from replicax.program.keras.variable_store import VariableStore
 from replicax.strategies import Strategy
 from replicax.typing import PyTree

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import replicax.runtime.activity as activity
 from replicax.cluster.exchange import exchanged
 from replicax.collectives import NcclAllReduce
-from replicax.group.membership import Quorum
+from replicax.group.membership.meeting import Quorum
 from replicax.runtime import turns
 from replicax.runtime.calls import together
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from replicax.errors import BarrierTimeoutError
-from replicax.group.membership import Quorum
+from replicax.group.membership.meeting import Quorum
 
 _TIMEOUT_S = 300.0
 

@@ -9,7 +9,7 @@ import jax
 from replicax.cluster import ClusterResolver
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.group.health import DEFAULT_STALL_TIMEOUT_S
-from replicax.group.membership import Meeting
+from replicax.group.membership.meeting import Meeting
 from replicax.islands.outer_optimizers import Averaging
 from replicax.islands.rounds import Schedule
 from replicax.islands.strategy import START_TIMEOUT_S, IslandStrategy

@@ -19,7 +19,7 @@ from replicax.contracts.variable_access import VariableLike, array_of
 from replicax.data import DistributedDataset, DistributedDatasetFromFunction, InputContext, InputOptions
 from replicax.errors import ArgumentError, ContextError
 from replicax.group.health import stall_timeout_from, start
-from replicax.group.membership import Meeting
+from replicax.group.membership.meeting import Meeting
 from replicax.islands.all_workers import AllWorkers
 from replicax.islands.batch_dealing import dealt, dealt_options
 from replicax.islands.keras_loops import around_loop

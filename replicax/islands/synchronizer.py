@@ -15,7 +15,7 @@ import numpy as np
 
 from replicax.contracts.variable_access import VariableLike, array_of, name_of
 from replicax.errors import IslandDivergenceError
-from replicax.group.membership import Meeting, MemberLostError, Quorum
+from replicax.group.membership.meeting import Meeting, MemberLostError, Quorum
 from replicax.islands.exchange import Part, Sent, added, averaged, copied, weighted, zeros_like
 from replicax.islands.island_state import Common, IslandState
 from replicax.islands.kinds import DIVERGING, Kind

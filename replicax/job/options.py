@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from replicax.checks import is_int
@@ -148,6 +148,25 @@ class Options:
 def _check_number(name: str, number: int, least: int) -> None:
     if not is_int(number) or number < least:
         raise LaunchError(f"{name} must be a whole number of at least {least}, got {number!r}.")
+
+
+def parse_hosts(text: str) -> tuple[str, ...]:
+    """Returns the addresses in `"host1,host2:2223"`."""
+    hosts = tuple(host.strip() for host in text.split(","))
+    if not all(hosts) or len(set(hosts)) < len(hosts):
+        raise LaunchError(f"--hosts must be different addresses such as host1,host2:2223, got {text!r}.")
+    return hosts
+
+
+def parse_variables(given: list[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables of `NAME=VALUE`, or of `NAME` with the value that it has here."""
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not name or not (equals or name in environment):
+            raise LaunchError(f"--env must be NAME=VALUE, or the NAME of a variable that is set here, got {text!r}.")
+        found[name] = value if equals else environment[name]
+    return found
 
 
 def parse_workers(text: str) -> tuple[int, int]:

@@ -28,6 +28,7 @@ from replicax.compat.keras import (
     let_values_stay,
     trainer_class,
 )
+from replicax.compat.keras_backend import check_keras_backend
 from replicax.contracts.strategy import StrategyBase
 from replicax.contracts.variable_access import layout_of
 from replicax.data.sources import check_batch_size
@@ -42,7 +43,6 @@ from replicax.keras.steps import accept_state, takes_data
 from replicax.keras.trainer import StepFunctions
 from replicax.keras.workers import loop_of_workers
 from replicax.program.function import ProgramCache
-from replicax.program.keras.backend import check_keras_backend
 from replicax.runtime.once import once
 from replicax.typing import PyTree
 from replicax.values.tracebacks import entry_point

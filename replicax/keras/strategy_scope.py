@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from replicax.program.keras.backend import keras_is_loaded
+from replicax.compat.keras_backend import keras_is_loaded
 from replicax.program.keras.state import keras_ownership
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from jax.extend import core as jex_core
 
 from replicax.compat.jax_names import CALLS, MADE_IN_PARTS, RANDOM_BITS
 from replicax.compat.jax_tracing import outside_traces, tracing_all
+from replicax.compat.keras_backend import keras_is_loaded
 from replicax.contracts.variable_access import AssignableLike, has_array
 from replicax.program.ir.graph import Graph
 from replicax.program.ir.interpreter import bind
 from replicax.program.ir.jaxprs import Atom, aval_of, is_literal, is_one_of, variables_of, with_inner
-from replicax.program.keras.backend import keras_is_loaded
 
 _KEYS_OF_PARTS = "key<fry>"
 #: Takes values for a stage's operands, and returns its results.

@@ -16,13 +16,13 @@ import numpy as np
 from replicax.checks import environment_names
 from replicax.checks.environment_names import CLIENT
 from replicax.cluster import ClusterResolver, ClusterSpec
+from replicax.compat.keras_backend import keras_is_loaded
 from replicax.contracts.called_as import called_as
 from replicax.contracts.reduce_op import ReduceOp
 from replicax.contracts.variable_access import VariableLike
 from replicax.data import DistributedDataset, InputContext, InputOptions, ValueContext
 from replicax.errors import ArgumentError, ContextError
 from replicax.job.processes.call import Call, pickled, unpickled
-from replicax.program.keras.backend import keras_is_loaded
 from replicax.runtime.devices import default_devices
 from replicax.strategies.base import Strategy
 from replicax.typing import PyTree, PyTreeFunction

@@ -18,9 +18,9 @@ import numpy as np
 
 import replicax.context as context
 from replicax.checkpoint import Checkpoint
+from replicax.compat.keras_backend import keras_is_loaded
 from replicax.errors import ArgumentError, ReplicaDivergenceError, StrategyCheckError
 from replicax.program import Function, grad, value_and_grad
-from replicax.program.keras.backend import keras_is_loaded
 from replicax.strategies import ReplicaContext, Strategy, get_replica_context, get_strategy
 from replicax.typing import PyTree
 from replicax.variables import Variable

@@ -124,9 +124,23 @@ def test_python_m_replicax_is_the_command():
 
 
 def test_the_package_does_not_load_the_command_line():
-    code = "import sys, replicax; print(sorted({'replicax.cli', 'typer', 'rich'} & set(sys.modules)))"
+    code = "import sys, replicax; print(sorted({'replicax.cli', 'typer', 'rich', 'jax', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
     code = "import sys, replicax.cli; print(sorted({'typer', 'rich', 'keras', 'sklearn'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_neither_a_help_page_nor_a_launcher_waits_for_jax():
+    """Each would take a second more, and so would every job: the launcher's import comes before the workers' own."""
+    code = """
+import sys
+import replicax.job.launching
+from typer.testing import CliRunner
+from replicax.cli.app import app
+assert CliRunner().invoke(app, ["run", "--help"]).exit_code == 0
+print(sorted({"jax", "numpy", "keras", "ray", "libcst", "replicax.program"} & set(sys.modules)))
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from replicax.group.membership import MemberLostError, Quorum
+from replicax.group.membership.meeting import MemberLostError, Quorum
 
 _TIMEOUT_S = 60.0
 

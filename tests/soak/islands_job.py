@@ -23,7 +23,7 @@ import numpy as np
 
 import replicax as rx
 from replicax.cluster import found_cluster
-from replicax.group.membership import MemberLostError
+from replicax.group.membership.meeting import MemberLostError
 from replicax.group.membership.opening import open_meeting
 
 SHAPES = ((7,), (300, 40), (1,))

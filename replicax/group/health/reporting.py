@@ -15,10 +15,10 @@ from replicax.checks.environment_names import LOG_DIR
 from replicax.errors.exit_codes import describe
 from replicax.group.health.client import in_parallel
 from replicax.group.health.diagnosis import Diagnosis, ProblemKind, WorkerObservation
-from replicax.group.health.launcher_messages import tell_launcher
 from replicax.group.health.peers import Peer
 from replicax.group.health.server import stacks
 from replicax.group.health.status import Status, status_from
+from replicax.group.launcher_messages import tell_launcher
 
 _SECONDS_TO_WRITE = 2.0
 _LINES_OF_WORKERS, _LINES_OF_STACK = 9, 16

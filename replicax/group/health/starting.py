@@ -19,10 +19,10 @@ from replicax.group.health import monitor
 from replicax.group.health.alarm import PATIENCE
 from replicax.group.health.client import Client
 from replicax.group.health.diagnosis import Limits
-from replicax.group.health.launcher_messages import tell_of_meeting, tell_of_watching
 from replicax.group.health.peers import History, Peer
 from replicax.group.health.server import HealthServer
 from replicax.group.health.traffic import Traffic
+from replicax.group.launcher_messages import tell_of_meeting, tell_of_watching
 from replicax.runtime.activity import START, now
 
 _log = logging.getLogger(__name__)

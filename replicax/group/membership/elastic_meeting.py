@@ -20,7 +20,7 @@ from replicax.cluster.patience import Patience
 from replicax.contracts.worlds import Incarnation
 from replicax.errors import BarrierTimeoutError, ClusterTimeoutError, MeetingError, WorkersDisagreeError
 from replicax.errors.exit_codes import ExitCode
-from replicax.group.health.launcher_messages import tell_launcher
+from replicax.group.launcher_messages import tell_launcher
 from replicax.group.membership.attempts import Attempt, CliqueLike, pack, unpack
 from replicax.group.membership.heartbeat import Watch
 from replicax.group.membership.job_store import JobStore

@@ -14,7 +14,7 @@ import jax
 from replicax.cluster.patience import Patience
 from replicax.contracts.worlds import Incarnation
 from replicax.errors import MeetingError
-from replicax.group.health.launcher_messages import tell_launcher
+from replicax.group.launcher_messages import tell_launcher
 from replicax.group.membership.heartbeat import Watch
 from replicax.group.membership.interrupted_wait import WaitInterrupter
 from replicax.group.membership.job_store import JobStore

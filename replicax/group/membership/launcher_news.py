@@ -12,7 +12,7 @@ from typing import NamedTuple
 from replicax.checks.environment_names import ELASTIC, LOG_DIR
 from replicax.contracts.worlds import Incarnation
 from replicax.errors import ClusterError
-from replicax.group.health.launcher_messages import tell_launcher
+from replicax.group.launcher_messages import tell_launcher
 from replicax.group.membership.membership_log import MembershipLog
 
 

@@ -44,25 +44,6 @@ class Elsewhere:
         return connect_workers(address=self.address, workers=workers, start_timeout=self.start_timeout)
 
 
-def parse_hosts(text: str) -> tuple[str, ...]:
-    """Returns the addresses in `"host1,host2:2223"`."""
-    hosts = tuple(host.strip() for host in text.split(","))
-    if not all(hosts) or len(set(hosts)) < len(hosts):
-        raise LaunchError(f"--hosts must be different addresses such as host1,host2:2223, got {text!r}.")
-    return hosts
-
-
-def parse_variables(given: list[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables of `NAME=VALUE`, or of `NAME` with the value that it has here."""
-    found = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not name or not (equals or name in environment):
-            raise LaunchError(f"--env must be NAME=VALUE, or the NAME of a variable that is set here, got {text!r}.")
-        found[name] = value if equals else environment[name]
-    return found
-
-
 def launch_elsewhere(options: Options, elsewhere: Elsewhere, terminal: Terminal | None = None) -> int:
     """Runs a script on workers elsewhere, to which its Python files travel, and returns the exit code, as `launch`."""
     check_elsewhere(options, elsewhere)

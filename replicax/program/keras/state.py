@@ -20,11 +20,11 @@ import numpy as np
 import replicax.compat.keras as keras_door
 import replicax.context as context
 from replicax.compat.jax import vary
+from replicax.compat.keras_backend import check_keras_backend, keras_is_loaded
 from replicax.contracts.strategy import StrategyBase, owner_of
 from replicax.contracts.variable_access import VariableLike, array_of, dtype_of
 from replicax.errors import ContextError, ProgramError
 from replicax.program.frames import VariablesCreatedError
-from replicax.program.keras.backend import check_keras_backend, keras_is_loaded
 from replicax.program.keras.hooks import constant, explain_variables_to_jax, install_keras_hooks
 from replicax.program.library_state import made_equal, replicas_draw_apart, share_of_replica, state_of_random_numbers
 from replicax.runtime.mesh import REPLICA_AXIS

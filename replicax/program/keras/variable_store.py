@@ -19,9 +19,9 @@ from typing import TypeVar
 
 import replicax.compat.keras as keras_door
 import replicax.context as context
+from replicax.compat.keras_backend import keras_is_loaded
 from replicax.contracts.variable_access import VariableLike, free_name, was_made
 from replicax.program.frames import OverrideFrame
-from replicax.program.keras.backend import keras_is_loaded
 from replicax.program.keras.hooks import install_keras_hooks
 from replicax.program.keras.state import keras_scope
 from replicax.typing import PyTree

@@ -14,10 +14,10 @@ import numpy as np
 
 from replicax.cluster.patience import Patience
 from replicax.contracts.worlds import Incarnation
-from replicax.group.membership import MemberLostError
 from replicax.group.membership.elastic_meeting import ElasticMeeting
 from replicax.group.membership.heartbeat import Watch
 from replicax.group.membership.job_store import JobStore
+from replicax.group.membership.meeting import MemberLostError
 from replicax.group.membership.quorum import QuorumRecord
 
 SECONDS = 20.0

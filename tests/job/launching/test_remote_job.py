@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from replicax.errors import LaunchError
-from replicax.job.launching import Elsewhere, Options, launch_elsewhere, parse_hosts, parse_variables
+from replicax.job.launching import Options, parse_hosts, parse_variables
+from replicax.job.launching.remote_job import Elsewhere, launch_elsewhere
 from replicax.ray_cluster.ray_environment import variables
 from replicax.testing import free_ports
 

@@ -9,7 +9,7 @@ import sys
 
 import keras
 
-from replicax.program.keras.backend import choose_jax_for_keras
+from replicax.compat.keras_backend import choose_jax_for_keras
 
 
 def said(script, tmp_path, **environ):
