@@ -225,6 +225,7 @@ NOT_AT_FIRST = (
     "flax",
     "keras",
     "orbax",
+    "tensorstore",
     "ray",
 )
 MODULES_OF_A_FIRST_STEP = 277
@@ -244,7 +245,8 @@ def step(params, batch):
 
 (batch,) = strategy.distribute_dataset([np.ones((4, 2), "float32")])
 step(strategy.replicate(np.ones(2, "float32")), batch)
-print(*(name for name in sys.modules if name.split(".")[0] in ("replicax", "flax", "keras", "orbax", "ray")))
+ours = ("replicax", "flax", "keras", "orbax", "ray", "tensorstore")
+print(*(name for name in sys.modules if name.split(".")[0] in ours))
 """
 
 

@@ -1,16 +1,17 @@
-"""Checkpoints: the state of a training on disk, written and read in parts by the devices that hold it (Orbax).
+"""Checkpoints: the state of a training on disk or in a store, written and read by the devices that hold its parts.
 
 A save of `rx.Checkpoint(model=model, step=3)` goes through these files:
 
 1. `checkpoint.py` collects the contents. `contents.py` finds variables, arrays and states in the objects;
    `variable_names.py` names the variables by the path to them; `encoding.py` makes plain arrays and JSON of them.
-2. `writing.py` writes them to a directory that gets its name when it is complete: each process the parts that its
-   devices hold, in stages that all processes go through together (`coordination.py`).
-3. `metadata.py` writes the shapes, dtypes and checksums (`integrity.py`) last.
+2. `writing.py` lets each process write the parts that its devices hold (`array_files.py`), in stages that all processes
+   go through together (`coordination.py`).
+3. `metadata.py` describes the shapes, dtypes and checksums. That is written last, and with it the checkpoint appears
+   under its name (`places.py`, which alone knows how disks and stores differ).
 
 A restore reads the metadata, compares the names (`name_matching.py`), and reads and checks the arrays (`reading.py`,
-`json_fields.py`). Values of Keras objects that are not built (`unbuilt.py`) wait for their `build` (`deferred.py`).
-`load_status.py` says what was used.
+`integrity.py`, `json_fields.py`). Values of Keras objects that are not built (`unbuilt.py`) wait for their `build`
+(`deferred.py`). `load_status.py` says what was used.
 
 `manager.py` saves every so often, in the background (`copies.py`, `background.py`), and decides what stays in its
 folder (`checkpoint_folder.py`, `numbered.py`, `kept_for_good.py`). `preemption.py` saves when a worker is preempted, at

@@ -9,20 +9,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import replicax.runtime.activity as activity
+from replicax.checkpoint.places import Place
 from replicax.runtime.ending import finish_at_end, finished
 
 _log = logging.getLogger(__name__)
 
-_running: dict[Path, BackgroundSave] = {}
+_running: dict[Place, BackgroundSave] = {}
 
 
 class BackgroundSave:
     """A thread that writes a checkpoint to a directory."""
 
-    def __init__(self, directory: Path, write: Callable[[], object]):
+    def __init__(self, directory: Place, write: Callable[[], object]):
         self._failure: BaseException | None = None
         self._ended = threading.Event()
         _running[directory] = self
@@ -58,7 +58,7 @@ class BackgroundSave:
 
 
 @activity.phase(activity.CHECKPOINT)
-def wait_for(directory: Path) -> None:
+def wait_for(directory: Place) -> None:
     """Returns when no thread writes to a directory any more."""
     save = _running.get(directory)
     if save is not None:

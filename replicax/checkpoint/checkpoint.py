@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import os
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import jax
@@ -34,17 +32,16 @@ from replicax.checkpoint.encoding import (
     wanted_array,
     wanted_value,
 )
-from replicax.checkpoint.foreign import TensorMapping, tensorflow_checkpoints
+from replicax.checkpoint.foreign import TensorMapping, is_tensorflow, tensorflow_checkpoints
 from replicax.checkpoint.load_status import LoadStatus
-from replicax.checkpoint.metadata import FILE, Metadata, place_of
+from replicax.checkpoint.metadata import FILE, Metadata
 from replicax.checkpoint.name_matching import check_kinds, check_names, differences, warn_of_left_out
+from replicax.checkpoint.places import Directory, Place, absolute, place_of
 from replicax.checkpoint.reading import checked_metadata, read_arrays, read_state
 from replicax.checkpoint.sequential_restore import large_variables, restore_in_turn
 from replicax.checkpoint.writing import (
     PREPARED,
     TIMEOUT_S,
-    Directory,
-    absolute,
     could_not_write,
     new_directory,
     write_in_place,
@@ -102,7 +99,7 @@ class Checkpoint(Advised):
         self._last_arrays: dict[str, jax.Array] = {}  # the arrays of the last save, where there are no variables
         self._saves: Variable | None = None
         self.keepers = Keepers()
-        self._folders: set[Path] = set()  # the folders that it was restored from, or saved to
+        self._folders: set[Place] = set()  # the folders that it was restored from, or saved to
         self.objects: dict[str, PyTree] = {**({} if root is None else root if is_dict else {"": root}), **objects}
         self.current_parts()
 
@@ -127,7 +124,7 @@ class Checkpoint(Advised):
         return self.current_parts(allow_unbuilt=False).variables
 
     @called_as("tf.train.Checkpoint.write")
-    def write(self, directory: Directory, *, step: int | None = None, **objects: PyTree) -> Path:
+    def write(self, directory: Directory, *, step: int | None = None, **objects: PyTree) -> Place:
         """Writes the objects to a new directory and returns its path when everything is on disk.
 
         The directory appears only when it is complete. With several processes all of them call this, with a directory
@@ -187,8 +184,8 @@ class Checkpoint(Advised):
             PREPARED, lambda: (absolute(file_prefix), self._prepared()), could_not_write(name)
         )
         self.save_counter.assign_add(1)
-        path = absolute(f"{os.fspath(file_prefix)}-{int(self.save_counter.numpy())}")
-        if coordination.is_chief and path.parent not in self._folders and (path / FILE).is_file():
+        path = absolute(f"{file_prefix}-{int(self.save_counter.numpy())}")
+        if coordination.is_chief and path.parent not in self._folders and (place_of(path) / FILE).is_file():
             warnings.warn(_OVERWRITES.format(path=path), stacklevel=2)
         self._folders.add(path.parent)
         return str(write_in_place(path, self._contents(prepared), coordination))
@@ -196,10 +193,10 @@ class Checkpoint(Advised):
     def _written(
         self,
         name: Directory,
-        path_of: Callable[[], Path],
+        path_of: Callable[[], Place],
         step: int | None = None,
         objects: Mapping[str, PyTree] | None = None,
-    ) -> Path:
+    ) -> Place:
         """Writes the objects where workers come and go."""
         from replicax.checkpoint.elastic_save import begun_save
 
@@ -299,9 +296,9 @@ class Checkpoint(Advised):
         if save_path is None:
             coordinated("Restoring no checkpoint", TIMEOUT_S, _check_none, alone=lambda: None)
             return LoadStatus({}, None)
-        path = place_of(absolute(save_path))
+        path = place_of(save_path)
         name = f"Restoring the checkpoint {path}"
-        if not (path / FILE).is_file() and tensorflow_checkpoints().is_tensorflow(path):
+        if not (path / FILE).is_file() and is_tensorflow(path):
             coordination = Coordination(name, TIMEOUT_S)
             coordination.check_same("directory", str(path))
             status, saves = tensorflow_checkpoints().restore_tensorflow(
@@ -336,7 +333,7 @@ class Checkpoint(Advised):
         unused, unmatched = differences(found.names, found.expected)
         if partial and jax.process_index() == 0:
             warn_of_left_out(path, found.names, found.expected)
-        self._restored(found)
+        self._restored(found, absolute(save_path).parent)
         matched = len(found.values) + len(found.large) + len(states)
         return LoadStatus(self._take_values(found), path, matched, unused, unmatched, found.waiting)
 
@@ -348,7 +345,7 @@ class Checkpoint(Advised):
         self.save_counter.assign(counter)
         return status
 
-    def _read(self, path: Path, partial: bool, verify: bool) -> ReadCheckpoint:
+    def _read(self, path: Place, partial: bool, verify: bool) -> ReadCheckpoint:
         """Reads what a checkpoint has for the objects, in this process."""
         parts, metadata = self.current_parts(), checked_metadata(path)
         written = read_state(path, metadata, verify)
@@ -376,12 +373,12 @@ class Checkpoint(Advised):
             each.values = {name: np.asarray(values.pop(name)) for name in each.wanted}
         return ReadCheckpoint(path, names, expected, parts, values, large, states, waiting, metadata)
 
-    def _restored(self, found: ReadCheckpoint) -> None:
+    def _restored(self, found: ReadCheckpoint, folder: Place) -> None:
         """Notes the folder and the counter of a checkpoint that was restored."""
         count = found.metadata.noted_number(_SAVES)
         if count is not None:
             self.save_counter.assign(count)
-        self._folders.add(found.path.parent)
+        self._folders.add(folder)
 
     def add_note(self, name: str, note: Callable[[], object]) -> None:
         """Adds to the metadata of each checkpoint what `note()` returns then: something small that JSON can hold."""
@@ -431,7 +428,7 @@ class Prepared:
 class ReadCheckpoint:
     """The values, states and metadata that were read of a checkpoint, for some objects."""
 
-    path: Path
+    path: Place
     names: list[str]  # in it
     expected: list[str]  # names in the objects
     parts: ObjectParts

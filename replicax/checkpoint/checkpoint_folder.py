@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
 import warnings
-from pathlib import Path
 
 from replicax.checkpoint.kept_for_good import PermanentCheckpoints
-from replicax.checkpoint.metadata import FILE, REPLACED, name_of_replaced, place_of
+from replicax.checkpoint.metadata import FILE
 from replicax.checkpoint.numbered import NumberedCheckpoint, name_of, numbered
-from replicax.checkpoint.writing import UNFINISHED, delete
+from replicax.checkpoint.places import Place, clean, delete, place_of
 
 _log = logging.getLogger(__name__)
 
@@ -26,14 +24,14 @@ class CheckpointFolder:
     """The checkpoints of a training in a directory."""
 
     def __init__(
-        self, directory: Path, prefix: str | None, max_to_keep: int | None, permanent: PermanentCheckpoints | None
+        self, directory: Place, prefix: str | None, max_to_keep: int | None, permanent: PermanentCheckpoints | None
     ):
         self._directory, self._prefix = directory, prefix  # without a prefix, names are numbers
         self._max_to_keep, self._permanent = max_to_keep, permanent
         self.known: set[int] = set()  # steps that this training has written, or found when it restored
         self.is_clean = False  # Nothing unfinished of an earlier run is left.
 
-    def path(self, step: int) -> Path:
+    def path(self, step: int) -> Place:
         """Returns the path of the checkpoint of a step, which need not exist."""
         return self._directory / name_of(step, self._prefix)
 
@@ -55,7 +53,7 @@ class CheckpointFolder:
         """Warns of steps that may be another training's, before this one is saved."""
         if step in self.known:
             return
-        if (self.path(step) / FILE).is_file():
+        if (place_of(self.path(step)) / FILE).is_file():
             what, so = f"Step {step} is in {self._directory} already", ": it is replaced"
         else:
             latest = None if self.known else self.latest_step()
@@ -70,13 +68,8 @@ class CheckpointFolder:
         if self.is_clean:
             return
         self.is_clean = True
-        for path in self._directory.glob(f".*{UNFINISHED}"):
-            name = path.name[1:].removesuffix(UNFINISHED).rpartition(".")[0]
-            _log.warning("An earlier process was ended while it wrote or deleted %s.", self._directory / name)
-            shutil.rmtree(path, ignore_errors=True)
-        for path in self._directory.glob(f".*{REPLACED}"):
-            if place_of(self._directory / str(name_of_replaced(path.name))) != path:  # Its successor is there.
-                delete(path)
+        for path in clean(self._directory):
+            _log.warning("An earlier process was ended while it wrote or deleted %s.", path)
 
     def delete_old(self, newest: int) -> None:
         """Deletes the checkpoints that are too many beside a new one, without those that are kept for good."""

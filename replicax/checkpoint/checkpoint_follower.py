@@ -10,8 +10,9 @@ import enum
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple
+
+from replicax.checkpoint.places import Place
 
 _log = logging.getLogger(__name__)
 _SECONDS_BETWEEN_WORDS = 600.0
@@ -21,7 +22,7 @@ _SECONDS_BETWEEN_WORDS = 600.0
 class Found:
     """A checkpoint."""
 
-    path: Path
+    path: Place
     step: int | None  # None if it is unknown
     version: tuple[int, ...] = ()  # time of writing and size of a file that may be written again; empty for others
 

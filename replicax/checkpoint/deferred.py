@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jax
@@ -18,6 +17,7 @@ import numpy as np
 
 from replicax.checkpoint.contents import ObjectParts
 from replicax.checkpoint.metadata import Entry
+from replicax.checkpoint.places import Place
 from replicax.checkpoint.reading import check_wanted
 from replicax.checkpoint.unbuilt import how_to_build, is_append_only, is_unbuilt, layers_in, unbuilt_objects
 from replicax.checkpoint.variable_names import keras_objects
@@ -36,7 +36,7 @@ class DeferredRestore:
     """The values of a checkpoint that wait for one object to be built. A checkpoint of the object stores them."""
 
     def __init__(
-        self, directory: Path, path: str, target: KerasObject, found: Mapping[str, Entry], restored: Iterable[str] = ()
+        self, directory: Place, path: str, target: KerasObject, found: Mapping[str, Entry], restored: Iterable[str] = ()
     ):
         self.directory, self.path, self.target = directory, path, target
         # Where no values wait, the object must not make more variables than it has.
@@ -169,7 +169,7 @@ class DeferredRestore:
 
 
 def deferred_restores(
-    directory: Path, objects: Mapping[str, PyTree], parts: ObjectParts, found: Mapping[str, Entry], partial: bool
+    directory: Place, objects: Mapping[str, PyTree], parts: ObjectParts, found: Mapping[str, Entry], partial: bool
 ) -> list[DeferredRestore]:
     """Returns what has to wait for objects that are not built and lack variables of the checkpoint."""
     waiting = []

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
 import replicax.contracts.worlds as worlds
 from replicax.checkpoint.coordination import Coordination
+from replicax.checkpoint.places import Place
 
 _T = TypeVar("_T")
 
@@ -45,7 +45,7 @@ def coordinated_text(name: str, timeout_s: float, call: Callable[[Coordination],
     return running.attempt(executed)
 
 
-def agreed_latest(directory: Path, latest_step: Callable[[], int | None], timeout_s: float) -> int | None:
+def agreed_latest(directory: Place, latest_step: Callable[[], int | None], timeout_s: float) -> int | None:
     """Returns the newest step of a folder as the chief sees it; all processes call this together."""
 
     def look(coordination: Coordination) -> int | None:

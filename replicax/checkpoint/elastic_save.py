@@ -8,14 +8,11 @@ that the others know, without a word from the writer, that it is done.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import secrets
-import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -25,12 +22,11 @@ from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.elastic_calls import coordinated_text
 from replicax.checkpoint.encoding import SavedArray
-from replicax.checkpoint.integrity import write_durably
-from replicax.checkpoint.metadata import STATE, read_metadata
+from replicax.checkpoint.metadata import read_metadata
+from replicax.checkpoint.places import Place, new_name, staging
 from replicax.checkpoint.same_contents import check_same_contents
-from replicax.checkpoint.writing import PREPARED, UNFINISHED, commit, could_not_write, folders_of
+from replicax.checkpoint.writing import PREPARED, commit, could_not_write, save_files
 from replicax.cluster.exchange import ClosedError, Exchange, closing
-from replicax.compat.orbax import save_files_alone
 from replicax.contracts.worlds import Worlds, running
 from replicax.errors import CheckpointError, ContextError
 from replicax.runtime.ending import finish_at_end, finished
@@ -44,14 +40,14 @@ _SECONDS_BETWEEN_LOOKS = 0.05
 def begun_save(
     name: str,
     timeout_s: float,
-    path_of: Callable[[], Path],
+    path_of: Callable[[], Place],
     contents_of: Callable[[], Contents],
     committed: Callable[[], object] = lambda: None,
 ) -> WorldSave:
     """Begins a save, which all workers begin together."""
     known = running()
     assert known is not None
-    found: list[tuple[Path, Contents]] = []
+    found: list[tuple[Place, Contents]] = []
 
     def begin(coordination: Coordination) -> str:
         found[:] = [coordination.run(PREPARED, lambda: (path_of(), _on_host(contents_of())), could_not_write(name))]
@@ -75,7 +71,7 @@ class WorldSave:
     def __init__(
         self,
         worlds: Worlds,
-        path: Path,
+        path: Place,
         contents: Contents,
         token: str,
         owners: list[int],
@@ -152,7 +148,7 @@ class WorldSave:
     def _write(self) -> None:
         try:
             if not self._is_complete():
-                self._write_to(self.path.parent / f".{self.path.name}.{secrets.token_hex(4)}{UNFINISHED}")
+                self._write_alone()
         except BaseException as error:
             if not self._is_complete():  # Else another worker, which took this one for lost, has been faster.
                 self._failure = error
@@ -164,18 +160,15 @@ class WorldSave:
         except Exception:  # The others know that the checkpoint is complete, and have gone on.
             _log.exception("%s is complete; old checkpoints could not be deleted after it.", self.path)
 
-    def _write_to(self, staging: Path) -> None:
-        staging.mkdir(parents=True)
+    def _write_alone(self) -> None:
+        contents = self._contents
+        notes = {**contents.notes, _NOTE: self._token}
+        target = staging(self.path, new_name(self.path))
         try:
-            contents = self._contents
-            write_durably(staging / STATE.format(0), json.dumps(dict(contents.state)))
-            folders = folders_of(contents.arrays)
-            arrays = {folders[name]: np.asarray(array) for name, array in contents.arrays.items() if folders[name]}
-            save_files_alone(staging, arrays)
-            notes = {**contents.notes, _NOTE: self._token}
-            commit(staging, self.path, Contents(contents.arrays, {}, contents.step, notes), processes=1)
+            files = save_files(target, contents, is_chief=True, index=0)
+            commit(target, Contents(contents.arrays, {}, contents.step, notes), files, processes=1)
         except BaseException:
-            shutil.rmtree(staging, ignore_errors=True)
+            target.discard()
             raise
 
     def _is_complete(self) -> bool:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeGuard
 
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.load_status import LoadStatus
+from replicax.checkpoint.places import Place
 from replicax.contracts import upper_rooms
 from replicax.typing import PyTree
 
@@ -40,6 +41,11 @@ class TensorFlowCheckpoints(Protocol):
 
     def open_checkpoint(self, path: str) -> Any:
         """Opens one; its `step` is the one it was saved at, if it says so."""
+
+
+def is_tensorflow(place: Place) -> TypeGuard[Path]:
+    """Returns whether a place looks like a checkpoint of TensorFlow's. They are read from a disk only."""
+    return isinstance(place, Path) and tensorflow_checkpoints().is_tensorflow(place)
 
 
 def tensorflow_checkpoints() -> TensorFlowCheckpoints:

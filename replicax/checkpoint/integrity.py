@@ -1,31 +1,25 @@
-"""Checks that the files of a checkpoint are as they were written, and writes files durably.
+"""Reads the files of a checkpoint, and checks that they are as they were written.
 
-A restore checks while it reads: threads compute the checksums of the next files while the numbers in the last ones are
-read (`checked_in_turn`). So a file is fetched from the disk once, and a damaged one is never read.
+Threads fetch the next files and compute their checksums while the numbers in the last ones are used (`read_in_turn`). A
+file is read once, and what is checked is what is used.
 """
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from concurrent.futures import Future, ThreadPoolExecutor
 
+from replicax.checkpoint.places import Place, names_in, wrong_files
 from replicax.errors import CheckpointError
 
 Files = Mapping[str, tuple[int, str]]  # For each file, relative to the checkpoint, its size in bytes and SHA-256.
 
-_CHUNK = 1 << 20
 _THREADS = min(4, os.cpu_count() or 1)
 _PART = re.compile(r"\d+(\.\d+)*")  # How zarr names the files of an array's parts.
-
-
-def hashed(directory: Path) -> dict[str, tuple[int, str]]:
-    """Returns the size and SHA-256 of each file in a directory."""
-    paths = sorted(path for path in directory.rglob("*") if path.is_file())
-    return {path.relative_to(directory).as_posix(): (path.stat().st_size, _digest(path)) for path in paths}
 
 
 def array_digest(folder: str, files: Files) -> str:
@@ -34,95 +28,71 @@ def array_digest(folder: str, files: Files) -> str:
     return hashlib.sha256("\n".join(own if folder else []).encode()).hexdigest()
 
 
-def problems(directory: Path, files: Files) -> dict[str, str]:
+def problems(place: Place, files: Files) -> dict[str, str]:
     """Reads files and returns those that are damaged, with what is wrong with each."""
-    found = {name: _problem(directory / name, *expected) for name, expected in files.items()}
-    return {name: problem for name, problem in found.items() if problem}
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="replicax-checksums") as pool:
+        found = pool.map(lambda name: _problem(place, name, files[name]), files)
+        return {name: problem for name, problem in zip(files, found, strict=True) if problem}
 
 
-def check_sizes(directory: Path, files: Files) -> None:
+def check_sizes(place: Place, files: Files) -> None:
     """Checks that all files exist and have their sizes, which costs next to nothing."""
-    _raise_damage(directory, {name: _wrong_size(directory / name, size) for name, (size, _) in files.items()})
+    _raise_damage(place, wrong_files(place, {name: size for name, (size, _) in files.items()}))
 
 
-def check_no_others(directory: Path, folders: Iterable[str], files: Files) -> None:
+def check_no_others(place: Place, folders: Iterable[str], files: Files) -> None:
     """Checks that the folders of arrays have no parts that were not written with them: they would be read."""
-    for folder in folders:
-        parts = [name for name in os.listdir(directory / folder) if _PART.fullmatch(name)]
-        _raise_damage(directory, {f"{folder}/{name}": "was added" for name in parts if f"{folder}/{name}" not in files})
+    for name in names_in(place, folders):
+        if _PART.fullmatch(name.rpartition("/")[2]) and name not in files:
+            _raise_damage(place, {name: "was added"})
 
 
-def check(directory: Path, files: Files) -> None:
-    """Reads files and checks that they are as they were written."""
-    _raise_damage(directory, problems(directory, files))
+def read_files(place: Place, files: Files, verify: bool = True) -> dict[str, bytes]:
+    """Returns the contents of files, after a check that they are as they were written."""
+    return next(read_in_turn(place, [files], verify), {})
 
 
-def checked_in_turn(directory: Path, groups: Sequence[Files]) -> Iterator[None]:
-    """Checks groups of files in threads, and yields once for each when it is found to be as it was written."""
-    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="replicax-checksums")
-    try:
-        begun = [
-            {name: pool.submit(_problem, directory / name, *expected) for name, expected in files.items()}
-            for files in groups
-        ]
-        for group in begun:
-            _raise_damage(directory, {name: future.result() for name, future in group.items()})
-            yield
-    finally:
-        pool.shutdown(cancel_futures=True)
+def read_in_turn(place: Place, groups: Sequence[Files], verify: bool = True) -> Iterator[dict[str, bytes]]:
+    """Yields the contents of groups of files, each read and checked in threads while the one before it is used."""
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="replicax-checksums") as pool:
+        begun = collections.deque[dict[str, Future[tuple[bytes, str]]]]()
+        try:
+            for files in [*groups, {}]:
+                begun.append({name: pool.submit(_read, place, name, files[name], verify) for name in files})
+                if len(begun) > 1:
+                    found = {name: future.result() for name, future in begun.popleft().items()}
+                    _raise_damage(place, {name: problem for name, (_, problem) in found.items()})
+                    yield {name: data for name, (data, _) in found.items()}
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
-def write_durably(path: Path, text: str) -> None:
-    """Writes a file and returns when it is on disk, and not just on its way there."""
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_folder(path: Path) -> None:
-    """Waits until the names in a folder are on disk."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
-        return  # Some network file systems cannot open folders; they have nothing to wait for.
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)
-
-
-def _raise_damage(directory: Path, found: Mapping[str, str]) -> None:
+def _raise_damage(place: Place, found: Mapping[str, str]) -> None:
     damaged = [f"{name} {problem}" for name, problem in found.items() if problem]
     if damaged:
         more = f", and {len(damaged) - 5} more" if len(damaged) > 5 else ""
         raise CheckpointError(
-            f"The checkpoint {directory} is damaged: {', '.join(damaged[:5])}{more}. Nothing of it was restored; take "
+            f"The checkpoint {place} is damaged: {', '.join(damaged[:5])}{more}. Nothing of it was restored; take "
             "an earlier one. `replicax ckpt verify` lists all damaged files."
         )
 
 
-def _problem(path: Path, size: int, digest: str) -> str:
+def _problem(place: Place, name: str, expected: tuple[int, str]) -> str:
     """Returns what is wrong with a file; empty if nothing is."""
+    return _read(place, name, expected, verify=True)[1]
+
+
+def _read(place: Place, name: str, expected: tuple[int, str], verify: bool) -> tuple[bytes, str]:
+    """Returns the contents of a file, and what is wrong with them; empty if nothing is."""
+    size, digest = expected
     try:
-        return _wrong_size(path, size) or ("" if _digest(path) == digest else "has other contents than were written")
+        data = (place / name).read_bytes()
+    except FileNotFoundError:
+        return b"", "is missing"
     except OSError as error:
-        return f"cannot be read: {error}"
-
-
-def _wrong_size(path: Path, size: int) -> str:
-    try:
-        found = path.stat().st_size
-    except OSError:
-        return "is missing"
-    return "" if found == size else f"has {found} bytes instead of {size}"
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return b"", f"cannot be read: {error}"
+    if len(data) != size:
+        return b"", f"has {len(data)} bytes instead of {size}"
+    if verify and hashlib.sha256(data).hexdigest() != digest:
+        return b"", "has other contents than were written"
+    return data, ""

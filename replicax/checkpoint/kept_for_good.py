@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
-from replicax.checkpoint.integrity import write_durably
 from replicax.checkpoint.json_fields import field_of, parsed
 from replicax.checkpoint.numbered import NumberedCheckpoint
+from replicax.checkpoint.places import Place, replace
 from replicax.errors import CheckpointError
 
 _FILE = "kept.json"  # Beside the checkpoints: a later run of the training goes on with it.
@@ -18,7 +17,7 @@ _FILE = "kept.json"  # Beside the checkpoints: a later run of the training goes 
 class PermanentCheckpoints:
     """The checkpoints that are kept for good, because each was written `hours` or more after the one before."""
 
-    def __init__(self, directory: Path, hours: float):
+    def __init__(self, directory: Place, hours: float):
         self._path, self._seconds = directory / _FILE, hours * 3600.0
         self._made_at = time.time()
 
@@ -37,8 +36,7 @@ class PermanentCheckpoints:
             else:
                 rest.append(each)
         if len(rest) < len(old) or not self._path.exists():
-            write_durably(self._path.with_suffix(".new"), json.dumps({"last": last, "names": names}))
-            self._path.with_suffix(".new").replace(self._path)
+            replace(self._path, json.dumps({"last": last, "names": names}).encode())
         return rest
 
     def _read(self) -> tuple[float, list[str]]:

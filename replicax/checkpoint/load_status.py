@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from replicax.checkpoint.deferred import DeferredRestore
+from replicax.checkpoint.places import Place
 from replicax.errors import UnmatchedError
 from replicax.typing import PyTree
 
@@ -21,7 +21,7 @@ class LoadStatus(dict[str, PyTree]):
     def __init__(
         self,
         values: Mapping[str, PyTree],
-        source: Path | None,
+        source: Place | None,
         matched: int = 0,
         unused: Sequence[str] = (),
         unmatched: Sequence[str] = (),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -35,9 +34,10 @@ from replicax.checkpoint.manager_arguments import (
     whole_number,
 )
 from replicax.checkpoint.numbered import latest_checkpoint
+from replicax.checkpoint.places import Directory, Place, absolute
 from replicax.checkpoint.snapshots import MemorySnapshots, RestoredSnapshot
 from replicax.checkpoint.variable_names import keras_objects
-from replicax.checkpoint.writing import PREPARED, TIMEOUT_S, Directory, absolute, could_not_write, write_in_place
+from replicax.checkpoint.writing import PREPARED, TIMEOUT_S, could_not_write, write_in_place
 from replicax.checks import explained
 from replicax.compat.interpreter import STARTS_THREADS_AT_END
 from replicax.contracts.advice import Advised
@@ -265,7 +265,7 @@ class CheckpointManager(Advised):
         return self._folder.latest_step()
 
     @explained
-    def path(self, step: int) -> Path:
+    def path(self, step: int) -> Place:
         """Returns the path of the checkpoint of a step, which need not exist."""
         return self._folder.path(step)
 
@@ -439,7 +439,7 @@ class Progress:
         """Notes at which step another worker's training is; the objects have the state that it has there."""
         self._step, self._updates = state[_STEP], self._count()
 
-    def step_of_others(self, directory: Path) -> int:
+    def step_of_others(self, directory: Place) -> int:
         """Returns the step at which the others were when they gave their state."""
         if self._step is None:
             raise ElasticError(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import jax
 import numpy as np
 
 from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.kept_for_good import PermanentCheckpoints
-from replicax.checkpoint.writing import Directory
+from replicax.checkpoint.places import Directory, Place
 from replicax.checks import checked_int, is_real
 from replicax.contracts.variable_access import VariableLike
 from replicax.errors import ArgumentError
@@ -73,7 +72,7 @@ def checked_name(name: str | None) -> str | None:
     return name
 
 
-def permanent_checkpoints(directory: Path, hours: float | None) -> PermanentCheckpoints | None:
+def permanent_checkpoints(directory: Place, hours: float | None) -> PermanentCheckpoints | None:
     """Returns the checkpoints that are kept for good; None if `hours` is None."""
     if hours is None:
         return None

@@ -7,26 +7,22 @@ size and checksum, and has a checksum of its own, so that a reader can tell whic
 from __future__ import annotations
 
 import dataclasses
-import glob
 import json
-import os
 import re
-import secrets
+import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import jax
 import numpy as np
 
-from replicax.checkpoint.integrity import array_digest, hashed, sync_folder, write_durably
+from replicax.checkpoint.integrity import array_digest
 from replicax.checkpoint.json_fields import count_of, digest_of, dtype_of, field_of, parsed
+from replicax.checkpoint.places import MARKER as FILE, Directory, place_of
 from replicax.checks import is_int
 from replicax.errors import CheckpointError
 from replicax.version import __version__
 
-FILE = "metadata.json"
 STATE = "state-{:05d}.json"  # The state that a process wrote, by its index.
-REPLACED = ".replaced"  # how the name of a checkpoint ends while another one takes its place
 _FORMAT = 2
 _FIRST_WITH_DIGEST = 2
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -57,6 +53,7 @@ class Metadata:
     notes: Mapping[str, object] = dataclasses.field(default_factory=dict)  # small values, of the checkpoint as a whole
     processes: int = 1  # that wrote it
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of replicax and JAX
+    written_at: float | None = None  # seconds since the epoch; None in those of earlier versions
 
     def noted_number(self, name: str) -> int | None:
         """Returns the int that is noted under a name; None if there is none."""
@@ -64,51 +61,28 @@ class Metadata:
         return noted if is_int(noted) else None
 
 
-def complete(
-    directory: Path, arrays: Mapping[str, Entry], step: int | None, notes: Mapping[str, object], processes: int
-) -> None:
-    """Computes the checksums of what was written to a directory and writes its metadata."""
-    files = hashed(directory)
+def document_of(
+    arrays: Mapping[str, Entry],
+    files: Mapping[str, tuple[int, str]],
+    step: int | None,
+    notes: Mapping[str, object],
+    processes: int,
+) -> bytes:
+    """Returns the contents of `metadata.json`."""
+    files = dict(sorted(files.items()))  # Checksums of arrays depend on the order.
     entries = {
         name: dataclasses.replace(entry, checksum=array_digest(entry.folder, files)) for name, entry in arrays.items()
     }
     versions = {"replicax": __version__, "jax": jax.__version__}
+    metadata = Metadata(entries, files, step, notes, processes, versions, time.time())
     # As it will be read: in JSON a dict's keys are strings.
-    plain = json.loads(json.dumps(_plain(Metadata(entries, files, step, notes, processes, versions))))
-    write_durably(directory / FILE, json.dumps({**plain, "sha256": digest_of(plain)}, indent=1))
-    for folder in {directory, *(directory / name for name in {os.path.dirname(name) for name in files})}:
-        sync_folder(folder)
+    plain = json.loads(json.dumps(_plain(metadata)))
+    return json.dumps({**plain, "sha256": digest_of(plain)}, indent=1).encode()
 
 
-def set_aside(path: Path) -> None:
-    """Renames a checkpoint, so that another one can take its name; until then `place_of` finds it."""
-    path.rename(path.parent / f".{path.name}.{secrets.token_hex(4)}{REPLACED}")
-
-
-def those_aside(path: Path) -> list[Path]:
-    """Returns what had the name `path` and was set aside."""
-    found = path.parent.glob(f".{glob.escape(path.name)}.*{REPLACED}")
-    return [each for each in found if name_of_replaced(each.name) == path.name]
-
-
-def place_of(directory: str | os.PathLike[str]) -> Path:
-    """Returns the absolute path of a checkpoint; another one than asked for if its writer died while it replaced it."""
-    path = Path(directory).absolute()
-    if (path / FILE).is_file():
-        return path
-    return next((each for each in those_aside(path) if (each / FILE).is_file()), path)
-
-
-def name_of_replaced(name: str) -> str | None:
-    """Returns the name that a directory had before `set_aside`; None for any other directory."""
-    return name[1:].removesuffix(REPLACED).rpartition(".")[0] if name[:1] == "." and name.endswith(REPLACED) else None
-
-
-def read_metadata(directory: str | os.PathLike[str]) -> Metadata:
+def read_metadata(directory: Directory) -> Metadata:
     """Returns the metadata of a checkpoint; reads none of its numbers."""
     path = place_of(directory)
-    if not path.is_dir():
-        raise CheckpointError(f"There is no checkpoint {path}.")
     try:
         plain = parsed((path / FILE).read_bytes())
         version = count_of(plain, "format", 1)
@@ -118,6 +92,8 @@ def read_metadata(directory: str | os.PathLike[str]) -> Metadata:
             )
         return _from_plain(plain, version)
     except FileNotFoundError as error:
+        if not path.is_dir():
+            raise CheckpointError(f"There is no checkpoint {path}.") from None
         raise CheckpointError(f"{path} is no complete checkpoint: there is no {FILE} in it.") from error
     except (OSError, ValueError) as error:
         if isinstance(error, CheckpointError):
@@ -129,6 +105,7 @@ def _plain(metadata: Metadata) -> dict[str, object]:
     return {
         "format": _FORMAT,
         "versions": dict(metadata.versions),
+        "written": metadata.written_at,
         "step": metadata.step,
         "processes": metadata.processes,
         "notes": dict(metadata.notes),
@@ -159,7 +136,9 @@ def _from_plain(plain: Mapping[str, object], version: int) -> Metadata:
     if processes > len(files) or any(STATE.format(i) not in files for i in range(processes)):
         raise ValueError(f"it lacks the state of some of {processes} processes")
     step = None if plain.get("step") is None else field_of(plain, "step", int)
-    return Metadata(arrays, files, step, field_of(plain, "notes", dict), processes, field_of(plain, "versions", dict))
+    written = None if plain.get("written") is None else field_of(plain, "written", float)
+    notes, versions = field_of(plain, "notes", dict), field_of(plain, "versions", dict)
+    return Metadata(arrays, files, step, notes, processes, versions, written)
 
 
 def _entry(name: str, plain: object, files: Mapping[str, tuple[int, str]]) -> Entry:

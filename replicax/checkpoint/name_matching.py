@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from replicax.checkpoint.contents import ObjectParts
 from replicax.checkpoint.metadata import Metadata
-from replicax.checkpoint.writing import Directory
+from replicax.checkpoint.places import Directory
 from replicax.errors import CheckpointError
 
 _log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import replicax.checkpoint.background as background
 from replicax.checkpoint.foreign import tensorflow_checkpoints
-from replicax.checkpoint.metadata import FILE, name_of_replaced, place_of
-from replicax.checkpoint.writing import Directory, absolute
+from replicax.checkpoint.metadata import FILE, read_metadata
+from replicax.checkpoint.places import Directory, Place, absolute, complete_in
 from replicax.contracts.called_as import called_as
 
 _NAME = re.compile(r"(?:(?P<prefix>.*)-)?(?P<number>\d+)", re.DOTALL)
@@ -20,7 +20,7 @@ _DIGITS = 8  # At least so many without a prefix, since other folders may have a
 class NumberedCheckpoint:
     """A complete checkpoint with a number in its name."""
 
-    path: Path
+    path: Place
     number: int
     prefix: str | None  # of its name, before the `-`; None if the name is only the number
 
@@ -32,7 +32,14 @@ class NumberedCheckpoint:
     @property
     def written_at(self) -> float:
         """When it was completed, in seconds since the epoch."""
-        return (self.path / FILE).stat().st_mtime
+        return self.written_ns / 1e9
+
+    @property
+    def written_ns(self) -> int:
+        """When it was completed, in nanoseconds since the epoch; a `FileNotFoundError` if it is gone."""
+        if isinstance(self.path, Path):
+            return (self.path / FILE).stat().st_mtime_ns
+        return int(1e9 * (read_metadata(self.path).written_at or 0.0))
 
 
 def name_of(number: int, prefix: str | None) -> str:
@@ -40,22 +47,19 @@ def name_of(number: int, prefix: str | None) -> str:
     return f"{number:0{_DIGITS}d}" if prefix is None else f"{prefix}-{number}"
 
 
-def numbered(directory: Path) -> list[NumberedCheckpoint]:
+def numbered(directory: Place) -> list[NumberedCheckpoint]:
     """Returns the complete checkpoints in a folder, in the order of their numbers; none if there is no such folder."""
-    if not directory.is_dir():
-        return []
     found = []
-    for each in {name_of_replaced(path.name) or path.name for path in directory.iterdir()}:
+    for each, place in complete_in(directory).items():
         name = _NAME.fullmatch(each)
         if name is None or (name["prefix"] is None and len(each) < _DIGITS):
             continue
-        path = place_of(directory / each)
-        if name_of(int(name["number"]), name["prefix"]) == each and (path / FILE).is_file():
-            found.append(NumberedCheckpoint(path, int(name["number"]), name["prefix"]))
+        if name_of(int(name["number"]), name["prefix"]) == each:
+            found.append(NumberedCheckpoint(place, int(name["number"]), name["prefix"]))
     return sorted(found, key=lambda each: (each.number, each.prefix or ""))
 
 
-def newest(directory: Path) -> NumberedCheckpoint | None:
+def newest(directory: Place) -> NumberedCheckpoint | None:
     """Returns the newest checkpoint in a folder: the highest number of the prefix that was written last."""
     last = {each.prefix: each for each in numbered(directory)}
     return max(last.values(), key=lambda each: each.written_at, default=None)
@@ -87,5 +91,5 @@ def latest_checkpoint(checkpoint_dir: Directory) -> str | None:
     found = newest(directory)
     if found is not None:
         return str(found.path)
-    of_tensorflow = tensorflow_checkpoints().latest_tensorflow(directory)
+    of_tensorflow = tensorflow_checkpoints().latest_tensorflow(directory) if isinstance(directory, Path) else None
     return None if of_tensorflow is None else str(of_tensorflow)

@@ -21,8 +21,8 @@ from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.elastic_stop import ElasticStop
 from replicax.checkpoint.manager import CheckpointManager
 from replicax.checkpoint.metadata import read_metadata
+from replicax.checkpoint.places import Directory
 from replicax.checkpoint.stop_agreement import StopAgreement
-from replicax.checkpoint.writing import Directory
 from replicax.checks import checked_seconds
 from replicax.errors import ArgumentError, ClusterError
 from replicax.errors.exit_codes import ExitCode

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import replicax.runtime.activity as activity
-from replicax.checkpoint.integrity import Files, check, check_no_others, check_sizes, checked_in_turn, problems
-from replicax.checkpoint.json_fields import count_of, field_of, parsed
-from replicax.checkpoint.metadata import STATE, Entry, Metadata, place_of, read_metadata
-from replicax.checkpoint.writing import Directory
-from replicax.compat.orbax import restore_files
+from replicax.checkpoint.array_files import DESCRIPTION, array_from, grid_of, name_of, read_by
+from replicax.checkpoint.integrity import check_no_others, check_sizes, problems, read_files, read_in_turn
+from replicax.checkpoint.json_fields import parsed
+from replicax.checkpoint.metadata import STATE, Entry, Metadata, read_metadata
+from replicax.checkpoint.places import Directory, Place, place_of
 from replicax.errors import CheckpointError
 
 _Wanted = Mapping[str, jax.ShapeDtypeStruct]  # By folder.
 
-_ZARR = ".zarray"  # An array's shape, dtype, and the shape of its parts.
 _GROUP_BYTES = 1 << 28  # Arrays are read together up to this size: more fetch from the disk, fewer wait for each other.
 _MOST_MISSING = 100  # parts of an array that are listed: a forged description may speak of very many
 
@@ -56,15 +54,17 @@ def read_arrays(
     verify: bool = True,
 ) -> dict[str, jax.Array | np.ndarray]:
     """Returns arrays of a checkpoint as `wanted`, NumPy arrays without a sharding; each device reads its own parts."""
-    path = place_of(directory)
-    metadata = metadata or checked_metadata(path)
-    found = metadata.arrays
-    check_wanted(path, found, wanted)
-    folders = {found[name].folder: spec for name, spec in wanted.items() if found[name].folder}
+    place = place_of(directory)
+    metadata = metadata or checked_metadata(place)
+    folders = _folders(place, metadata, wanted)
     read: dict[str, jax.Array | np.ndarray] = {}
-    for group in _checked_groups(path, metadata, folders) if verify else [folders]:
-        read |= _restored(path, metadata, group)
-    return {name: read[found[name].folder] if found[name].folder else _empty(spec) for name, spec in wanted.items()}
+    for group, files in _read_groups(place, metadata, folders, verify):
+        for folder, spec in group.items():
+            read[folder] = _array(place, folder, spec, files)
+    return {
+        name: read[folder] if (folder := metadata.arrays[name].folder) else _empty(spec)
+        for name, spec in wanted.items()
+    }
 
 
 @activity.phase(activity.CHECKPOINT)
@@ -72,95 +72,112 @@ def check_arrays(
     directory: Directory, wanted: Mapping[str, jax.ShapeDtypeStruct], metadata: Metadata, verify: bool = True
 ) -> None:
     """Checks that `read_arrays` can read arrays of a checkpoint."""
-    path = place_of(directory)
-    found = metadata.arrays
-    check_wanted(path, found, wanted)
-    folders = {found[name].folder: spec for name, spec in wanted.items() if found[name].folder}
-    for _ in _checked_groups(path, metadata, folders) if verify else ():
+    place = place_of(directory)
+    folders = _folders(place, metadata, wanted)
+    for _ in _read_groups(place, metadata, folders, verify) if verify else ():
         pass
+
+
+def _folders(place: Place, metadata: Metadata, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> _Wanted:
+    check_wanted(place, metadata.arrays, wanted)
+    return {folder: spec for name, spec in wanted.items() if (folder := metadata.arrays[name].folder)}
 
 
 @activity.phase(activity.CHECKPOINT)
 def read_state(directory: Directory, metadata: Metadata | None = None, verify: bool = True) -> list[dict[str, object]]:
     """Returns the state that each process wrote, in their order."""
-    path = place_of(directory)
-    metadata = metadata or checked_metadata(path)
+    place = place_of(directory)
+    metadata = metadata or checked_metadata(place)
     names = [STATE.format(i) for i in range(metadata.processes)]
-    if verify:
-        check(path, {name: metadata.files[name] for name in names})
+    files = read_files(place, {name: metadata.files[name] for name in names}, verify)
     try:
-        return [_state(path / name) for name in names]
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"The checkpoint {path} is damaged: its state cannot be read: {error}") from error
+        return [_state(name, files[name]) for name in names]
+    except ValueError as error:
+        raise CheckpointError(f"The checkpoint {place} is damaged: its state cannot be read: {error}") from error
 
 
-def _state(path: Path) -> dict[str, object]:
-    state = parsed(path.read_bytes())
+def _state(name: str, data: bytes) -> dict[str, object]:
+    state = parsed(data)
     if not isinstance(state, dict):
-        raise ValueError(f"{path.name} holds {state!r:.100}, not parts by name")
+        raise ValueError(f"{name} holds {state!r:.100}, not parts by name")
     return state
 
 
-def _checked_groups(path: Path, metadata: Metadata, wanted: _Wanted) -> Iterator[_Wanted]:
-    """Yields the folders to read in groups, each when all that is read of it has been checked."""
+def _read_groups(
+    place: Place, metadata: Metadata, wanted: _Wanted, verify: bool
+) -> Iterator[tuple[_Wanted, Mapping[str, bytes]]]:
+    """Yields the folders to read in groups, each with the files of it that this process reads."""
     folders = {entry.folder for entry in metadata.arrays.values() if entry.folder}
-    described = {f"{folder}/{_ZARR}" for folder in wanted}
+    described = {f"{folder}/{DESCRIPTION}" for folder in wanted}
     # The small files first: they say how to read the others.
-    check(
-        path,
-        {name: f for name, f in metadata.files.items() if name in described or name.partition("/")[0] not in folders},
-    )
-    check_no_others(path, wanted, metadata.files)
+    small = {
+        name: f
+        for name, f in metadata.files.items()
+        if name in described or (verify and name.partition("/")[0] not in folders)
+    }
+    descriptions = read_files(place, small, verify)
+    if verify:
+        check_no_others(place, wanted, metadata.files)
+    by_folder: dict[str, dict[str, tuple[int, str]]] = {}
+    for name, file in metadata.files.items():
+        by_folder.setdefault(name.partition("/")[0], {})[name] = file
     groups: list[tuple[dict[str, jax.ShapeDtypeStruct], dict[str, tuple[int, str]]]] = []
     size = _GROUP_BYTES
     for folder, spec in wanted.items():
         if size >= _GROUP_BYTES:
             groups.append(({}, {}))
             size = 0
-        parts = _parts_read(path, folder, spec, metadata.files)
+        chunks = read_by(spec, _grid(place, folder, descriptions))
+        parts = {name: f for name, f in by_folder.get(folder, {}).items() if name.partition("/")[2] in chunks}
         groups[-1][0][folder] = spec
         groups[-1][1].update(parts)
         size += sum(length for length, _ in parts.values())
-    for (group, _), _ in zip(groups, checked_in_turn(path, [files for _, files in groups]), strict=True):
-        yield group
+    read = read_in_turn(place, [files for _, files in groups], verify)
+    for (group, _), files in zip(groups, read, strict=True):
+        yield group, {**{name: descriptions[name] for name in described if name.partition("/")[0] in group}, **files}
 
 
-def _parts_read(path: Path, folder: str, spec: jax.ShapeDtypeStruct, files: Files) -> Files:
-    """Returns the files of an array that the devices of this process read."""
-    own = {name: file for name, file in files.items() if name.startswith(f"{folder}/") and not name.endswith(_ZARR)}
-    if spec.sharding is None or spec.sharding.is_fully_addressable:
-        return own
-    chunks = _chunks(path / folder / _ZARR)
-    read: set[str] = set()
-    for index in spec.sharding.addressable_devices_indices_map(tuple(spec.shape)).values():
-        bounds = [part.indices(length) for part, length in zip(index or (), spec.shape, strict=True)]
-        grid = [range(start // n, -(-stop // n)) for (start, stop, _), n in zip(bounds, chunks, strict=True)]
-        read |= {f"{folder}/{'.'.join(map(str, place)) or '0'}" for place in itertools.product(*grid)}
-    return {name: file for name, file in own.items() if name in read}
+def _grid(place: Place, folder: str, files: Mapping[str, bytes]) -> list[int]:
+    """Returns the shape of an array's parts."""
+    name = f"{folder}/{DESCRIPTION}"
+    try:
+        return grid_of(files[name])
+    except KeyError:
+        raise CheckpointError(f"The checkpoint {place} is damaged: {name} was never written.") from None
+    except ValueError as error:
+        raise CheckpointError(f"{place / name} cannot be read: {error}") from error
 
 
-def _never_written(path: Path, metadata: Metadata) -> dict[str, str]:
+def _array(place: Place, folder: str, spec: jax.ShapeDtypeStruct, files: Mapping[str, bytes]) -> jax.Array | np.ndarray:
+    own = {name.partition("/")[2]: data for name, data in files.items() if name.startswith(f"{folder}/")}
+    try:
+        return array_from(own, spec)
+    except Exception as error:  # TensorStore raises many kinds, and none names the checkpoint.
+        raise CheckpointError(f"The checkpoint {place} could not be read: {type(error).__name__}: {error}") from error
+
+
+def _never_written(place: Place, metadata: Metadata) -> dict[str, str]:
     """Returns the parts of arrays that the metadata does not list, with what is wrong with each."""
     found: dict[str, str] = {}
     for entry in metadata.arrays.values():
-        description = f"{entry.folder}/{_ZARR}"
+        description = f"{entry.folder}/{DESCRIPTION}"
         if entry.folder and description not in metadata.files:
             found[description] = "was never written"
-        elif entry.folder and (path / description).is_file():
-            missing = (name for name in _expected(path, entry) if name not in metadata.files)
+        elif entry.folder:
+            missing = (name for name in _expected(place, entry) if name not in metadata.files)
             found |= dict.fromkeys(itertools.islice(missing, _MOST_MISSING), "was never written")
     return found
 
 
-def _expected(path: Path, entry: Entry) -> Iterator[str]:
+def _expected(place: Place, entry: Entry) -> Iterator[str]:
     """Yields the names of the files of an array's parts; none if its description, a damaged file, cannot be read."""
     try:
-        chunks = _chunks(path / entry.folder / _ZARR)
-    except CheckpointError:
+        grid = grid_of((place / entry.folder / DESCRIPTION).read_bytes())
+    except (OSError, ValueError):
         return
-    counts = [-(-length // n) for length, n in zip(entry.shape, chunks, strict=False)]
-    for place in _places(counts):
-        yield f"{entry.folder}/{'.'.join(map(str, place)) or '0'}"
+    counts = [-(-length // n) for length, n in zip(entry.shape, grid, strict=False)]
+    for at in _places(counts):
+        yield f"{entry.folder}/{name_of(at)}"
 
 
 def _places(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -173,30 +190,13 @@ def _places(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
             yield (i, *rest)
 
 
-def _chunks(description: Path) -> list[int]:
-    """Returns the shape of an array's parts."""
-    try:
-        return [count_of({"chunk": n}, "chunk", 1) for n in field_of(parsed(description.read_bytes()), "chunks", list)]
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{description} cannot be read: {error}") from error
-
-
-def _restored(path: Path, metadata: Metadata, folders: _Wanted) -> dict[str, jax.Array | np.ndarray]:
-    if not folders:
-        return {}
-    try:
-        return restore_files(path, [entry.folder for entry in metadata.arrays.values() if entry.folder], folders)
-    except Exception as error:  # Orbax and TensorStore raise many kinds, and none names the checkpoint.
-        raise CheckpointError(f"The checkpoint {path} could not be read: {type(error).__name__}: {error}") from error
-
-
 def _empty(wanted: jax.ShapeDtypeStruct) -> jax.Array | np.ndarray:
     if wanted.sharding is None:
         return np.zeros(wanted.shape, wanted.dtype)
     return jax.jit(lambda: jax.numpy.zeros(wanted.shape, wanted.dtype), out_shardings=wanted.sharding)()
 
 
-def check_wanted(path: Path, found: Mapping[str, Entry], wanted: Mapping[str, jax.ShapeDtypeStruct]) -> None:
+def check_wanted(path: Place, found: Mapping[str, Entry], wanted: Mapping[str, jax.ShapeDtypeStruct]) -> None:
     """Checks that a checkpoint has arrays of these names and shapes, and of dtypes that can be converted to these."""
     missing = [name for name in wanted if name not in found]
     if missing:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import jax
 import numpy as np
 
 from replicax.checkpoint.encoding import restored_value
 from replicax.checkpoint.metadata import Metadata
+from replicax.checkpoint.places import Place
 from replicax.checkpoint.reading import check_arrays, read_arrays
 from replicax.contracts.variable_access import AssignableLike
 from replicax.errors import CheckpointError
@@ -25,7 +25,7 @@ _LARGE_BYTES = 1 << 30  # Fewer bytes together are all read before the first cha
 
 
 def large_variables(
-    path: Path, wanted: _Wanted, variables: Mapping[str, AssignableLike], metadata: Metadata, verify: bool
+    path: Place, wanted: _Wanted, variables: Mapping[str, AssignableLike], metadata: Metadata, verify: bool
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns what `restore_in_turn` is to restore, after a check that it can be read; empty if all of it is small."""
     chosen = {name: spec for name, spec in wanted.items() if name in variables and spec.sharding is not None}
@@ -35,7 +35,7 @@ def large_variables(
     return chosen
 
 
-def restore_in_turn(path: Path, wanted: _Wanted, variables: Mapping[str, AssignableLike], metadata: Metadata) -> None:
+def restore_in_turn(path: Place, wanted: _Wanted, variables: Mapping[str, AssignableLike], metadata: Metadata) -> None:
     """Gives variables their values, some at a time: no more bytes than the largest has."""
     restored = 0
     for group in _groups(wanted):

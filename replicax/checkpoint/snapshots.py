@@ -34,6 +34,7 @@ from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.copies import copied
 from replicax.checkpoint.load_status import LoadStatus
 from replicax.checkpoint.numbered import name_of, numbered
+from replicax.checkpoint.places import Place, delete
 from replicax.checkpoint.writing import PREPARED, could_not_write, write_in_place
 from replicax.checks.environment_names import SNAPSHOTS
 from replicax.errors import CheckpointError
@@ -60,7 +61,7 @@ class RestoredSnapshot(NamedTuple):
 class MemorySnapshots:
     """The snapshots of one training in the memory of this machine, where all processes of the job see the same."""
 
-    def __init__(self, directory: Path, parent: Path | None, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, directory: Place, parent: Path | None, clock: Callable[[], float] = time.monotonic):
         name = hashlib.sha256(str(directory).encode()).hexdigest()[:16]
         self._folder, self._is_on = (parent or Path()) / name, parent is not None
         self._clock = clock
@@ -71,7 +72,7 @@ class MemorySnapshots:
         self._agreed: int | None = _FIRST_PAUSE
 
     @classmethod
-    def of(cls, directory: Path) -> MemorySnapshots:
+    def of(cls, directory: Place) -> MemorySnapshots:
         """Returns those of the training with a folder of checkpoints, in the memory that the launcher keeps, if any."""
         parent = os.environ.get(SNAPSHOTS, "")
         return cls(directory, Path(parent) if os.path.isabs(parent) and os.path.isdir(parent) else None)
@@ -195,4 +196,4 @@ class MemorySnapshots:
     def _delete_others(self, step: int) -> None:
         for each in numbered(self._folder):
             if each.number != step:
-                shutil.rmtree(each.path, ignore_errors=True)
+                delete(each.path)

@@ -1,56 +1,50 @@
-"""Writing named arrays to a directory, with their metadata.
+"""Writing named arrays to a place, with their metadata.
 
-Each process writes the parts that its devices hold. A directory appears under its name only when it is complete.
+Each process writes the parts that its devices hold. A checkpoint appears under its name only when it is complete.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
-import secrets
-import shutil
-import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
 
 import replicax.runtime.activity as activity
+from replicax.checkpoint.array_files import DESCRIPTION, TREE, Chunk, chunks_of, tree_of
 from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.encoding import SavedArray
-from replicax.checkpoint.integrity import sync_folder, write_durably
-from replicax.checkpoint.metadata import STATE, Entry, complete, set_aside, those_aside
+from replicax.checkpoint.metadata import STATE, Entry, document_of
+from replicax.checkpoint.places import LARGEST, Directory, Place, Staging, absolute, new_name, staging
 from replicax.checkpoint.same_contents import check_same_contents
-from replicax.compat.orbax import save_files
-from replicax.errors import ArgumentError, CheckpointError
+from replicax.errors import CheckpointError
 from replicax.runtime.ending import writing
 
-Directory = str | os.PathLike[str]
-
-UNFINISHED = ".unfinished"  # how the name of a directory ends while it is being written, or deleted
 TIMEOUT_S = 600.0
 PREPARED = "what to write is known"  # The first stage: a process whose objects cannot be saved says so there.
-_SECONDS_TO_APPEAR = 30.0
+_THREADS = min(8, os.cpu_count() or 1)
+_MOST_SHOWN = 5
+_UNSEEN = (
+    "The checkpoint {path} is not committed: process 0 does not see {missing}, which other processes have written. All "
+    "processes write their parts of a checkpoint to one directory: it must be on a file system that all of them share, "
+    "or in an object store."
+)
 
 
-def write_arrays(directory: Directory, arrays: Mapping[str, SavedArray]) -> Path:
+def write_arrays(directory: Directory, arrays: Mapping[str, SavedArray]) -> Place:
     """Writes arrays to a new directory and returns its absolute path when all of them are on disk."""
     if not arrays:
-        raise CheckpointError(f"There are no arrays to write to {Path(directory).absolute()}.")
+        raise CheckpointError(f"There are no arrays to write to {absolute(directory)}.")
     return write(directory, Contents(arrays))
 
 
-def absolute(directory: Directory) -> Path:
-    """Returns the absolute path of a directory."""
-    if not isinstance(directory, (str, os.PathLike)) or not isinstance(os.fspath(directory), str):
-        raise ArgumentError(f"A directory is a string or a pathlib.Path, got {directory!r:.100}.")
-    return Path(directory).absolute()
-
-
-def write(directory: Directory, contents: Contents) -> Path:
+def write(directory: Directory, contents: Contents) -> Place:
     """Writes a checkpoint to a new directory and returns its absolute path; see `write_arrays`."""
     coordination = Coordination(f"Writing the checkpoint {directory}", TIMEOUT_S)
     path = coordination.run(PREPARED, lambda: new_directory(directory), could_not_write(directory))
@@ -62,7 +56,7 @@ def could_not_write(directory: Directory) -> str:
     return f"The checkpoint {directory} could not be written"
 
 
-def new_directory(directory: Directory) -> Path:
+def new_directory(directory: Directory) -> Place:
     """Returns the absolute path of a directory that is to be made, and must not be there yet."""
     path = absolute(directory)
     if path.exists():
@@ -75,17 +69,15 @@ def new_directory(directory: Directory) -> Path:
 @activity.phase(activity.CHECKPOINT)
 @writing()
 def write_in_place(
-    path: Path, contents: Contents, coordination: Coordination, committed: Callable[[], None] | None = None
-) -> Path:
+    path: Place, contents: Contents, coordination: Coordination, committed: Callable[[], None] | None = None
+) -> Place:
     """Writes a checkpoint; one that has the name already is replaced when the new one is complete."""
-
-    def make_directory() -> None:
-        if coordination.is_chief:
-            staging.mkdir(parents=True)
 
     def commit_here() -> None:
         if coordination.is_chief:
-            commit(staging, path, contents, jax.process_count())
+            if missing := target.missing({name: size for name, (size, _) in files.items()}):
+                raise CheckpointError(_UNSEEN.format(path=path, missing=", ".join(missing[:_MOST_SHOWN])))
+            commit(target, contents, files, jax.process_count())
             if committed is not None:
                 committed()  # before the other processes go on
 
@@ -93,63 +85,65 @@ def write_in_place(
     coordination.check_same("directory", str(path))
     coordination.check_same_place()
     check_same_contents(coordination, contents)
-    staging = path.parent / coordination.from_chief("name", f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
+    name = coordination.run("named", lambda: new_name(path) if coordination.is_chief else "", failed)
+    target = staging(path, coordination.from_chief("name", name))
     try:
-        coordination.run("directory made", make_directory, failed)
-        coordination.run("parts written", lambda: _write_parts(_seen(staging), contents), failed)
+        own = coordination.run(
+            "parts written",
+            lambda: save_files(target, contents, coordination.is_chief, jax.process_index()),
+            failed,
+        )
+        files = {name: (size, digest) for each in coordination.all_values("files", json.dumps(own))
+                 for name, (size, digest) in json.loads(each).items()}  # fmt: skip
         coordination.run("committed", commit_here, failed)
     except BaseException:
         if coordination.is_chief:
-            shutil.rmtree(staging, ignore_errors=True)
+            target.discard()
         raise
     coordination.end()
     return path
 
 
-def _seen(staging: Path) -> Path:
-    """Returns the directory that the chief has made when it is visible here too: a network file system may be slow."""
-    deadline = time.monotonic() + _SECONDS_TO_APPEAR
-    while not staging.is_dir():
-        if time.monotonic() >= deadline:
-            raise CheckpointError(
-                f"Process {jax.process_index()} does not see {staging}, which process 0 has made. All processes write "
-                "their parts of a checkpoint to one directory: it must be on a file system that all of them share."
-            )
-        time.sleep(0.1)
-    return staging
+def save_files(target: Staging, contents: Contents, is_chief: bool, index: int) -> dict[str, tuple[int, str]]:
+    """Writes what this process has of a checkpoint, and returns the size and SHA-256 of each file."""
+    written: dict[str, tuple[int, str]] = {}
+
+    def write(name: str, data: bytes) -> None:
+        target.write(name, data)
+        written[name] = len(data), hashlib.sha256(data).hexdigest()
+
+    def write_chunk(folder: str, chunk: Chunk) -> None:
+        for name, data in chunk.files():
+            if name != DESCRIPTION or not any(chunk.start):  # One process has the first chunk of an array.
+                write(f"{folder}/{name}", data)
+
+    folders = {name: folder for name, folder in folders_of(contents.arrays).items() if folder}
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="replicax-checkpoint") as pool:
+        begun = [pool.submit(write, STATE.format(index), json.dumps(dict(contents.state)).encode())]
+        if is_chief:
+            begun.append(pool.submit(write, TREE, tree_of(sorted(folders.values()))))
+        begun += [
+            pool.submit(write_chunk, folder, chunk)
+            for name, folder in folders.items()
+            for chunk in chunks_of(_storable(contents.arrays[name]), is_chief, LARGEST)
+        ]
+        try:
+            for each in begun:
+                each.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return written
 
 
-def _write_parts(staging: Path, contents: Contents) -> None:
-    write_durably(staging / STATE.format(jax.process_index()), json.dumps(dict(contents.state)))
-    folders = folders_of(contents.arrays)
-    arrays = {folders[name]: _storable(array) for name, array in contents.arrays.items() if folders[name]}
-    if arrays:
-        save_files(staging, arrays)
-
-
-def commit(staging: Path, path: Path, contents: Contents, processes: int) -> None:
-    """Gives a directory its name when all is written; one that has the name already is deleted after that."""
+def commit(target: Staging, contents: Contents, files: Mapping[str, tuple[int, str]], processes: int) -> None:
+    """Makes a checkpoint appear under its name when all is written."""
     folders = folders_of(contents.arrays)
     arrays = {
         name: Entry(tuple(np.shape(array)), np.dtype(array.dtype), folders[name])
         for name, array in contents.arrays.items()
     }
-    # There is a complete checkpoint at every moment: until the new one has the name, readers find the old one by
-    # `metadata.place_of`.
-    complete(staging, arrays, contents.step, contents.notes, processes)
-    if path.exists():
-        set_aside(path)
-    staging.rename(path)
-    sync_folder(path.parent)
-    for replaced in those_aside(path):
-        delete(replaced)
-
-
-def delete(path: Path) -> None:
-    """Deletes a checkpoint. It is renamed first, so that its remains are never mistaken for a complete one."""
-    doomed = path.parent / f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}"
-    path.rename(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    target.commit(document_of(arrays, files, contents.step, contents.notes, processes))
 
 
 def folders_of(arrays: Mapping[str, SavedArray]) -> dict[str, str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import jax
 import numpy as np
 
 from replicax.checkpoint import damaged_files, newest, read_arrays, read_metadata, read_state
-from replicax.tensorflow.checkpoints import TensorFlowCheckpoint, is_tensorflow, open_checkpoint
+from replicax.checkpoint.foreign import is_tensorflow
+from replicax.checkpoint.places import MARKER, Place, absolute, place_of
+from replicax.tensorflow.checkpoints import TensorFlowCheckpoint, open_checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Array:
 class Opened:
     """A checkpoint of either kind."""
 
-    path: Path
+    path: Place
     step: int | None  # None if the checkpoint does not record it
     arrays: Mapping[str, Array]
     written: str  # by which program, for a message
@@ -41,10 +42,11 @@ class Opened:
     damaged: Callable[[], Mapping[str, tuple[str, str]]]
 
 
-def opened(path: Path) -> Opened:
+def opened(directory: str) -> Opened:
     """Opens replicax's own checkpoint, the newest in a folder of them, or one that TensorFlow or Keras 2 wrote."""
-    if not (path / "metadata.json").exists():
-        found = newest(path) if path.is_dir() else None
+    path = absolute(directory)
+    if not (place_of(path) / MARKER).is_file():
+        found = newest(path)
         if found is not None:
             path = found.path
         elif is_tensorflow(path):
@@ -52,7 +54,7 @@ def opened(path: Path) -> Opened:
     return _own(path)
 
 
-def _own(path: Path) -> Opened:
+def _own(path: Place) -> Opened:
     metadata = read_metadata(path)
     versions = ", ".join(f"{name} {version}" for name, version in metadata.versions.items())
     folders = {entry.folder: name for name, entry in metadata.arrays.items() if entry.folder}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, NoReturn, TypeVar
 
 import numpy as np
@@ -15,12 +14,15 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from replicax.cli.checkpoint_files import Opened, opened
-from replicax.errors import CheckpointError
+from replicax.errors import ArgumentError, CheckpointError, ReplicaxError
 
 ckpt = typer.Typer(help="Look into checkpoints: `inspect`, `verify`, `diff`.", no_args_is_help=True)
 
 _WhereTo = Annotated[
-    Path, typer.Argument(help="A checkpoint, TensorFlow's too, or a directory of them: then the newest.")
+    str,
+    typer.Argument(
+        help="A checkpoint, TensorFlow's too, or a directory of them: then the newest. On a disk, or gs://, s3://."
+    ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _T = TypeVar("_T")
@@ -170,7 +172,7 @@ def _read(found: Opened, name: str) -> np.ndarray:
     return _told(lambda: found.read(name))
 
 
-def _opened(path: Path) -> Opened:
+def _opened(path: str) -> Opened:
     return _told(lambda: opened(path))
 
 
@@ -178,11 +180,11 @@ def _told(read: Callable[[], _T]) -> _T:
     """Returns what `read` returns; if the checkpoint is damaged, tells it and exits."""
     try:
         return read()
-    except CheckpointError as error:
+    except (ArgumentError, CheckpointError) as error:
         _fail(error)
 
 
-def _fail(error: CheckpointError) -> NoReturn:
+def _fail(error: ReplicaxError) -> NoReturn:
     typer.echo(f"replicax ckpt: {error}", err=True)
     raise typer.Exit(2)
 

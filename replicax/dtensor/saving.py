@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from replicax.checkpoint import Checkpoint as _Checkpoint, entries, read_arrays, write_arrays
-from replicax.checkpoint.writing import Directory
+from replicax.checkpoint.places import Directory, Place
 from replicax.checks import explained
 from replicax.contracts.called_as import called_as
 from replicax.contracts.variable_access import is_saved_as_bfloat16
@@ -67,7 +66,7 @@ class Checkpoint(_Checkpoint):
 @called_as("tf.experimental.dtensor.sharded_save")
 def sharded_save(
     mesh: MeshLike, directory: Directory, tensor_names: Sequence[str], tensors: Sequence[jax.Array | DVariable]
-) -> Path:
+) -> Place:
     """Writes tensors under names and returns the path. Each process writes the shards that its devices hold.
 
     Args:
@@ -101,7 +100,7 @@ def sharded_save(
 @called_as("tf.experimental.dtensor.name_based_save")
 def name_based_save(
     mesh: MeshLike, directory: Directory, name_tensor_dict: Mapping[str, jax.Array | DVariable]
-) -> Path:
+) -> Place:
     """Writes tensors by name, like `sharded_save`.
 
     Example:

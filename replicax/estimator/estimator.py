@@ -8,11 +8,13 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from replicax.checkpoint import entries, latest_checkpoint, read_arrays
+from replicax.checkpoint.places import absolute
 from replicax.checks import checked_int, explained
 from replicax.contracts.advice import Advised
 from replicax.contracts.called_as import called_as
@@ -453,6 +455,8 @@ def _with_model_dir(config: RunConfig | None, model_dir: str | os.PathLike[str] 
 
 def _check_can_be_folder(path: str) -> None:
     """Checks that the folder is there or can be made: that no file is in its place, or in that of one above it."""
+    if not isinstance(absolute(path), Path):
+        return  # A store has no folders.
     found = os.path.abspath(path)
     while not os.path.lexists(found):
         found = os.path.dirname(found)

@@ -6,10 +6,10 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from replicax.checkpoint.checkpoint_follower import Follower, Found, Outcome, Progress, Rules, Visit, decide
+from replicax.checkpoint.places import absolute
 from replicax.errors import CheckpointError, EstimatorError
 from replicax.estimator.exporters import Exporter
 from replicax.estimator.journal import Evaluated, Journal, Metrics, checkpoints, noted_end
@@ -27,7 +27,7 @@ class CheckpointEvaluator:
 
     def __init__(self, estimator: Estimator, eval_spec: EvalSpec, max_steps: int | None):
         self._estimator, self._spec, self._max_steps = estimator, eval_spec, max_steps
-        self.directory = Path(estimator.model_dir)
+        self.directory = absolute(estimator.model_dir)
         name = "eval" if eval_spec.name is None else f"eval_{eval_spec.name}"
         self.journal = Journal(self.directory / name)
         self.last: Evaluated | None = None

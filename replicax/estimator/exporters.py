@@ -15,11 +15,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from replicax.checkpoint.places import replace
 from replicax.checks import checked_int
 from replicax.contracts.advice import AdvisedContract
 from replicax.contracts.called_as import called_as
 from replicax.errors import ArgumentError
-from replicax.estimator.journal import Metrics, plain, replace_file
+from replicax.estimator.journal import Metrics, plain
 from replicax.typing import PyTree
 
 if TYPE_CHECKING:
@@ -329,4 +330,4 @@ class ExportFolder:
 
     def note_best(self, result: Metrics) -> None:
         """Notes the best result, in the place of an earlier one."""
-        replace_file(self.path / _BEST, json.dumps(plain(result)))
+        replace(self.path / _BEST, json.dumps(plain(result)).encode())

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
+import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from replicax.checkpoint.checkpoint_follower import Found
-from replicax.checkpoint.integrity import write_durably
-from replicax.checkpoint.metadata import FILE as METADATA
 from replicax.checkpoint.numbered import numbered
+from replicax.checkpoint.places import Place, absolute, replace
+from replicax.errors import CheckpointError
 
 _EVALUATIONS = "followed.jsonl"
 _ENDED = "training_ended.json"
@@ -37,7 +36,7 @@ class Evaluated(NamedTuple):
 class Journal:
     """The evaluations that were done: a file with a line for each, which an evaluator that is restarted reads again."""
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Place):
         self._file = directory / _EVALUATIONS
         self.entries: list[Evaluated] = _read(self._file)  # the oldest first
 
@@ -48,54 +47,52 @@ class Journal:
     def add(self, entry: Evaluated) -> None:
         """Writes an evaluation; it is on disk when this returns."""
         self.entries.append(entry)
-        self._file.parent.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps({**each._asdict(), "metrics": plain(each.metrics)}) for each in self.entries]
-        replace_file(self._file, "\n".join([*lines, ""]))
+        replace(self._file, "\n".join([*lines, ""]).encode())
 
 
-def checkpoints(directory: Path) -> list[Found]:
+def checkpoints(directory: Place) -> list[Found]:
     """Returns the complete checkpoints of a training, in the order of their steps, each with when it was written."""
     found = []
     for each in numbered(directory):
         try:
-            written = (each.path / METADATA).stat().st_mtime_ns
-        except FileNotFoundError:
+            found.append(Found(each.path, each.number, (each.written_ns,)))
+        except (FileNotFoundError, CheckpointError):
             continue  # It was deleted meanwhile.
-        found.append(Found(each.path, each.number, (written,)))
     return found
 
 
-def note_end(directory: Path, step: int) -> None:
+def note_end(directory: Place, step: int) -> None:
     """Notes that the training in a folder has ended with a step, so that the evaluator waits for no further one."""
-    directory.mkdir(parents=True, exist_ok=True)
-    replace_file(directory / _ENDED, json.dumps({"global_step": step}))
+    note = {"global_step": step, "time": time.time()}
+    replace(directory / _ENDED, json.dumps(note).encode())
 
 
-def forget_end(directory: Path) -> None:
+def forget_end(directory: Place) -> None:
     """Takes back `note_end`: the training goes on."""
     (directory / _ENDED).unlink(missing_ok=True)
 
 
-def noted_end(directory: Path, since: float = 0.0) -> int | None:
+def noted_end(directory: Place, since: float = 0.0) -> int | None:
     """Returns the step with which the training has ended; None if that was not noted."""
     file = directory / _ENDED
     try:
-        # An older note is of an earlier training, which this one goes on from.
-        if file.stat().st_mtime < since:
-            return None
-        return int(json.loads(file.read_text(encoding="utf-8"))["global_step"])
+        note = json.loads(file.read_bytes())
     except FileNotFoundError:
         return None
+    # An older note is of an earlier training, which this one goes on from; those of earlier versions have no time.
+    return None if note.get("time", 0.0) < since else int(note["global_step"])
 
 
 def _is_of(entry: Evaluated, found: Found) -> bool:
-    return Path(entry.checkpoint).name == found.name and entry.version == found.version
+    return absolute(entry.checkpoint).name == found.name and entry.version == found.version
 
 
-def _read(file: Path) -> list[Evaluated]:
-    if not file.exists():
+def _read(file: Place) -> list[Evaluated]:
+    try:
+        written = [json.loads(line) for line in file.read_bytes().splitlines()]
+    except FileNotFoundError:
         return []
-    written = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     return [
         Evaluated(each["checkpoint"], tuple(each["version"]), each["metrics"], tuple(each["exports"]))
         for each in written
@@ -105,13 +102,3 @@ def _read(file: Path) -> list[Evaluated]:
 def plain(metrics: Metrics) -> dict[str, object]:
     """Returns metrics as JSON can hold them: numbers, and lists for arrays."""
     return {name: np.asarray(value).tolist() for name, value in metrics.items()}
-
-
-def replace_file(file: Path, text: str) -> None:
-    """Writes a file, in the place of an older one, which is there until the new one is complete."""
-    unfinished = file.with_name(f".{file.name}.unfinished-{os.getpid()}")
-    try:
-        write_durably(unfinished, text)
-        os.replace(unfinished, file)
-    finally:
-        unfinished.unlink(missing_ok=True)

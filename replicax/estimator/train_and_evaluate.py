@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import jax
 
+from replicax.checkpoint.places import absolute
 from replicax.checks import explained
 from replicax.contracts.called_as import called_as
 from replicax.errors import ArgumentError, ClusterError
@@ -84,12 +84,12 @@ def _train_and_evaluate_here(estimator: Estimator, train_spec: TrainSpec, eval_s
         max_steps=train_spec.max_steps,
         saving_listeners=[*train_spec.all_listeners, listener],
     )
-    last = evaluator.finish(checkpoints(Path(estimator.model_dir))[-1])
+    last = evaluator.finish(checkpoints(absolute(estimator.model_dir))[-1])
     return last.metrics, last.exports
 
 
 def _train(estimator: Estimator, train_spec: TrainSpec) -> Result:
-    config, directory = estimator.config, Path(estimator.model_dir)
+    config, directory = estimator.config, absolute(estimator.model_dir)
     check_trains_together(config, config.training_strategy())
     if config.is_chief:
         forget_end(directory)

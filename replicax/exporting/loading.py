@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from replicax.checkpoint import read_arrays
-from replicax.checkpoint.writing import absolute
+from replicax.checkpoint.places import Directory, Place, place_of
 from replicax.checks import explained
 from replicax.dtensor.arrays import laid_out
 from replicax.dtensor.layout import UNSHARDED, Layout
@@ -20,6 +18,7 @@ from replicax.dtensor.mesh import Mesh, MeshLike
 from replicax.dtensor.variable import DVariable
 from replicax.errors import ArgumentError, ExportError, LayoutError
 from replicax.exporting.manifest import (
+    MANIFEST,
     PORTABLE,
     SHARDED,
     VARIABLES,
@@ -57,7 +56,7 @@ class LoadedFunction:
         [2.0, 2.0, 2.0]
     """
 
-    def __init__(self, directory: Path, manifest: Manifest, mesh: Mesh | None):
+    def __init__(self, directory: Place, manifest: Manifest, mesh: Mesh | None):
         self.name: str = manifest["function"]
         self.mesh = mesh
         dims = manifest["mesh"]
@@ -93,7 +92,7 @@ class LoadedFunction:
         return f"<LoadedFunction {self.name}{_shown_arguments(self._manifest['arguments'], self._inputs)} {where}>"
 
 
-def load_export(path: str | os.PathLike[str], *, mesh: MeshLike | None = None) -> LoadedFunction:
+def load_export(path: Directory, *, mesh: MeshLike | None = None) -> LoadedFunction:
     """Loads a function that `rx.export` wrote. The code that made it is not needed, and no Python in the files runs.
 
     Args:
@@ -117,7 +116,7 @@ def load_export(path: str | os.PathLike[str], *, mesh: MeshLike | None = None) -
         >>> rx.load_export(folder)(jnp.zeros(2)).tolist()
         [1.0, 1.0]
     """
-    directory = absolute(path)
+    directory = place_of(path, MANIFEST)
     manifest = read_manifest(directory)
     return LoadedFunction(directory, manifest, None if mesh is None else Mesh.of(mesh))
 
@@ -158,7 +157,7 @@ class _Input:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
-def _program_bytes(directory: Path, manifest: Manifest, mesh: Mesh | None) -> bytes:
+def _program_bytes(directory: Place, manifest: Manifest, mesh: Mesh | None) -> bytes:
     dims = None if mesh is None else [[name, mesh.dim_size(name)] for name in mesh.dim_names]
     same_mesh = dims is not None and dims == manifest["mesh"]
     if not same_mesh and manifest["why_not_portable"]:
@@ -176,7 +175,7 @@ def _program_bytes(directory: Path, manifest: Manifest, mesh: Mesh | None) -> by
     return program
 
 
-def _deserialized(program: bytes, manifest: Manifest, directory: Path) -> jax.export.Exported:
+def _deserialized(program: bytes, manifest: Manifest, directory: Place) -> jax.export.Exported:
     try:
         exported = jax.export.deserialize(bytearray(program))
     except Exception as error:  # The reader of flatbuffers raises many kinds. (The checksum of the file was right.)
@@ -192,7 +191,7 @@ def _deserialized(program: bytes, manifest: Manifest, directory: Path) -> jax.ex
     return exported
 
 
-def _variables(directory: Path, entries: Sequence[VariableEntry], mesh: Mesh | None) -> dict[str, Variable]:
+def _variables(directory: Place, entries: Sequence[VariableEntry], mesh: Mesh | None) -> dict[str, Variable]:
     if not entries:
         return {}
     layouts = {entry["name"]: None if mesh is None else _layout(entry, mesh) for entry in entries}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TypedDict, cast
 
 from replicax.checkpoint.json_fields import count_of, digest_of, dtype_of, field_of, parsed
+from replicax.checkpoint.places import Place
 from replicax.errors import ExportError
 from replicax.exporting.pytrees import TreeDocument
 
@@ -48,15 +48,13 @@ class Manifest(TypedDict):
     why_not_portable: str  # why it cannot run without a mesh; empty if it can
 
 
-def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Writes a manifest, with a checksum of its own."""
+def document_of(manifest: Manifest) -> bytes:
+    """Returns the contents of a manifest's file, with a checksum of its own."""
     plain = json.loads(json.dumps({"format": _FORMAT, **manifest}))
-    (directory / MANIFEST).write_text(
-        json.dumps({**plain, "sha256": digest_of(plain)}, indent=1) + "\n", encoding="utf-8"
-    )
+    return f"{json.dumps({**plain, 'sha256': digest_of(plain)}, indent=1)}\n".encode()
 
 
-def read_manifest(directory: Path) -> Manifest:
+def read_manifest(directory: Place) -> Manifest:
     """Returns the manifest of an exported function."""
     try:
         manifest = parsed((directory / MANIFEST).read_bytes())

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
-import shutil
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
 
 from replicax.checkpoint import write_variables
-from replicax.checkpoint.writing import absolute
+from replicax.checkpoint.places import Directory, Place, Staging, absolute, new_name, staging
 from replicax.contracts.variable_access import VariableLike, array_of, free_name, name_of
 from replicax.dtensor.arrays import layout_of
 from replicax.dtensor.mesh import Mesh
 from replicax.errors import ExportError
 from replicax.exporting.manifest import (
+    MANIFEST,
     PORTABLE,
     SHARDED,
     VARIABLES,
     ArrayEntry,
     Manifest,
     VariableEntry,
-    write_manifest,
+    document_of,
 )
 from replicax.exporting.portable import without_placement
 from replicax.exporting.pytrees import TreeDocument, flattened, is_value, unflattened
@@ -43,11 +41,11 @@ _Shapes: TypeAlias = list[jax.ShapeDtypeStruct]
 @writing()
 def export(
     fn: PyTreeFunction,
-    path: str | os.PathLike[str],
+    path: Directory,
     *args: PyTree,
     platforms: Sequence[str] = ("cpu", "cuda", "tpu"),
     **kwargs: PyTree,
-) -> Path:
+) -> Place:
     """Writes a function and the variables that it uses to a directory. `rx.load_export` runs it without your code.
 
     The directory holds the program as StableHLO (by `jax.export`), the variables as a checkpoint with their layouts,
@@ -87,12 +85,12 @@ def export(
             "from one process that restores it."
         )
     exported = _ExportedFunction(fn, args, kwargs, tuple(platforms))
-    unfinished = target.with_name(f"{target.name}.unfinished-{os.getpid()}")
+    unfinished = staging(target, new_name(target), MANIFEST)
     try:
         exported.write(unfinished)
-        os.replace(unfinished, target)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    except BaseException:
+        unfinished.discard()
+        raise
     return target
 
 
@@ -161,14 +159,13 @@ class _ExportedFunction:
         except (ValueError, TypeError, NotImplementedError) as error:
             raise ExportError(f"JAX cannot export {self.fn!r:.100} for {self.platforms}: {error}") from error
 
-    def write(self, directory: Path) -> None:
+    def write(self, target: Staging) -> None:
         """Writes everything to a new directory."""
-        directory.mkdir(parents=True)
         if self._variables:
-            write_variables(directory / VARIABLES, dict(zip(self._names, self._variables, strict=True)))
+            write_variables(target.place / VARIABLES, dict(zip(self._names, self._variables, strict=True)))
         for file, program in self._programs.items():
-            (directory / file).write_bytes(program)
-        write_manifest(directory, self._manifest)
+            target.write(file, program)
+        target.commit(document_of(self._manifest))
 
     def _described(self) -> Manifest:
         variables: list[VariableEntry] = [

@@ -8,13 +8,14 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from replicax.checkpoint import Checkpoint, numbered, read_metadata, restore_variables
 from replicax.checkpoint.checkpoint_follower import Follower, Found, Outcome, Rules
-from replicax.checkpoint.writing import absolute
+from replicax.checkpoint.places import Directory, absolute
 from replicax.checks import explained, is_int, is_real
 from replicax.errors import ArgumentError, CheckpointError
 from replicax.keras.chief_writes import write_atomically
@@ -82,7 +83,7 @@ class SidecarEvaluator:
         self,
         model: Any,
         data: Any,
-        checkpoint_dir: str | os.PathLike[str],
+        checkpoint_dir: Directory,
         steps: int | None = None,
         max_evaluations: int | None = None,
         callbacks: Sequence[Any] | None = None,
@@ -117,7 +118,7 @@ class SidecarEvaluator:
         self._files: _EventFiles | None = None
         rules = Rules(poll_interval_s, idle_timeout_s=idle_timeout_s, max_visits=max_evaluations)
         self._follower = Follower(self._watched.found, self._visit, rules, self._watched.directory)
-        self._log_dir = os.fspath(log_dir if log_dir is not None else self._watched.directory / "evaluations")
+        self._log_dir = str(log_dir if log_dir is not None else self._watched.directory / "evaluations")
 
     def start(self) -> str:
         """Evaluates checkpoints until enough have been, or none has come for too long.
@@ -193,7 +194,7 @@ class SidecarEvaluator:
 class Watched:
     """A folder of checkpoints: of `rx.CheckpointManager`, `rx.Checkpoint.save`, or files of `ModelCheckpoint`."""
 
-    def __init__(self, directory: str | os.PathLike[str], name: str):
+    def __init__(self, directory: Directory, name: str):
         self.directory = absolute(directory)
         self._name = name
         self._failures: dict[Found, int] = {}
@@ -222,7 +223,8 @@ class Watched:
 
     def _files(self) -> list[Found]:
         found = []
-        for path in self.directory.glob("*") if self.directory.is_dir() else ():
+        # Keras writes files to a disk only.
+        for path in self.directory.glob("*") if isinstance(self.directory, Path) else ():
             # Names that begin with a dot are those of files being written.
             if path.name.endswith(_MODEL_FILES) and not path.name.startswith("."):
                 try:

@@ -1,7 +1,7 @@
 """The end of a script: files that are being written then are finished first.
 
 When the last line of a script has run, Python first shuts down the pools of `concurrent.futures`, then waits for
-threads, and calls `atexit` last. Orbax, TensorStore and asyncio hand work to these pools. So a save in the background
+threads, and calls `atexit` last. TensorStore and asyncio hand work to these pools. So a save in the background
 that is awaited by `atexit`, or by Python itself, has lost what it needs, and fails after the script has succeeded.
 Here it is awaited before the pools go. A failure then is an uncaught error of the script: `sys.excepthook` gets it,
 and the exit code is 1.

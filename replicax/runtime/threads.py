@@ -5,8 +5,8 @@ from compiled code. C++ code cannot be unwound so: the process aborts with exit 
 succeeded (`FATAL: exception not rethrown`). Calls of JAX's coordination service, of collectives and of Ray are such
 code, and so is any program of JAX's. Threads that call nothing of that kind are plain daemons.
 
-It happens after all functions that were registered with `atexit` since replicax was imported: they may need threads.
-JAX's own, which takes its service and devices down, comes later.
+It happens after all functions that were registered with `atexit` since the first of replicax was used: they may need
+threads. JAX's own, which takes its service and devices down, comes later.
 """
 
 from __future__ import annotations

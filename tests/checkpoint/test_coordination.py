@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.checkpoint import writing
+from replicax.checkpoint import places, writing
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.writing import Contents, write_in_place
 from replicax.errors import CheckpointError
@@ -52,10 +52,18 @@ def test_processes_with_different_directories_are_told_whose_differ(processes, t
     assert not list(tmp_path.iterdir())
 
 
-def test_a_directory_that_a_process_does_not_see_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "_SECONDS_TO_APPEAR", 0.05)
-    with pytest.raises(CheckpointError, match=r"does not see .*absent.*file system that all of them share"):
-        writing._seen(tmp_path / "absent")
+def test_what_another_process_has_written_elsewhere_is_named(processes, tmp_path, monkeypatch):
+    """As on two machines that have a folder of this name each."""
+    own = writing.save_files
+    monkeypatch.setattr(places, "_SECONDS_TO_APPEAR", 0.05)
+    monkeypatch.setattr(
+        writing, "save_files", lambda *args: own(*args) if args[2] else {"state-00001.json": (2, "0" * 64)}
+    )
+    contents = Contents({"w": jnp.ones(2)})
+    first, second = processes(lambda process, together: write_in_place(tmp_path / "c", contents, together))
+    assert "process 0 does not see state-00001.json, which other processes have written" in str(first)
+    assert "file system that all of them share" in str(second)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_same_directory_is_written_to(processes, tmp_path):

@@ -41,9 +41,9 @@ def test_save_returns_before_it_is_written(tmp_path: Path, monkeypatch: pytest.M
     go = threading.Event()
     original = writing.save_files
 
-    def slow(*args: object) -> None:
+    def slow(*args: object) -> object:
         assert go.wait(30)
-        original(*args)
+        return original(*args)
 
     monkeypatch.setattr(writing, "save_files", slow)
     w = rx.Variable([1.0, 2.0])

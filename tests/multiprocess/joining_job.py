@@ -160,11 +160,11 @@ class Faults:
 
     def plant(self) -> None:
         """Lets the functions of replicax fail where faults strike."""
-        import replicax.compat.orbax as orbax
+        import replicax.checkpoint.elastic_save as elastic_save
         from replicax.program.compiled_pass import CompiledPass
         from replicax.strategies.elastic_variables import Followers
 
-        ran, give, take, write = CompiledPass._ran, Followers.given, Followers.take, orbax.save_files_alone
+        ran, give, take, write = CompiledPass._ran, Followers.given, Followers.take, elastic_save.save_files
 
         def failing(own: Any, arrays: Any) -> Any:
             outputs = ran(own, arrays)
@@ -180,17 +180,17 @@ class Faults:
             self.strike("takes")
             return take(own, *args)
 
-        def writing(path: Path, arrays: Any) -> None:
-            (path / "half").write_text("half")
+        def writing(target: Any, *args: Any, **kwargs: Any) -> Any:
+            target.write("half", b"half")
             self.strike("writes")
-            (path / "half").unlink()
-            write(path, arrays)
+            (target.place / "half").unlink()
+            return write(target, *args, **kwargs)
 
         for owner, name, function in (
             (CompiledPass, "_ran", failing),
             (Followers, "given", giving),
             (Followers, "take", taking),
-            (orbax, "save_files_alone", writing),
+            (elastic_save, "save_files", writing),
         ):
             setattr(owner, name, function)
 

@@ -18,7 +18,7 @@ from tests.portability.typeshed import MODULES, missing, names
 #: What replicax imports, and what imports by itself later what it takes for Linux.
 PACKAGES = (
     *("asyncio.unix_events", "concurrent.futures.process", "curses", "multiprocessing.popen_fork", "pdb", "unittest"),
-    *("cloudpickle", "etils.epath", "h5py", "jax", "jax.export", "keras", "matplotlib.pyplot", "orbax.checkpoint"),
+    *("cloudpickle", "h5py", "jax", "jax.export", "keras", "matplotlib.pyplot"),
     *("libcst", "ray", "rich.console", "scipy.optimize", "tensorboardX", "tensorstore", "typer.testing"),
 )
 _FOLDERS = ("/proc", "/dev/shm", "/sys")

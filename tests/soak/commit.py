@@ -526,10 +526,10 @@ def main() -> int:
     if reason := why_not():
         print(f"The calls cannot be watched: {reason}.")
         return 1
-    import orbax.checkpoint  # noqa: F401 - Imported before the forks, which is what takes the time.
-    import tensorstore  # noqa: F401
+    import tensorstore  # noqa: F401 - Imported before the forks, which is what takes the time.
 
-    import replicax  # noqa: F401
+    import replicax.checkpoint
+    import replicax.strategies  # noqa: F401
 
     names = [arguments.only] if arguments.only else QUICK if arguments.quick else [each.name for each in SCENARIOS]
     result = soak(names, every=9 if arguments.quick else 1)
