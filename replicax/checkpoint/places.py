@@ -343,6 +343,17 @@ def replace(path: Place, data: bytes) -> None:
         new.unlink(missing_ok=True)
 
 
+def append(path: Place, data: bytes) -> None:
+    """Adds to the end of a file, which one process writes."""
+    if isinstance(path, StorePath):  # An object cannot grow.
+        before = path.read_bytes() if path.is_file() else b""
+        path.write_bytes(before + data)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab") as file:
+        file.write(data)
+
+
 def _sync_folder(path: Path) -> None:
     """Waits until the names in a folder are on disk."""
     try:
@@ -395,6 +406,14 @@ def delete(path: Place) -> None:
     doomed = path.parent / f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}"
     path.rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)
+
+
+def delete_all(directory: Place) -> None:
+    """Deletes a directory with all that is in it."""
+    if isinstance(directory, StorePath):
+        _delete_objects(directory, directory.names())
+    else:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def clean(directory: Place) -> Iterator[Place]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from replicax.checkpoint.places import replace
+from replicax.checkpoint.places import absolute, replace
 from replicax.checks import checked_int
 from replicax.contracts.advice import AdvisedContract
 from replicax.contracts.called_as import called_as
@@ -286,7 +286,13 @@ class ExportFolder:
     """
 
     def __init__(self, path: str | os.PathLike[str]):
-        self.path = Path(path).absolute()
+        place = absolute(path)
+        if not isinstance(place, Path):
+            raise ArgumentError(
+                f"Exporters write to a disk, and the exports of this estimator would be at {place}. Leave `exporters` "
+                "out, and export from a checkpoint with rx.export, which writes to stores."
+            )
+        self.path = place
 
     def exports(self) -> list[Path]:
         """Returns the complete exports, the oldest first."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 
+from replicax.checkpoint.places import Directory, absolute, append
 from replicax.checks import explained
 from replicax.errors import ArgumentError
 from replicax.keras.tensorboard import _EventFiles
@@ -22,6 +23,9 @@ class ScalarWriter:
     def __init__(self, folder: str, is_chief: bool = True):
         self._files: _EventFiles | None = None
         if not is_chief:
+            return
+        if not isinstance(absolute(folder), Path):
+            _log.info("No scalars are written for TensorBoard: it reads files on a disk, and %s is in a store.", folder)
             return
         try:
             self._files = _EventFiles(folder)
@@ -45,7 +49,6 @@ class ScalarWriter:
 
 def note_evaluation(folder: str, values: Mapping[str, object]) -> None:
     """Adds an evaluation to the file in its folder, from which `read_eval_metrics` reads them."""
-    os.makedirs(folder, exist_ok=True)
     line = json.dumps(
         {
             name: value if isinstance(value, int) else float(value)
@@ -53,12 +56,11 @@ def note_evaluation(folder: str, values: Mapping[str, object]) -> None:
             if isinstance(value, (int, float))
         }
     )
-    with open(os.path.join(folder, _EVALUATIONS), "a", encoding="utf-8") as file:
-        file.write(line + "\n")
+    append(absolute(folder) / _EVALUATIONS, f"{line}\n".encode())
 
 
 @explained
-def read_eval_metrics(eval_dir: str | os.PathLike[str]) -> dict[int, dict[str, float]]:
+def read_eval_metrics(eval_dir: Directory) -> dict[int, dict[str, float]]:
     """Returns the evaluations in the folder of `Estimator.eval_dir()`: the loss and metrics by global step.
 
     Of several evaluations of one step the last counts; steps are in ascending order. Without a folder there are none.
@@ -68,14 +70,14 @@ def read_eval_metrics(eval_dir: str | os.PathLike[str]) -> dict[int, dict[str, f
         >>> rx.estimator.read_eval_metrics(tempfile.mkdtemp())
         {}
     """
-    path = os.path.join(os.fspath(eval_dir), _EVALUATIONS)
-    if not os.path.exists(path):
+    try:
+        written = (absolute(eval_dir) / _EVALUATIONS).read_text(encoding="utf-8")
+    except FileNotFoundError:
         return {}
     found: dict[int, dict[str, float]] = {}
-    with open(path, encoding="utf-8") as file:
-        for line in file:
-            if not line.endswith("\n"):  # being written
-                continue
-            values = json.loads(line)
-            found[int(values.pop("global_step"))] = values
+    for line in written.splitlines(keepends=True):
+        if not line.endswith("\n"):  # being written
+            continue
+        values = json.loads(line)
+        found[int(values.pop("global_step"))] = values
     return dict(sorted(found.items()))

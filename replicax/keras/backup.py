@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 
 import replicax.contracts.worlds as worlds
 from replicax.checkpoint import CheckpointManager, read_metadata
+from replicax.checkpoint.places import absolute, delete_all
 from replicax.checkpoint.preemption import PreemptionWatch, TerminationConfig, resume_exit
 from replicax.checks import is_int
 from replicax.compat.keras import set_initial_epoch
@@ -213,7 +213,7 @@ class _BackupAndRestore:
         _close(self._open)
         self._manager.close()
         if self._deletes and jax.process_index() == 0:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            delete_all(absolute(self.directory))
 
     def _is_told_to_go(self) -> bool:
         return bool(self._open) and self._open[0].check() == "exit"

@@ -86,7 +86,7 @@ VARIABLES: Rows = {
     "tf.train": absent("`rx.Checkpoint` and `rx.CheckpointManager` stand in `replicax` itself."),
     _K: differs(
         "Checkpoint",
-        "Stores global arrays by name, on Orbax; restores TensorFlow's files too. Objects that are not built get their "
+        "Stores global arrays by name; restores TensorFlow's files too. Objects that are not built get their "
         "values later.",
     ),
     f"{_K}.write": differs(
