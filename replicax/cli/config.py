@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from replicax.cli.app import subcommand
+from replicax.cli.job import checked_job, job_defaults
 from replicax.cli.job_file import ARGUMENTS, SCRIPT, written_job_file
-from replicax.cli.run import checked_job, job_defaults
 from replicax.errors import ClusterError, LaunchError
 from replicax.errors.exit_codes import ExitCode
 from replicax.job.launching import check_script

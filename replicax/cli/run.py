@@ -2,58 +2,29 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from replicax.checks import environment_names
-from replicax.cli.job_file import ARGUMENTS, MODULE, SCRIPT, read_job_file
 from replicax.errors import ClusterError, ClusterTimeoutError, LaunchError, RemoteWorkerError
 from replicax.errors.exit_codes import ExitCode, from_signal
-from replicax.job.launching import (
-    Options,
-    join,
-    launch,
-    parse_elastic,
-    parse_hosts,
-    parse_variables,
-    parse_workers,
-)
 
 
 def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
     """Makes what a job file says the defaults of all options that are not on the command line."""
     if path is None:
         return None
+    from replicax.cli.job import job_defaults
+
     try:
         ctx.default_map = job_defaults(ctx.command, path)
     except LaunchError as error:
         typer.echo(f"replicax run: {error}", err=True)
         raise typer.Exit(ExitCode.USAGE) from error
     return path
-
-
-def job_defaults(command: Any, path: Path, text: str | None = None) -> dict[str, Any]:
-    """Returns the defaults that a job file, or `text` in its place, gives to the parameters of a command of typer's."""
-    parameters = {SCRIPT: "command", ARGUMENTS: "command", MODULE: "module"}
-    flags = {SCRIPT: False, ARGUMENTS: False, MODULE: True}
-    for parameter in command.params:
-        for name in parameter.opts:
-            if name.startswith("--") and parameter.name not in ("config", "help"):
-                parameters[name[2:]], flags[name[2:]] = str(parameter.name), getattr(parameter, "is_flag", False)
-    found = read_job_file(path, flags, text)
-    if ARGUMENTS in found and SCRIPT not in found:
-        raise LaunchError(f"{path} has arguments and no script.")
-    defaults: dict[str, Any] = {parameters[name]: value for name, value in found.items()}
-    if SCRIPT in found:
-        defaults["command"] = [found[SCRIPT], *found.get(ARGUMENTS, [])]
-    if "hosts" in found:
-        defaults["hosts"] = ",".join(found["hosts"])
-    return defaults
 
 
 Config = Annotated[
@@ -190,6 +161,8 @@ def run(
     ends.
     """
     del config  # `_read_config` has read it.
+    from replicax.cli.job import checked_job  # Only now: the page of --help comes without it.
+
     try:
         options, start = checked_job(
             command, module, workers, on, hosts, env, start_timeout, devices_per_worker, ps, evaluator, islands,
@@ -205,83 +178,3 @@ def run(
     except KeyboardInterrupt:  # While it waited for the workers' machines.
         code = from_signal(signal.SIGINT)
     raise typer.Exit(code)
-
-
-def checked_job(
-    command: list[str] | None,
-    module: bool,
-    workers: str | None,
-    on: str | None,
-    hosts: str | None,
-    env: list[str] | None,
-    start_timeout: float,
-    devices_per_worker: int,
-    ps: int,
-    evaluator: bool,
-    islands: bool,
-    elastic: str | None,
-    address: str | None,
-    joins: str | None,
-    restarts: int | None,
-    log_dir: Path | None,
-    grace: float | None,
-) -> tuple[Options, Callable[[Options], int]]:
-    """Returns the job that options of the command line describe, and what runs it; nothing has started yet."""
-    script, *arguments = command or [""]
-    named = parse_hosts(hosts) if hosts is not None else ()
-    range_of_members = None if elastic is None else parse_elastic(elastic)
-    usual = len(named) if range_of_members is None else range_of_members.most
-    fewest, most = parse_workers(workers if workers is not None else str(usual or 1))
-    options = Options(
-        script,
-        tuple(arguments),
-        module=module,
-        workers=most,
-        min_workers=fewest,
-        devices_per_worker=devices_per_worker,
-        ps=ps,
-        evaluator=evaluator,
-        islands=islands,
-        elastic=range_of_members,
-        address=address,
-        restarts=restarts,
-        grace=grace,
-        log_dir=log_dir,
-    )
-    variables = parse_variables(env or [], os.environ)
-    here = on is None and hosts is None
-    if options.goes_on and not here:
-        which = "--islands" if islands else "--elastic"
-        raise LaunchError(f"{which} is for workers on this machine: leave out --on and --hosts.")
-    if joins is not None:
-        _check_join(workers, options, on, hosts)
-        return options, lambda options: join(options, joins, start_timeout)
-    if here and variables:
-        raise LaunchError("--env is for workers elsewhere. Workers here inherit the environment: set it there.")
-    if here:
-        return options, lambda options: launch(options)
-
-    from replicax.job.launching.remote_job import (
-        Elsewhere,
-        check_elsewhere,
-        launch_elsewhere,
-    )  # Only here: it brings JAX and Ray.
-
-    elsewhere = Elsewhere(on, named, variables, start_timeout)
-    check_elsewhere(options, elsewhere)
-    return options, lambda options: launch_elsewhere(options, elsewhere)
-
-
-def _check_join(workers: str | None, options: Options, on: str | None, hosts: str | None) -> None:
-    given = {
-        "--workers": workers is not None,
-        "--elastic": options.elastic is not None,
-        "--islands": options.islands,
-        "--ps": options.ps > 0,
-        "--evaluator": options.evaluator,
-        "--on": on is not None,
-        "--hosts": hosts is not None,
-    }
-    wrong = [name for name, is_given in given.items() if is_given]
-    if wrong:
-        raise LaunchError(f"--join starts one worker of a job that runs already: leave out {', '.join(wrong)}.")

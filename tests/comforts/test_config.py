@@ -8,7 +8,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-import replicax.cli.run as run_module
+import replicax.cli.job as job_module
 from replicax.cli.app import app
 from replicax.errors.exit_codes import ExitCode
 
@@ -17,7 +17,7 @@ from replicax.errors.exit_codes import ExitCode
 def started(monkeypatch):
     """The jobs that would have been started."""
     jobs = []
-    monkeypatch.setattr(run_module, "launch", lambda options: jobs.append(options) or 0)
+    monkeypatch.setattr(job_module, "launch", lambda options: jobs.append(options) or 0)
     return jobs
 
 

@@ -77,14 +77,12 @@ class Soak:
         self.proxy.reset()
         manager, held = manager_of(self.url)
         found = manager.all_steps()
-        wanted = self.promised[-KEPT:]
-        # The save that was struck may have completed without having been promised, and deleted an older one.
-        missing = [step for step in wanted[-1:] if step not in found]
-        if len([step for step in found if step >= min(wanted, default=0)]) < len(wanted):
-            missing = missing or wanted
-        if missing:
+        wanted = sorted(set(self.promised))[-KEPT:]
+        # A save that was struck may be complete without having been promised; then it has deleted an older one.
+        whole = [step for step in found if step >= wanted[0]]
+        if wanted[-1] not in found or len(whole) < len(wanted):
             self.lost += 1
-            print(f"LOST {self.scheme}: {missing} of {self.promised[-KEPT:]}, found {found}, {self.proxy.struck}")
+            print(f"LOST {self.scheme}: {wanted} were promised, and {found} are there")
         for step in found:
             try:
                 manager.restore(step)
