@@ -1,15 +1,17 @@
-"""What it costs to check a checkpoint while it is restored.
+"""What it costs to save, and to check a checkpoint while it is restored, beside Orbax.
 
     python benchmarks/checkpoint.py [--mib 512] [--arrays 40]
 
 One checkpoint of random float32 numbers is restored in turn with the checksums compared, without, and by Orbax's own
 `PyTreeCheckpointHandler`, which knows none. The files are in the system's memory when it begins, which is the dearest
-case: from a disk, what the checksums take is hidden behind the reading.
+case: from a disk, what the checksums take is hidden behind the reading. The same arrays are saved in turn, each time to
+a new folder, by `rx.Checkpoint.write` and by Orbax's `PyTreeCheckpointer`, until both have them on the disk.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import tempfile
 from pathlib import Path
 
@@ -51,8 +53,18 @@ def main() -> None:
         finish = dict.fromkeys(variants, lambda: None)
         seconds = interleaved_medians(variants, finish, options.rounds, 1)
         handler.close()
+        source, numbers, orbax = rx.Checkpoint(values=values), itertools.count(), ocp.PyTreeCheckpointer()
+        saves = {
+            "replicax": lambda: source.write(Path(folder) / f"ours-{next(numbers)}"),
+            "Orbax": lambda: orbax.save(Path(folder) / f"theirs-{next(numbers)}", values),
+        }
+        written = interleaved_medians(saves, dict.fromkeys(saves, lambda: None), options.rounds, 1)
+        orbax.close()
     rows = [(name, f"{1000 * time:.0f} ms", f"{options.mib / time:.0f} MiB/s") for name, time in seconds.items()]
     print_table(f"Restoring {options.mib} MiB in {options.arrays} arrays", ("", "time", "rate"), rows)
+    rows = [(name, f"{1000 * time:.0f} ms", f"{options.mib / time:.0f} MiB/s") for name, time in written.items()]
+    print_table(f"Saving {options.mib} MiB in {options.arrays} arrays", ("", "time", "rate"), rows)
+    print(f"RESULT save_vs_orbax {written['replicax'] / written['Orbax']:.3f}")
     print(f"RESULT restore_checked_ms {1000 * seconds['checked']:.1f}")
     print(f"RESULT restore_checked_vs_unchecked {seconds['checked'] / seconds['not checked']:.3f}")
     print(f"RESULT restore_checked_vs_orbax {seconds['checked'] / seconds['Orbax']:.3f}")

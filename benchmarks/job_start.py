@@ -118,7 +118,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for script, text in (("ours", _BY_REPLICAX), ("hand", _BY_HAND), ("torch", _BY_TORCH), ("counts", _COUNTS)):
+        for script, text in (("ours", _BY_REPLICAX), ("hand", _BY_HAND), ("ddp", _BY_TORCH), ("counts", _COUNTS)):
             (folder / f"{script}.py").write_text(text, encoding="utf-8")
         jobs: dict[str, Callable[[], None]] = {
             "help": lambda: run_help(folder),
@@ -194,7 +194,7 @@ def by_hand(folder: Path) -> None:
 
 
 def by_torch(folder: Path, python: str) -> None:
-    command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(folder / "torch.py")]
+    command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(folder / "ddp.py")]
     subprocess.run(command, env=environment(folder), check=True, capture_output=True)
 
 

@@ -54,7 +54,7 @@ class Chunk(NamedTuple):
         }
         array = tensorstore.open(spec, context=context).result()
         region = tuple(slice(begin, begin + n) for begin, n in zip(self.start, values.shape, strict=True))
-        array[region].write(values).result()
+        array[region].write(values, can_reference_source_data_indefinitely=True).result()
         for key in memory.list().result():
             yield key.decode(), memory.read(key).result().value
 

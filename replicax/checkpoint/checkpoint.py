@@ -38,13 +38,13 @@ from replicax.checkpoint.metadata import FILE, Metadata
 from replicax.checkpoint.name_matching import check_kinds, check_names, differences, warn_of_left_out
 from replicax.checkpoint.places import Directory, Place, absolute, place_of
 from replicax.checkpoint.reading import checked_metadata, read_arrays, read_state
+from replicax.checkpoint.same_contents import document_of
 from replicax.checkpoint.sequential_restore import large_variables, restore_in_turn
 from replicax.checkpoint.writing import (
-    PREPARED,
     TIMEOUT_S,
+    Save,
     could_not_write,
     new_directory,
-    write_in_place,
 )
 from replicax.contracts.advice import Advised
 from replicax.contracts.called_as import called_as
@@ -142,13 +142,8 @@ class Checkpoint(Advised):
         """
         if worlds.running() is not None:
             return self._written(directory, lambda: new_directory(directory), step, objects)
-        coordination = Coordination(f"Writing the checkpoint {directory}", TIMEOUT_S)
-        path, prepared = coordination.run(
-            PREPARED,
-            lambda: (new_directory(directory), self._prepared(step, objects)),
-            could_not_write(directory),
-        )
-        return write_in_place(path, self._contents(prepared), coordination)
+        save, prepared = self._agreed(directory, lambda: new_directory(directory), step, objects)
+        return save.write(self._contents(prepared))
 
     @called_as("tf.train.Checkpoint.save")
     def save(self, file_prefix: Directory) -> str:
@@ -179,16 +174,37 @@ class Checkpoint(Advised):
             absolute(file_prefix)
             self.save_counter.assign_add(1)
             return str(self._written(name, lambda: absolute(name)))
-        coordination = Coordination(f"Writing the checkpoint {name}", TIMEOUT_S)
-        _, prepared = coordination.run(
-            PREPARED, lambda: (absolute(file_prefix), self._prepared()), could_not_write(name)
-        )
+
+        def path_of() -> Place:
+            absolute(file_prefix)  # Anything could be a part of the name.
+            return absolute(name)
+
+        save, prepared = self._agreed(name, path_of)
         self.save_counter.assign_add(1)
-        path = absolute(f"{file_prefix}-{int(self.save_counter.numpy())}")
-        if coordination.is_chief and path.parent not in self._folders and (place_of(path) / FILE).is_file():
+        path = save.path
+        if save.is_chief and path.parent not in self._folders and (place_of(path) / FILE).is_file():
             warnings.warn(_OVERWRITES.format(path=path), stacklevel=2)
         self._folders.add(path.parent)
-        return str(write_in_place(path, self._contents(prepared), coordination))
+        return str(save.write(self._contents(prepared)))
+
+    def _agreed(
+        self,
+        name: Directory,
+        path_of: Callable[[], Place],
+        step: int | None = None,
+        objects: Mapping[str, PyTree] | None = None,
+    ) -> tuple[Save, Prepared]:
+        """Begins a save in all processes, before any value is read: that may be a computation of all of them."""
+        save = Save(Coordination(f"Writing the checkpoint {name}", TIMEOUT_S), could_not_write(name))
+        found: list[Prepared] = []
+
+        def prepare() -> tuple[Place, str]:
+            path, prepared = path_of(), self._prepared(step, objects)
+            found.append(prepared)
+            return path, prepared.document()
+
+        save.agree(prepare)
+        return save, found[0]
 
     def _written(
         self,
@@ -422,6 +438,12 @@ class Prepared:
     waiting: dict[str, np.ndarray]  # restored values that wait for objects to be built
     state: dict[str, dict[str, object]]  # encoded, by name
     step: int | None
+
+    def document(self) -> str:
+        """Returns what all processes must have alike, for `Save.agree`."""
+        arrays = {name: wanted_value(variable) for name, variable in self.parts.variables.items()}
+        arrays |= {name: wanted_array(array) for name, array in self.parts.arrays.items()}
+        return document_of({**arrays, **self.waiting}, self.state, self.step)
 
 
 @dataclasses.dataclass(frozen=True)

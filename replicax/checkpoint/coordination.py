@@ -11,7 +11,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 
@@ -20,7 +20,6 @@ import replicax.runtime.activity as activity
 from replicax.cluster.exchange import (
     AbsentError,
     ClosedError,
-    DifferentValuesError,
     Exchange,
     FailedElsewhereError,
     by_value,
@@ -111,29 +110,38 @@ class Coordination:
 
     def check_same(self, what: str, value: str) -> None:
         """Checks that all processes have the same `value`, such as the path that all of them write to."""
-        if self._count == 1:
-            return
-        try:
-            with self._explained():
-                self._exchange.check_same(self._stage(f"same {what}"), value)
-        except DifferentValuesError as error:
-            raise CheckpointError(
-                f"{self._name}: the processes have different values for the {what} ({error.listed()}). Give all of "
-                "them the same: each writes and reads its part there, so it must be a place that all of them see."
-            ) from None
+        self.compare(what, self.all_values(f"same {what}", value))
 
     def check_same_place(self) -> None:
         """Checks that all processes have come here after the same calls of programs."""
+        told = self.all_values("the same calls before it", json.dumps(self._place))
+        self.compare_places([json.loads(each) for each in told])
+
+    @property
+    def place(self) -> Sequence[object]:
+        """The calls of programs after which this process has come here, for `compare_places`."""
+        return self._place
+
+    def compare_places(self, places: Sequence[Sequence[object]]) -> None:
+        """Checks that the places of all processes are the same."""
         # Else one of them saves alone, and what it is paired with is another's later save, of other values. Then all
         # refuse it, and go on from where they are.
-        places = [json.loads(each) for each in self.all_values("the same calls before it", json.dumps(self._place))]
-        if any(place != places[0] for place in places):
+        if any(list(place) != list(places[0]) for place in places):
             take_back(self._place)
             told = by_value(range(self._count), [f"after {number} steps and other calls" for number, _ in places])
             raise CheckpointError(
                 f"{self._name}: all processes must save together, but they came to it after different calls of "
                 f"programs that all of them run ({listed(told)}). Look for a save that only some of them make, such as "
                 "one behind `if strategy.is_chief`."
+            )
+
+    def compare(self, what: str, values: Sequence[str]) -> None:
+        """Checks that the values of all processes are the same, such as the path that all of them write to."""
+        told = by_value(range(self._count), values)
+        if len(told) > 1:
+            raise CheckpointError(
+                f"{self._name}: the processes have different values for the {what} ({listed(told)}). Give all of "
+                "them the same: each writes and reads its part there, so it must be a place that all of them see."
             )
 
     def all_values(self, what: str, value: str) -> list[str]:
@@ -145,9 +153,25 @@ class Coordination:
 
     def run(self, stage: str, action: Callable[[], _T], failed: str) -> _T:
         """Calls `action`, waits until all processes have called theirs, and returns its result."""
+        return self._together(
+            failed, lambda: action() if self._count == 1 else self._exchange.run(self._stage(stage), action)
+        )
+
+    def run_and_tell(self, stage: str, action: Callable[[], object], failed: str) -> list[Any]:
+        """Calls `action`; returns what it has returned in each process, through JSON, when all have called theirs."""
+
+        def told() -> bytes:
+            return json.dumps(action()).encode()
+
+        def everyones() -> list[bytes]:
+            return [told()] if self._count == 1 else self._exchange.run_and_tell(self._stage(stage), told)
+
+        return [json.loads(each) for each in self._together(failed, everyones)]
+
+    def _together(self, failed: str, call: Callable[[], _T]) -> _T:
         try:
             with activity.phase(activity.CHECKPOINT), self._explained():
-                return action() if self._count == 1 else self._exchange.run(self._stage(stage), action)
+                return call()
         except FailedElsewhereError as error:
             raise CheckpointError(f"{failed} by process {error.process}: {error.problem}") from None
         except (ReplicaxError, ClosedError):

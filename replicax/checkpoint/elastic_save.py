@@ -24,7 +24,7 @@ from replicax.checkpoint.elastic_calls import coordinated_text
 from replicax.checkpoint.encoding import SavedArray
 from replicax.checkpoint.metadata import read_metadata
 from replicax.checkpoint.places import Place, new_name, staging
-from replicax.checkpoint.same_contents import check_same_contents
+from replicax.checkpoint.same_contents import compare_contents, digest_of, document_of
 from replicax.checkpoint.writing import PREPARED, commit, could_not_write, save_files
 from replicax.cluster.exchange import ClosedError, Exchange, closing
 from replicax.contracts.worlds import Worlds, running
@@ -50,14 +50,22 @@ def begun_save(
     found: list[tuple[Place, Contents]] = []
 
     def begin(coordination: Coordination) -> str:
-        found[:] = [coordination.run(PREPARED, lambda: (path_of(), _on_host(contents_of())), could_not_write(name))]
-        path, contents = found[0]
-        coordination.check_same("directory", str(path))
-        coordination.check_same("number of the calls before it", str(known.calls))
-        check_same_contents(coordination, contents)
-        token = coordination.from_chief("name", secrets.token_hex(8))
+        document = ""
+
+        def manifest() -> dict[str, str]:
+            nonlocal document
+            path, contents = path_of(), _on_host(contents_of())
+            found[:] = [(path, contents)]
+            document = document_of(contents.arrays, contents.state, contents.step)
+            token = secrets.token_hex(8)
+            return {"directory": str(path), "calls": str(known.calls), "digest": digest_of(document), "token": token}
+
+        told = coordination.run_and_tell(PREPARED, manifest, could_not_write(name))
+        coordination.compare("directory", [each["directory"] for each in told])
+        coordination.compare("number of the calls before it", [each["calls"] for each in told])
+        compare_contents(coordination, [each["digest"] for each in told], document)
         coordination.end()
-        return token
+        return str(told[0]["token"])
 
     token, took_part = coordinated_text(name, timeout_s, begin)
     path, contents = found[0] if found else (path_of(), _on_host(contents_of()))

@@ -381,7 +381,6 @@ class CheckpointManager(Advised):
         try:
             if coordination.is_chief:
                 self._folder.clean()
-            coordination.run(PREPARED, lambda: None, could_not_write(self.path(step)))
             write_in_place(self.path(step), contents, coordination, committed=lambda: self._folder.delete_old(step))
         except BaseException as error:
             self._saved.discard(step)

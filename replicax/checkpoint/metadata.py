@@ -61,7 +61,7 @@ class Metadata:
         return noted if is_int(noted) else None
 
 
-def document_of(
+def metadata_file(
     arrays: Mapping[str, Entry],
     files: Mapping[str, tuple[int, str]],
     step: int | None,

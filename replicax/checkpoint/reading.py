@@ -59,8 +59,12 @@ def read_arrays(
     folders = _folders(place, metadata, wanted)
     read: dict[str, jax.Array | np.ndarray] = {}
     for group, files in _read_groups(place, metadata, folders, verify):
+        own: dict[str, dict[str, bytes]] = {}
+        for name, data in files.items():
+            folder, _, file = name.partition("/")
+            own.setdefault(folder, {})[file] = data
         for folder, spec in group.items():
-            read[folder] = _array(place, folder, spec, files)
+            read[folder] = _array(place, own[folder], spec)
     return {
         name: read[folder] if (folder := metadata.arrays[name].folder) else _empty(spec)
         for name, spec in wanted.items()
@@ -148,10 +152,9 @@ def _grid(place: Place, folder: str, files: Mapping[str, bytes]) -> list[int]:
         raise CheckpointError(f"{place / name} cannot be read: {error}") from error
 
 
-def _array(place: Place, folder: str, spec: jax.ShapeDtypeStruct, files: Mapping[str, bytes]) -> jax.Array | np.ndarray:
-    own = {name.partition("/")[2]: data for name, data in files.items() if name.startswith(f"{folder}/")}
+def _array(place: Place, files: Mapping[str, bytes], spec: jax.ShapeDtypeStruct) -> jax.Array | np.ndarray:
     try:
-        return array_from(own, spec)
+        return array_from(files, spec)
     except Exception as error:  # TensorStore raises many kinds, and none names the checkpoint.
         raise CheckpointError(f"The checkpoint {place} could not be read: {type(error).__name__}: {error}") from error
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+import jax
 import numpy as np
 
-from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.coordination import Coordination
+from replicax.checkpoint.encoding import SavedArray
 from replicax.cluster.exchange import by_value, listed
 from replicax.errors import CheckpointError
 
@@ -22,14 +23,11 @@ _SHOWN = 5
 _ABSENT = "nothing"
 
 
-def check_same_contents(coordination: Coordination, contents: Contents) -> None:
+def compare_contents(coordination: Coordination, digests: Sequence[str], document: str) -> None:
     """Checks that all processes save the same names, with the same shapes and dtypes, for the same step."""
-    own = described(contents)
-    document = json.dumps(own, sort_keys=True)  # The order of the names does not matter.
-    digest = hashlib.sha256(document.encode()).hexdigest()
-    # Only a checksum travels, unless it differs.
-    if len(set(coordination.all_values("checksum of the names", digest))) == 1:
+    if len(set(digests)) == 1:
         return
+    # Only a checksum has travelled; now that it differs, the others are told the names.
     everyones = [json.loads(each) for each in coordination.all_values("names", document)]
     raise CheckpointError(
         f"{coordination.name}: all processes save the same objects, under the same names and for the same step, but "
@@ -38,13 +36,18 @@ def check_same_contents(coordination: Coordination, contents: Contents) -> None:
     )
 
 
-def described(contents: Contents) -> dict[str, str]:
-    """Returns what all processes must have alike: the step, and what is under each name."""
-    arrays = {
-        repr(name): f"{np.dtype(array.dtype).name}{list(np.shape(array))}" for name, array in contents.arrays.items()
-    }
-    states = {repr(name): "a value or state" for name in contents.state}
-    return {_STEP: str(contents.step), **arrays, **states}
+def document_of(
+    arrays: Mapping[str, SavedArray | jax.ShapeDtypeStruct], states: Iterable[str], step: int | None
+) -> str:
+    """Returns what all processes must have alike: the step, and what is under each name; as JSON."""
+    described = {repr(name): f"{np.dtype(array.dtype).name}{list(np.shape(array))}" for name, array in arrays.items()}
+    named = {repr(name): "a value or state" for name in states}
+    return json.dumps({_STEP: str(step), **described, **named}, sort_keys=True)  # Their order does not matter.
+
+
+def digest_of(document: str) -> str:
+    """Returns the checksum of a document."""
+    return hashlib.sha256(document.encode()).hexdigest()
 
 
 def differences(everyones: Sequence[Mapping[str, str]]) -> str:

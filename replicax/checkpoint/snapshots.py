@@ -14,7 +14,6 @@ until the next but one.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
 import os
@@ -35,7 +34,8 @@ from replicax.checkpoint.copies import copied
 from replicax.checkpoint.load_status import LoadStatus
 from replicax.checkpoint.numbered import name_of, numbered
 from replicax.checkpoint.places import Place, delete
-from replicax.checkpoint.writing import PREPARED, could_not_write, write_in_place
+from replicax.checkpoint.same_contents import document_of
+from replicax.checkpoint.writing import Save, could_not_write
 from replicax.checks.environment_names import SNAPSHOTS
 from replicax.errors import CheckpointError
 from replicax.runtime.ending import finish_at_end
@@ -170,11 +170,16 @@ class MemorySnapshots:
         seconds_per_call: float,
     ) -> None:
         path = self.path(step)
+        told: list[tuple[float, float]] = []
         try:
-            coordination.run(PREPARED, lambda: self._check(contents, raised), could_not_write(path))
-            write_in_place(path, contents, coordination, committed=lambda: self._delete_others(step))
-            mine = json.dumps([self._clock() - begun, seconds_per_call])
-            told = [json.loads(each) for each in coordination.all_values("seconds", mine)]
+            save = Save(coordination, could_not_write(path))
+            save.agree(lambda: (path, self._checked(contents, raised)))
+            save.write(
+                contents,
+                lambda: self._delete_others(step),
+                told.extend,
+                lambda: [self._clock() - begun, seconds_per_call],
+            )
         except Exception as error:
             _log.info("No snapshots are taken in memory any more: %s", error)
             return
@@ -183,8 +188,8 @@ class MemorySnapshots:
             self._pause = math.ceil(max(_LEAST_SECONDS, max(costs) / _COST) / max(each_call))
         self._agreed = max(1, min(self._pause, _MOST_CALLS))
 
-    def _check(self, contents: Contents, raised: Exception | None) -> None:
-        """Checks that there is something to write, and room for it."""
+    def _checked(self, contents: Contents, raised: Exception | None) -> str:
+        """Returns the document of what is to be written, if there is something, and room for it."""
         if raised is not None:
             raise raised
         self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -192,6 +197,7 @@ class MemorySnapshots:
         free = shutil.disk_usage(self._folder).free
         if free < _ROOM * size:
             raise CheckpointError(f"{self._folder} has {free} bytes left, and a snapshot has {size}.")
+        return document_of(contents.arrays, contents.state, contents.step)
 
     def _delete_others(self, step: int) -> None:
         for each in numbered(self._folder):

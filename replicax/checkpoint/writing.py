@@ -9,8 +9,9 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,9 +21,9 @@ from replicax.checkpoint.array_files import DESCRIPTION, TREE, Chunk, chunks_of,
 from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.encoding import SavedArray
-from replicax.checkpoint.metadata import STATE, Entry, document_of
+from replicax.checkpoint.metadata import STATE, Entry, metadata_file
 from replicax.checkpoint.places import LARGEST, Directory, Place, Staging, absolute, new_name, staging
-from replicax.checkpoint.same_contents import check_same_contents
+from replicax.checkpoint.same_contents import compare_contents, digest_of, document_of
 from replicax.errors import CheckpointError
 from replicax.runtime.ending import writing
 
@@ -47,8 +48,9 @@ def write_arrays(directory: Directory, arrays: Mapping[str, SavedArray]) -> Plac
 def write(directory: Directory, contents: Contents) -> Place:
     """Writes a checkpoint to a new directory and returns its absolute path; see `write_arrays`."""
     coordination = Coordination(f"Writing the checkpoint {directory}", TIMEOUT_S)
-    path = coordination.run(PREPARED, lambda: new_directory(directory), could_not_write(directory))
-    return write_in_place(path, contents, coordination)
+    save = Save(coordination, could_not_write(directory))
+    save.agree(lambda: (new_directory(directory), document_of(contents.arrays, contents.state, contents.step)))
+    return save.write(contents)
 
 
 def could_not_write(directory: Directory) -> str:
@@ -66,42 +68,82 @@ def new_directory(directory: Directory) -> Place:
     return path
 
 
-@activity.phase(activity.CHECKPOINT)
-@writing()
 def write_in_place(
     path: Place, contents: Contents, coordination: Coordination, committed: Callable[[], None] | None = None
 ) -> Place:
     """Writes a checkpoint; one that has the name already is replaced when the new one is complete."""
+    save = Save(coordination, could_not_write(path))
+    save.agree(lambda: (path, document_of(contents.arrays, contents.state, contents.step)))
+    return save.write(contents, committed)
 
-    def commit_here() -> None:
-        if coordination.is_chief:
-            if missing := target.missing({name: size for name, (size, _) in files.items()}):
-                raise CheckpointError(_UNSEEN.format(path=path, missing=", ".join(missing[:_MOST_SHOWN])))
-            commit(target, contents, files, jax.process_count())
-            if committed is not None:
-                committed()  # before the other processes go on
 
-    failed = could_not_write(path)
-    coordination.check_same("directory", str(path))
-    coordination.check_same_place()
-    check_same_contents(coordination, contents)
-    name = coordination.run("named", lambda: new_name(path) if coordination.is_chief else "", failed)
-    target = staging(path, coordination.from_chief("name", name))
-    try:
-        own = coordination.run(
-            "parts written",
-            lambda: save_files(target, contents, coordination.is_chief, jax.process_index()),
-            failed,
-        )
-        files = {name: (size, digest) for each in coordination.all_values("files", json.dumps(own))
-                 for name, (size, digest) in json.loads(each).items()}  # fmt: skip
-        coordination.run("committed", commit_here, failed)
-    except BaseException:
-        if coordination.is_chief:
-            target.discard()
-        raise
-    coordination.end()
-    return path
+class Save:
+    """A save that all processes make together, in three exchanges: agreed, written, committed."""
+
+    def __init__(self, coordination: Coordination, failed: str):
+        self._coordination, self._failed = coordination, failed
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the process that commits."""
+        return self._coordination.is_chief
+
+    def agree(self, prepare: Callable[[], tuple[Place, str]]) -> None:
+        """Compares what all processes are about to write: the place, and a document of `same_contents`."""
+        # A process that cannot save raises it in `prepare`, before anything is written or reads a value.
+        own: list[tuple[Place, str]] = []
+
+        def manifest() -> dict[str, object]:
+            path, document = prepare()
+            own.append((path, document))
+            name = new_name(path) if self._coordination.is_chief else ""
+            places = list(self._coordination.place)
+            return {"directory": str(path), "place": places, "digest": digest_of(document), "name": name}
+
+        told = self._coordination.run_and_tell(PREPARED, manifest, self._failed)
+        (path, document) = own[0]
+        self._coordination.compare("directory", [each["directory"] for each in told])
+        self._coordination.compare_places([each["place"] for each in told])
+        compare_contents(self._coordination, [each["digest"] for each in told], document)
+        self.path, self._target = path, staging(path, told[0]["name"])
+
+    @activity.phase(activity.CHECKPOINT)
+    @writing()
+    def write(
+        self,
+        contents: Contents,
+        committed: Callable[[], None] | None = None,
+        report: Callable[[Sequence[Any]], None] | None = None,
+        note: Callable[[], object] = lambda: None,
+    ) -> Place:
+        """Writes it, and returns its path when it is complete. `report` gets the `note` of each process at its end."""
+        coordination, target = self._coordination, self._target
+        files: dict[str, tuple[int, str]] = {}
+
+        def commit_here() -> object:
+            if coordination.is_chief:
+                if missing := target.missing({name: size for name, (size, _) in files.items()}):
+                    raise CheckpointError(_UNSEEN.format(path=self.path, missing=", ".join(missing[:_MOST_SHOWN])))
+                commit(target, contents, files, jax.process_count())
+                if committed is not None:
+                    committed()  # before the other processes go on
+            return note()
+
+        def write_here() -> dict[str, tuple[int, str]]:
+            return save_files(target, contents, coordination.is_chief, jax.process_index())
+
+        try:
+            for own in coordination.run_and_tell("parts written", write_here, self._failed):
+                files |= {name: (size, digest) for name, (size, digest) in own.items()}
+            told = coordination.run_and_tell("committed", commit_here, self._failed)
+        except BaseException:
+            if coordination.is_chief:
+                target.discard()
+            raise
+        coordination.end()
+        if report is not None:
+            report(told)
+        return self.path
 
 
 def save_files(target: Staging, contents: Contents, is_chief: bool, index: int) -> dict[str, tuple[int, str]]:
@@ -143,7 +185,7 @@ def commit(target: Staging, contents: Contents, files: Mapping[str, tuple[int, s
         name: Entry(tuple(np.shape(array)), np.dtype(array.dtype), folders[name])
         for name, array in contents.arrays.items()
     }
-    target.commit(document_of(arrays, files, contents.step, contents.notes, processes))
+    target.commit(metadata_file(arrays, files, contents.step, contents.notes, processes))
 
 
 def folders_of(arrays: Mapping[str, SavedArray]) -> dict[str, str]:

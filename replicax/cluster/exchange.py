@@ -40,6 +40,7 @@ _LONGEST_WAIT_S = 24 * 60 * 60.0  # The watch over the processes ends a job that
 _LONGEST_PROBLEM = 2000
 _MOST_DIRECT = 8  # processes that ask each other; of more, the first collects for all
 _SECONDS_FOR_THE_FIRST = 5.0  # that the others wait for it after their own time is up: it knows all that miss
+_SUCCESS = b"\0"  # begins the message of a process whose action has not failed
 _ABSENT = (2**32 - 1).to_bytes(4, "big")  # instead of a number of messages
 
 # Makes a context manager that is open during a wait, from the stage and the processes waited for; it tells the watch
@@ -74,18 +75,6 @@ class AbsentError(ExchangeError):
     def __init__(self, stage: str, missing: Sequence[int]):
         self.stage, self.missing = stage, tuple(missing)
         super().__init__(f"{', '.join(f'process {process}' for process in missing)} did not come to {stage!r} in time.")
-
-
-class DifferentValuesError(ExchangeError):
-    """Processes that must have the same value have different ones."""
-
-    def __init__(self, stage: str, processes: dict[str, list[int]]):
-        self.stage, self.processes = stage, processes  # for each value the indices of those that have it
-        super().__init__(f"The processes have different values at {stage!r}: {self.listed()}.")
-
-    def listed(self) -> str:
-        """Returns who has which value, for messages."""
-        return listed(self.processes)
 
 
 class FailedElsewhereError(ExchangeError):
@@ -175,27 +164,32 @@ class Exchange:
         self.tell(stage, value)
         return value
 
-    def check_same(self, stage: str, value: str) -> None:
-        """Checks that all processes have the same value."""
-        told = by_value(self.processes, [each.decode() for each in self.exchange(stage, value.encode())])
-        if len(told) > 1:
-            raise DifferentValuesError(stage, told)
-
     def run(self, stage: str, action: Callable[[], _T]) -> _T:
         """Calls `action`, waits until all processes have called theirs, and returns the result of this process's."""
+        result: list[_T] = []
+
+        def called() -> bytes:
+            result.append(action())
+            return b""
+
+        self.run_and_tell(stage, called)
+        return result[0]
+
+    def run_and_tell(self, stage: str, action: Callable[[], bytes]) -> list[bytes]:
+        """Calls `action` and returns what it has returned in each process, when all have called theirs."""
         try:
-            result = action()
+            own = action()
         except Exception as error:
             try:
                 self.exchange(stage, f"{type(error).__name__}: {error}"[:_LONGEST_PROBLEM].encode())
             except AbsentError as absent:
                 error.add_note(str(absent))
             raise
-        problems = self.exchange(stage)
-        for process, problem in zip(self.processes, problems, strict=True):
-            if problem:
-                raise FailedElsewhereError(stage, process, problem.decode())
-        return result
+        told = self.exchange(stage, _SUCCESS + own)
+        for process, message in zip(self.processes, told, strict=True):
+            if not message.startswith(_SUCCESS):
+                raise FailedElsewhereError(stage, process, message.decode())
+        return [message.removeprefix(_SUCCESS) for message in told]
 
     def decide(self, stage: str, value: bytes) -> bytes:
         """Returns one value for all processes that call it: that of whichever comes first. It does not wait."""

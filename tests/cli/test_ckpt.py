@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 import replicax as rx
 from replicax.checkpoint import read_metadata
-from replicax.checkpoint.metadata import FILE, document_of
+from replicax.checkpoint.metadata import FILE, metadata_file
 from replicax.cli.app import app
 from replicax.tensorflow.checkpoints import open_checkpoint
 from tests.migrate.recorded import FIXTURES
@@ -64,7 +64,7 @@ def without_the_parts_of_a(path: Path) -> Path:
     for file in (FILE, f"{metadata.arrays['a'].folder}/0.0"):
         (path / file).unlink()
     files = {name: file for name, file in metadata.files.items() if not name.endswith("-a/0.0")}
-    document = document_of(metadata.arrays, files, metadata.step, metadata.notes, metadata.processes)
+    document = metadata_file(metadata.arrays, files, metadata.step, metadata.notes, metadata.processes)
     (path / FILE).write_bytes(document)
     return path
 

@@ -14,7 +14,6 @@ from replicax.cluster import exchange
 from replicax.cluster.exchange import (
     AbsentError,
     ClosedError,
-    DifferentValuesError,
     Exchange,
     FailedElsewhereError,
     NumberedExchanges,
@@ -136,17 +135,6 @@ def test_what_nobody_has_decided_is_none():
     assert exchanging(1, lambda process, exchange: exchange.decided("who")) == [None]
 
 
-def test_processes_with_another_value_are_named():
-    def run(process, exchange):
-        exchange.check_same("path", "/b" if process == 1 else "/a")
-
-    for error in exchanging(3, run):
-        assert isinstance(error, DifferentValuesError)
-        assert error.processes == {"/a": [0, 2], "/b": [1]}
-        assert "process 0, 2: /a; process 1: /b" in str(error)
-    assert exchanging(3, lambda process, exchange: exchange.check_same("path", "/a")) == [None] * 3
-
-
 def test_rounds_that_overlap_do_not_mix():
     """Process 0 tells the values of two rounds before the others have read those of the first."""
     ahead = threading.Event()
@@ -192,6 +180,13 @@ def test_the_error_of_one_process_reaches_all():
 
 def test_each_process_gets_its_own_result_when_all_have_succeeded():
     assert exchanging(3, lambda process, exchange: exchange.run("written", lambda: process)) == [0, 1, 2]
+
+
+def test_each_process_gets_the_results_of_all_when_all_have_succeeded():
+    def run(process, exchange):
+        return exchange.run_and_tell("written", lambda: bytes([process]) * process)
+
+    assert exchanging(3, run) == [[b"", b"\1", b"\2\2"]] * 3
 
 
 def test_an_own_error_is_not_hidden_by_processes_that_do_not_come():

@@ -78,11 +78,11 @@ class Soak:
         manager, held = manager_of(self.url)
         found = manager.all_steps()
         wanted = sorted(set(self.promised))[-KEPT:]
-        # A save that was struck may be complete without having been promised; then it has deleted an older one.
-        whole = [step for step in found if step >= wanted[0]]
-        if wanted[-1] not in found or len(whole) < len(wanted):
+        # A save whose process was killed may be complete without a promise, and take the place of an older one.
+        gone = [step for step in wanted if step not in found and sum(each > step for each in found) < KEPT]
+        if gone:
             self.lost += 1
-            print(f"LOST {self.scheme}: {wanted} were promised, and {found} are there")
+            print(f"LOST {self.scheme}: {gone} were promised, and {found} are there")
         for step in found:
             try:
                 manager.restore(step)
