@@ -61,6 +61,7 @@ __all__ = [
     "Variable",
     "__version__",
     "accumulate_gradients",
+    "certify",
     "checkpoint",
     "cluster_resolver",
     "collectives",
@@ -83,6 +84,7 @@ __all__ = [
     "load_export",
     "notebook",
     "plots",
+    "probe",
     "progress",
     "remat",
     "scale_regularization_loss",
@@ -123,8 +125,10 @@ _LATER = {
     "ParameterServerStrategy": "parameter_server",
     "PreemptionCheckpointHandler": "checkpoint",
     "accumulate_gradients": "program.gradients.accumulation",
+    "certify": "tools.certifying",
     "export": "exporting",
     "load_export": "exporting",
+    "probe": "tools.certifying.probing",
     "progress": "tools.reporting.progress",
     "remat": "program.gradients.rematerialized",
 }
@@ -221,6 +225,8 @@ if TYPE_CHECKING:
     from replicax.strategies.fully_sharded import FullyShardedStrategy
     from replicax.strategies.layout import LayoutStrategy
     from replicax.tools import notebook, plots, trackers, tuning
+    from replicax.tools.certifying import certify
+    from replicax.tools.certifying.probing import probe
     from replicax.tools.reporting.printing import print as print
     from replicax.tools.reporting.progress import progress
     from replicax.values import DistributedValues as DistributedValues, Mirrored as Mirrored

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import replicax as rx
+from replicax.cli.certify import certify
 from replicax.cli.ckpt import ckpt
 from replicax.cli.config import config
 from replicax.cli.demo import demo
@@ -34,6 +35,7 @@ app.command()(server)
 app.command()(members)
 app.command(context_settings=SETTINGS)(profile)
 app.command()(migrate)
+app.command()(certify)
 app.add_typer(template, name="template")
 app.add_typer(ckpt, name="ckpt")
 
