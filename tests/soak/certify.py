@@ -74,10 +74,14 @@ MISTAKES = [
     Mistake("keras_loop", 'all_reduce("sum"', 'all_reduce("mean"', catalogue.MEAN_FOR_SUM, "all_reduce"),
     Mistake("jax_loop", "/ GLOBAL", "/ len(rows)", catalogue.LOCAL_BATCH, "the loss"),
     Mistake(
-        "jax_loop", 'strategy.reduce("sum", loss)', 'strategy.reduce("mean", loss)', catalogue.MEAN_FOR_SUM, "result"
+        "jax_loop",
+        'strategy.reduce("sum", loss)',
+        'strategy.reduce("mean", loss)',
+        catalogue.MEAN_FOR_SUM,
+        "result of reduce",
     ),
     Mistake("jax_loop", _LOOP, _LOOP.replace("GLOBAL", "GLOBAL * replicas"), catalogue.BATCH_GROWS, "the batch"),
-    Mistake("jax_loop", "0.05 * g", "0.05 * g / replicas", catalogue.RATE, "result[0]['v']"),
+    Mistake("jax_loop", "0.05 * g", "0.05 * g / replicas", catalogue.RATE, "result of run[0]['v']"),
     Mistake(
         "jax_loop",
         "jax.value_and_grad(loss_fn)(state, *batch)",

@@ -95,16 +95,21 @@ def _rows(case: Case) -> tuple[str, str] | None:
         return BATCH_GROWS, counts
     if there.total() > here.total() and not fewer and (set(more) <= set(here) or len(more) == 1):
         return PADDING, f"{counts}; {more.total()} of them fill up"
-    repeated = sum((there - Counter(dict.fromkeys(there, 1))).values()) - sum(
-        (here - Counter(dict.fromkeys(here, 1))).values()
-    )
-    if repeated > 0:
+    if (repeated := _repeated(there) - _repeated(here)) > 0:
         return ROWS, f"{repeated} more rows than on one device are there twice in the step"
-    if all_here == all_there or (there.total() == here.total() and more.keys() <= all_here.keys()):
-        return ORDER, f"{more.total()} of {there.total()} rows come in another step on one device"
+    # Workers that each have an order of their own read the same rows in different steps.
+    if len(case.there.parts) > 1 and (repeated := _repeated(all_there) - _repeated(all_here)) > 0:
+        return ROWS, f"{repeated} more rows than on one device are there twice in {case.other.steps} steps"
+    moved = more.keys() & all_here.keys() | fewer.keys() & all_there.keys()
+    if there.total() == here.total() and moved:
+        return ORDER, f"{len(moved)} rows of the step come in another one"
     if fewer and not more:
         return ROWS, f"{fewer.total()} of {here.total()} rows are missed in the step"
     return None
+
+
+def _repeated(rows: Counter[str]) -> int:
+    return rows.total() - len(rows)
 
 
 def _rate(case: Case) -> tuple[str, str] | None:

@@ -18,6 +18,8 @@ MARGIN = 10.0
 LAST_BITS = 8.0
 #: Kinds that are terms of one sum: the rounding error of one may be that of the largest.
 _GRADIENTS = {"gradient", "applied gradient", "all-reduce"}
+#: Kinds that have updates.
+_HELD = {"variable", "result"}
 #: Kinds whose rounding is that of what is stored, not that of what is computed.
 _STORED = {"variable", "rate", "random state"}
 
@@ -81,7 +83,7 @@ class Tolerances:
             if value.norm:
                 relative[event.step, event.kind].append(self._own[key] / value.norm)
             self._largest[event.step, event.kind] = max(self._largest[event.step, event.kind], value.norm)
-        self._stored = {(event.step, event.name): event.value.norm for event in base.events if event.kind == "variable"}
+        self._stored = {(event.step, event.name): event.value.norm for event in base.events if event.kind in _HELD}
         self._usual = {place: statistics.median(spreads) for place, spreads in relative.items()}
 
     def of(self, event: Event) -> float:

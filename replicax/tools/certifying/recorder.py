@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -29,6 +29,8 @@ from replicax.variables import Variable
 
 #: What makes a call a training step.
 _OF_TRAINING = {"loss", "gradient", "applied gradient"}
+#: A call between two steps.
+_REDUCE = " of reduce"
 #: Changes nothing about the arrays that a step begins with.
 Perturbation = Callable[["Recorder", PyTree], PyTree]
 
@@ -54,6 +56,7 @@ class Recorder:
         self._names: dict[int, str] = {}
         self._kinds: dict[int, str] = {}
         self._before: dict[str, np.ndarray] = {}
+        self._given: dict[tuple[str, tuple[int, ...]], np.ndarray | None] = {}  # None: several
         self._depth = 0
         self.steps_made = 0
         #: Objects that have variables, such as optimizers, and the kind of these.
@@ -91,18 +94,21 @@ class Recorder:
 
     # Calls.
 
-    def around(self, call: Callable, owner: object = None, drops_rows: bool = True) -> Callable:
-        """Returns a function that does what `call` does, and ends a step where it is not inside of another one."""
+    def around(self, call: Callable, of: str = "") -> Callable:
+        """Returns a function that does what `call` does, and ends a step where it is not inside of another one.
+
+        Its result is called a result `of` something. That of a reduction belongs to the step before.
+        """
 
         def called(*args: PyTree, **kwargs: PyTree) -> PyTree:
-            made_by = id(owner if owner is not None else args[0])
+            made_by = id(args[0])
             if not self._depth:
                 if self.steps_made >= self._steps and made_by in self._training:
                     raise Finished
                 if self._perturb is not None:
                     changed, kwargs = self._perturb(self, (args[1:], kwargs))
                     args = (*args[:1], *changed)
-                self._begin()
+                self._begin((args[1:], kwargs))
             self._depth += 1
             try:
                 result = call(*args, **kwargs)
@@ -110,17 +116,24 @@ class Recorder:
                 self._depth -= 1
             if not self._depth:
                 self._settle()
-                self._end(made_by, result, drops_rows)
+                self._end(made_by, result, of)
             return result
 
         return called
 
-    def _begin(self) -> None:
+    def _begin(self, given: PyTree) -> None:
+        leaves = jax.tree_util.tree_flatten_with_path(given, is_leaf=is_per_replica)[0]
+        # Copies: a step may take the memory of what it is given.
+        self._given = {}
+        for path, leaf in leaves:
+            if isinstance(leaf, jax.Array) and (array := _whole(leaf)) is not None:
+                key = _place(path), array.shape
+                self._given[key] = None if key in self._given else np.array(array)
         self._before = {
             name: host for name, variable, _ in self.variables() if (host := self._host(variable)) is not None
         }
 
-    def _end(self, made_by: int, result: PyTree, drops_rows: bool) -> None:
+    def _end(self, made_by: int, result: PyTree, of: str) -> None:
         with self._lock:
             pending, self._pending = self._pending, {}
             self._seen.clear()
@@ -131,26 +144,29 @@ class Recorder:
             self._training.add(made_by)
             self.steps_made += 1
             self._keep(pending.values())
-        elif not drops_rows:  # Nobody's step yet.
+        elif of == _REDUCE:  # Nobody's step yet.
             self._pending = {key: event for key, event in pending.items() if event.kind == "rows"}
         if self.steps_made:
-            self._keep_result(result)
+            self._keep_result(result, of, is_step)
             self._keep_variables(is_step)
 
     def _keep(self, events: Iterable[Event]) -> None:
         for event in events:
             self._kept[self.steps_made, event.kind, event.name, event.number] = event._replace(step=self.steps_made)
 
-    def _keep_result(self, result: PyTree) -> None:
+    def _keep_result(self, result: PyTree, of: str, is_step: bool) -> None:
         leaves, _ = jax.tree_util.tree_flatten_with_path(result, is_leaf=is_per_replica)
         for path, leaf in leaves:
             if is_per_replica(leaf) or not isinstance(leaf, jax.Array | np.ndarray | float | int):
                 continue  # a value of each replica is nothing that one device has
             array = _whole(leaf)
             if array is not None and jnp.issubdtype(array.dtype, jnp.number):
-                name = f"result{jax.tree_util.keystr(path)}"
+                name = f"result{of}{jax.tree_util.keystr(path)}"
                 number = sum(key[:3] == (self.steps_made, "result", name) for key in self._kept)
                 self._keep([Event(0, "result", name, number, "", "one", {f"worker {self._worker}": Value.of(array)})])
+                before = self._given.get((_place(path), array.shape)) if _place(path) else None
+                if is_step and before is not None and jnp.issubdtype(array.dtype, jnp.floating):
+                    self._keep_update(name, before, array, "")
 
     def _keep_variables(self, is_step: bool) -> None:
         for owned, kind in self.owners:
@@ -163,9 +179,11 @@ class Recorder:
             self._keep([Event(0, kind, name, 0, line, "one", parts)])
             after = self._host(variable)
             if kind == "variable" and after is not None and is_step and name in self._before:
-                moved = after.astype(np.float64) - self._before[name].astype(np.float64)
-                value = Value.of(moved)._replace(dtype=str(after.dtype))
-                self._keep([Event(0, "update", name, 0, line, "one", {f"worker {self._worker}": value})])
+                self._keep_update(name, self._before[name], after, line)
+
+    def _keep_update(self, name: str, before: np.ndarray, after: np.ndarray, line: str) -> None:
+        moved = Value.of(after.astype(np.float64) - before.astype(np.float64))._replace(dtype=str(after.dtype))
+        self._keep([Event(0, "update", name, 0, line, "one", {f"worker {self._worker}": moved})])
 
     def _kind(self, name: str, variable: VariableLike) -> str:
         kind = self._kinds.get(id(variable))
@@ -204,6 +222,12 @@ class Recorder:
     def events(self) -> list[Event]:
         """Returns what was recorded."""
         return list(self._kept.values())
+
+
+def _place(path: Sequence[object]) -> str:
+    """Returns where a leaf is in a state, be that an argument or a result: its keys after the last number."""
+    numbers = [index for index, key in enumerate(path) if isinstance(key, jax.tree_util.SequenceKey)]
+    return jax.tree_util.keystr(tuple(path[numbers[-1] + 1 :] if numbers else path))
 
 
 def _whole(leaf: object) -> np.ndarray | None:

@@ -19,6 +19,7 @@ import numpy as np
 from jax.extend.core import primitives
 
 import replicax.context as context
+from replicax.compat.jax import varying_axes
 from replicax.contracts.reduce_op import ReduceOp
 from replicax.contracts.variable_access import VariableLike
 from replicax.data.iterator import DistributedIterator, PassIterator
@@ -26,6 +27,7 @@ from replicax.keras.feeding import Feed
 from replicax.keras.trainer import _LoopStep
 from replicax.program import Function
 from replicax.program.gradients.autodiff import Differentiation
+from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.strategies.base import Strategy
 from replicax.strategies.replica_context import ReplicaContext
 from replicax.tools.certifying.perturbing import reversed_rows
@@ -55,6 +57,7 @@ class Taps:
         self._recorder, self._folder, self._worker = recorder, str(script.parent), worker
         self._reverses_rows = reverses_rows
         self._in_fit = 0
+        self._trained: dict[int, Sequence[VariableLike]] = {}  # by the identity of the optimizer
         #: The dtypes of floating-point products.
         self.dtypes: set[str] = set()
 
@@ -75,7 +78,7 @@ class Taps:
         for owner in (Function, *_strategies()):
             for name in ("__call__", "run", "reduce"):
                 if name in vars(owner):
-                    _replace(owner, name, around(vars(owner)[name], drops_rows=name != "reduce"))
+                    _replace(owner, name, around(vars(owner)[name], "" if name == "__call__" else f" of {name}"))
         step = around(_LoopStep.__call__)
 
         def in_fit(*args: PyTree) -> PyTree:
@@ -177,8 +180,6 @@ class Taps:
             ) -> Callable:
                 differentiated = _original(fun, argnums, *args, **kwargs)
                 has_aux = bool(args[0] if args else kwargs.get("has_aux", False))
-                if not self._line() or not self._is_of_user():
-                    return differentiated
 
                 @functools.wraps(differentiated)
                 def call(*operands: PyTree, **named: PyTree) -> PyTree:
@@ -192,7 +193,8 @@ class Taps:
                     elif has_aux:
                         gradients = result[0]
                     for path, leaf in jax.tree_util.tree_flatten_with_path(gradients)[0]:
-                        if _is_float(leaf):
+                        # Where replicas differentiate for themselves, the sum comes later.
+                        if _is_float(leaf) and REPLICA_AXIS not in varying_axes(leaf):
                             self._inside("gradient", f"the gradient{jax.tree_util.keystr(path)}", leaf, "one")
                     return result
 
@@ -239,11 +241,18 @@ class Taps:
         for owner, kind in ((keras.optimizers.Optimizer, "optimizer"), (keras.metrics.Metric, "metric")):
             self._owning(owner, kind)
         optimizer = keras.optimizers.Optimizer
-        apply = optimizer.apply
+        apply, build = optimizer.apply, optimizer.build
+
+        @functools.wraps(build)
+        def built(self_: keras.optimizers.Optimizer, variables: Sequence[VariableLike]) -> object:
+            self._trained[id(self_)] = variables
+            return build(self_, variables)
+
+        optimizer.build = built
 
         @functools.wraps(apply)
         def applied(self_: keras.optimizers.Optimizer, grads: Sequence, trainable_variables: Any = None) -> object:
-            known = trainable_variables if trainable_variables is not None else self_._trainable_variables
+            known = trainable_variables if trainable_variables is not None else self._trained.get(id(self_), ())
             self._each("applied gradient", zip(known, grads, strict=False))
             return apply(self_, grads, trainable_variables)
 
@@ -318,10 +327,6 @@ class Taps:
 
     def _is_users(self, file: str) -> bool:
         return file.startswith(self._folder) and not any(part in file for part in _NOT_OF_USER)
-
-    def _is_of_user(self) -> bool:
-        """Returns whether the caller of a function that was tapped is the user's code."""
-        return self._is_users(sys._getframe(2).f_code.co_filename)
 
 
 def _strategies() -> list[type]:
