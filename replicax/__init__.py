@@ -43,6 +43,7 @@ __all__ = [
     "Variable",
     "__version__",
     "accumulate_gradients",
+    "certify",
     "checkpoint",
     "cluster_resolver",
     "collectives",
@@ -65,6 +66,7 @@ __all__ = [
     "load_export",
     "notebook",
     "plots",
+    "probe",
     "progress",
     "remat",
     "scale_regularization_loss",
@@ -154,6 +156,8 @@ _NAMES = {
     "strategies.fully_sharded": ("FullyShardedStrategy",),
     "strategies.layout": ("LayoutStrategy",),
     "strategies.losses": ("compute_average_loss", "scale_regularization_loss"),
+    "tools.certifying": ("certify",),
+    "tools.certifying.probing": ("probe",),
     "tools.reporting.printing": ("print",),
     "tools.reporting.progress": ("progress",),
     "values": ("DistributedValues", "Mirrored", "PerReplica"),
@@ -244,6 +248,8 @@ if TYPE_CHECKING:
     from replicax.strategies.layout import LayoutStrategy
     from replicax.strategies.losses import compute_average_loss, scale_regularization_loss
     from replicax.tools import notebook, plots, trackers, tuning
+    from replicax.tools.certifying import certify
+    from replicax.tools.certifying.probing import probe
     from replicax.tools.reporting.printing import print as print
     from replicax.tools.reporting.progress import progress
     from replicax.values import DistributedValues as DistributedValues, Mirrored as Mirrored, PerReplica

@@ -27,6 +27,7 @@ _SUBCOMMANDS: dict[str, dict[str, Any]] = {
     "members": {},
     "profile": _TAKES_SCRIPT,
     "migrate": {},
+    "certify": {},
     "template": {},
     "ckpt": {},
 }

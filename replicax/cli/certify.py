@@ -1,0 +1,70 @@
+"""`replicax certify`: does a script compute on several devices what it computes on one?"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from replicax.errors import ArgumentError
+from replicax.errors.exit_codes import ExitCode
+from replicax.tools.certifying import certify as certified
+from replicax.tools.certifying.certifying import certify_again
+from replicax.tools.certifying.starting import NotRunError
+
+Command = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="SCRIPT [-- ARGUMENTS]", show_default=False, help="The script, and its arguments after --."),
+]
+Steps = Annotated[int, typer.Option(metavar="N", help="How many training steps are compared.")]
+On = Annotated[
+    str,
+    typer.Option(metavar="TARGET,...", help="mirrored:N, fully_sharded:N, central_storage:N or workers:N."),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="The certificate.", show_default="SCRIPT.certificate.json, here"),
+]
+Check = Annotated[Path | None, typer.Option(metavar="FILE", help="Verify this certificate again.")]
+Limit = Annotated[float, typer.Option(metavar="SECONDS", help="How long each run may take.")]
+
+
+def certify(
+    command: Command = None,
+    steps: Steps = 5,
+    on: On = "mirrored:8",
+    out: Out = None,
+    check: Check = None,
+    limit: Limit = 600.0,
+) -> None:
+    """Runs a script on one device and on each target, and names the first tensor that differs.
+
+    The script's own options come after `--`. The exit code is 0 if all targets have the numbers of one device, 1 if
+    one differs, and 2 if nothing could be compared: wrong options, or a script that fails on one device. The
+    certificate is a JSON file, with a page to read beside it. `--check FILE` verifies one: its digest, the script's,
+    and the numbers.
+    """
+    say = partial(typer.echo, err=True)
+    try:
+        if check is not None:
+            if command:
+                raise ArgumentError("--check names a certificate, which names its script: give no SCRIPT.")
+            wrong = certify_again(check, limit, say)
+            for line in wrong or [f"{check}: as it says."]:
+                typer.echo(line)
+            raise typer.Exit(ExitCode.FAILED if wrong else ExitCode.OK)
+        if not command:
+            raise ArgumentError("Name the script. Write: replicax certify train.py --on mirrored:8")
+        script, *arguments = command
+        found = certified(script, steps, on, arguments, limit, say)
+        path = out or Path(f"{Path(script).stem}.certificate.json")
+        found.write(path)
+    except (ArgumentError, NotRunError, OSError) as error:
+        typer.echo(f"replicax certify: {error}", err=True)
+        raise typer.Exit(ExitCode.USAGE) from error
+    for outcome in found.outcomes:
+        typer.echo(str(outcome))
+    typer.echo(f"{path} and {path.with_suffix('.html')}", err=True)
+    raise typer.Exit(ExitCode.OK if found.is_certified else ExitCode.FAILED)

@@ -1,0 +1,123 @@
+"""Where a script runs: `mirrored:8`, and what the strategies that it makes become there."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from types import ModuleType
+from typing import NamedTuple
+
+from replicax.errors import ArgumentError
+from replicax.strategies.base import Strategy
+
+#: By the name of a target, the strategy that stands for those of the script.
+STRATEGIES = {
+    "mirrored": "MirroredStrategy",
+    "fully_sharded": "FullyShardedStrategy",
+    "central_storage": "CentralStorageStrategy",
+    "workers": "MultiWorkerMirroredStrategy",
+}
+#: Strategies that promise the numbers of one device, so that one can stand for another.
+REPLACED = (*STRATEGIES.values(), "OneDeviceStrategy", "TPUStrategy")
+#: Strategies that do not, with the reason.
+REFUSED = {
+    "DiLoCoStrategy": "its workers train alone between two synchronizations, which is another algorithm",
+    "LocalSGDStrategy": "its workers train alone between two synchronizations, which is another algorithm",
+    "ParameterServerStrategy": "its steps are asynchronous, so that no two runs compute the same",
+    "LayoutStrategy": "its layouts are written for one mesh",
+}
+#: What says where a strategy runs, and so is the target's to say.
+_PLACES = {
+    "cluster_resolver", "compute_devices", "device", "devices", "devices_per_worker", "parameter_device", "platform",
+    "remote_cluster", "stall_timeout", "start_timeout", "tpu_cluster_resolver", "workers",
+}  # fmt: skip
+
+
+class Target(NamedTuple):
+    """Devices or workers, and the strategy that trains on them."""
+
+    kind: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.number}"
+
+    @property
+    def workers(self) -> int:
+        """The number of processes."""
+        return self.number if self.kind == "workers" else 1
+
+    @property
+    def devices(self) -> int:
+        """The number of virtual devices in each process."""
+        return 1 if self.kind == "workers" else self.number
+
+
+ONE_DEVICE = Target("mirrored", 1)
+
+
+def targets(text: str) -> list[Target]:
+    """Returns the targets of such as `"mirrored:8,workers:2"`.
+
+    Raises:
+        ArgumentError: An unknown target, no number of at least 2, a target given twice, or none.
+
+    >>> [str(each) for each in targets("mirrored:8,workers:2")]
+    ['mirrored:8', 'workers:2']
+    """
+    found: list[Target] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\w+):(\d+)\s*", part)
+        if match is None or match[1] not in STRATEGIES or int(match[2]) < 2:
+            raise ArgumentError(
+                f"A target is {', '.join(f'{kind}:N' for kind in STRATEGIES)} with N of at least 2, got {part!r}. "
+                "Write such as: --on mirrored:8,fully_sharded:8,workers:2"
+            )
+        target = Target(match[1], int(match[2]))
+        if target in found:
+            raise ArgumentError(f"The target {target} is there twice in {text!r}. Give each one once.")
+        found.append(target)
+    return found
+
+
+def replace_strategies(rx: ModuleType, target: Target, made: Callable[[Strategy], None]) -> None:
+    """Lets `rx` make the strategy of a target, whichever strategy a script asks for; `made` is told of each."""
+    wanted = getattr(rx, STRATEGIES[target.kind])
+    classes = {name: getattr(rx, name) for name in REPLACED}
+    accepted = set(inspect.signature(wanted).parameters) - _PLACES
+
+    def replacement(name: str, original: type[Strategy]) -> Callable[..., Strategy]:
+        def make(*args: object, **kwargs: object) -> Strategy:
+            given = inspect.signature(original).bind(*args, **kwargs).arguments
+            strategy: Strategy = wanted(**{key: value for key, value in given.items() if key in accepted})
+            made(strategy)
+            return strategy
+
+        make.__name__ = make.__qualname__ = name
+        return make
+
+    def refusal(name: str, reason: str) -> Callable[..., Strategy]:
+        def make(*args: object, **kwargs: object) -> Strategy:
+            raise ArgumentError(
+                f"rx.{name} cannot be certified: {reason}. Certify the script with another strategy in its place."
+            )
+
+        return make
+
+    for name, original in classes.items():
+        vars(rx)[name] = _Replaced(name, (original,), {"make": staticmethod(replacement(name, original))})
+    for name, reason in REFUSED.items():
+        vars(rx)[name] = refusal(name, reason)
+    # The devices are there already, as many as the target has.
+    vars(rx.config)["set_virtual_devices"] = lambda *_, **__: None
+
+
+class _Replaced(type(Strategy)):  # type: ignore[misc]  # the metaclass of strategies, whichever it is
+    """A class of strategies in whose place another one is made; `isinstance` takes any strategy for one of it."""
+
+    def __call__(cls, *args: object, **kwargs: object) -> object:
+        return cls.make(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, Strategy)

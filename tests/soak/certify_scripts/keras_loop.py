@@ -1,0 +1,43 @@
+"""A loop of one's own over a Keras model."""
+
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+import replicax as rx
+
+GLOBAL = 32
+keras.utils.set_random_seed(1)
+strategy = rx.MirroredStrategy()
+replicas = strategy.num_replicas_in_sync
+with strategy.scope():
+    model = keras.Sequential([keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(1)])
+    model.build((None, 8))
+    optimizer = keras.optimizers.Adam(1e-2)
+    seen = rx.Variable(0.0, trainable=False, name="seen")
+order = np.random.default_rng(5).permutation(256)
+x = np.random.default_rng(0).normal(size=(256, 8)).astype("float32")[order]
+y = np.square(x).sum(1, keepdims=True)
+
+
+def step(batch):
+    rows, targets = batch
+
+    def loss_fn():
+        outputs = rx.probe("outputs", model(rows))
+        losses = jnp.square(outputs - targets)[:, 0]
+        return rx.compute_average_loss(losses, global_batch_size=GLOBAL)
+
+    loss, grads = rx.value_and_grad(loss_fn, model.trainable_variables)()
+    optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
+    seen.assign_add(rx.get_replica_context().all_reduce("sum", jnp.sum(rows)))
+    return loss
+
+
+@rx.function
+def train(batch):
+    return strategy.reduce("sum", strategy.run(step, args=(batch,)))
+
+
+for batch in strategy.distribute_dataset((x, y), batch_size=GLOBAL):
+    train(batch)
