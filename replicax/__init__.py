@@ -31,6 +31,7 @@ from replicax.version import __version__
 choose_jax_for_keras()  # The one thing that importing replicax does: it can be done before Keras is imported only.
 __path__.append(f"{__path__[0]}/moved")  # Old import paths of public modules.
 upper_rooms.register(upper_rooms.EXCHANGE, lambda: importlib.import_module("replicax.cluster.exchange").exchanged)
+upper_rooms.register(upper_rooms.PLANNING, lambda: importlib.import_module("replicax.planning.planning").plan_training)
 upper_rooms.register(upper_rooms.NAME_TABLES, lambda: importlib.import_module("replicax.tensorflow.names").tables())
 upper_rooms.register(
     upper_rooms.TENSORFLOW_CHECKPOINTS, lambda: importlib.import_module("replicax.tensorflow.checkpoints")
@@ -82,6 +83,7 @@ __all__ = [
     "lax",
     "load_export",
     "notebook",
+    "plan",
     "plots",
     "progress",
     "remat",
@@ -125,6 +127,7 @@ _LATER = {
     "accumulate_gradients": "program.gradients.accumulation",
     "export": "exporting",
     "load_export": "exporting",
+    "plan": "planning",
     "progress": "tools.reporting.progress",
     "remat": "program.gradients.rematerialized",
 }
@@ -206,6 +209,7 @@ if TYPE_CHECKING:
         ShardedVariable as ShardedVariable,
         namespace as coordinator,
     )
+    from replicax.planning import plan
     from replicax.program import TensorSpec as TensorSpec
     from replicax.program.gradients.accumulation import accumulate_gradients
     from replicax.program.gradients.rematerialized import remat

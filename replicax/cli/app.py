@@ -13,6 +13,7 @@ from replicax.cli.demo import demo
 from replicax.cli.doctor import doctor
 from replicax.cli.members import members
 from replicax.cli.migrate import migrate
+from replicax.cli.plan import SETTINGS as OF_PLAN, plan
 from replicax.cli.profile import profile
 from replicax.cli.run import SETTINGS, run
 from replicax.cli.server import server
@@ -32,6 +33,7 @@ app.command(context_settings=SETTINGS)(run)
 app.command()(config)
 app.command()(server)
 app.command()(members)
+app.command(context_settings=OF_PLAN)(plan)
 app.command(context_settings=SETTINGS)(profile)
 app.command()(migrate)
 app.add_typer(template, name="template")
