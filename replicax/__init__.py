@@ -13,6 +13,7 @@ from replicax.version import __version__
 choose_jax_for_keras()  # The one thing that importing replicax does: it can be done before Keras is imported only.
 __path__.append(f"{__path__[0]}/moved")  # Old import paths of public modules.
 upper_rooms.register(upper_rooms.EXCHANGE, lambda: importlib.import_module("replicax.cluster.exchange").exchanged)
+upper_rooms.register(upper_rooms.PLANNING, lambda: importlib.import_module("replicax.planning.planning").plan_training)
 upper_rooms.register(upper_rooms.NAME_TABLES, lambda: importlib.import_module("replicax.tensorflow.names").tables())
 upper_rooms.register(
     upper_rooms.TENSORFLOW_CHECKPOINTS, lambda: importlib.import_module("replicax.tensorflow.checkpoints")
@@ -65,6 +66,7 @@ __all__ = [
     "lax",
     "load_export",
     "notebook",
+    "plan",
     "plots",
     "probe",
     "progress",
@@ -133,6 +135,7 @@ _NAMES = {
         "Server",
         "ShardedVariable",
     ),
+    "planning": ("plan",),
     "program": ("TensorSpec", "function", "grad", "value_and_grad"),
     "program.gradients.accumulation": ("accumulate_gradients",),
     "program.gradients.rematerialized": ("remat",),
@@ -221,6 +224,7 @@ if TYPE_CHECKING:
         ShardedVariable as ShardedVariable,
         namespace as coordinator,
     )
+    from replicax.planning import plan
     from replicax.program.function import function
     from replicax.program.gradients.accumulation import accumulate_gradients
     from replicax.program.gradients.autodiff import grad, value_and_grad

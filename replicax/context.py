@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from fractions import Fraction
-from typing import Protocol, TypedDict, Unpack
+from typing import Any, Protocol, TypedDict, Unpack
 
 import jax
 
@@ -132,6 +132,7 @@ class Context:
     reads_own_values: bool = False  # whether this island's own values may be read
     conversion: object | None = None  # of a preset's weights, which are read in pieces
     checked_weights: object | None = None  # the reading of a file whose values are not assigned, but checked
+    planner: Callable[[Any, Sequence[jax.Array]], None] | None = None  # is told of each call of a program, after it
 
 
 class Changes(TypedDict, total=False):
@@ -156,6 +157,7 @@ class Changes(TypedDict, total=False):
     reads_own_values: bool
     conversion: object | None
     checked_weights: object | None
+    planner: Callable[[Any, Sequence[jax.Array]], None] | None
 
 
 _current: ContextVar[Context] = ContextVar("replicax_context", default=Context())

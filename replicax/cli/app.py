@@ -25,6 +25,7 @@ _SUBCOMMANDS: dict[str, dict[str, Any]] = {
     "config": {},
     "server": {},
     "members": {},
+    "plan": {"ignore_unknown_options": True},
     "profile": _TAKES_SCRIPT,
     "migrate": {},
     "certify": {},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +27,8 @@ _ORDER = re.compile(r"\[(?P<dims>[\d,]+)\](?:T\((?P<moved>[\d,]+)\))?")
 # Or axes of a mesh, whose devices may be in another order: `mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}`. Or
 # parts of axes: `'a':(2)4` has length 4, and 2 before it.
 _AXES = re.compile(r"replica_groups=mesh\[(?P<mesh>[^\]]*)\](?:, device_ids=\((?P<order>\S+)\))? \{(?P<axes>[^}]*)\}")
+# How often a loop runs: as XLA has noted it on the loop, or the number that its condition compares a counter with.
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 
 
@@ -40,6 +42,7 @@ class Collective(NamedTuple):
     group_size: int | None = None  # of the largest group; None for all devices
     payload: int = 0  # bytes that each device puts in: those of all operands
     in_loop: bool = False  # of a `while`: then it may run any number of times
+    times: int | None = 1  # how often it runs in a run of the program; None if a loop around it does not tell
 
 
 class _Instruction(NamedTuple):
@@ -49,6 +52,7 @@ class _Instruction(NamedTuple):
     opcode: str
     operands: str
     attributes: str
+    trips: int | None = None  # of a `while`, where XLA has noted how often it runs
 
     def operand_names(self) -> list[str]:
         # After its type, where there is one; the % may be missing: "f32[2]{0} %a, /*index=1*/b".
@@ -56,8 +60,13 @@ class _Instruction(NamedTuple):
         return [operand.split()[-1].lstrip("%") for operand in _split(operands)]
 
 
-def collectives(hlo_text: str) -> list[Collective]:
-    """Returns the collectives in the text of a program (`compiled.as_text()`), in its order; one in a loop counts once.
+def collectives(hlo_text: str, lengths: Collection[int] = ()) -> list[Collective]:
+    """Returns the collectives in the text of a program (`compiled.as_text()`), in its order; one in a loop comes once.
+
+    Args:
+        hlo_text: The program.
+        lengths: How often the loops of the traced program run, where it says so. On TPUs XLA notes it nowhere; there a
+            loop whose condition compares with one of these numbers is taken for one of these loops.
 
     Example:
         >>> [each[:3] for each in collectives("%sum = f32[4,8]{1,0} all-reduce(%x), replica_groups={{0,1}}")]
@@ -66,6 +75,7 @@ def collectives(hlo_text: str) -> list[Collective]:
     instructions = list(_instructions(hlo_text))
     types = {(each.computation, each.name): each.type for each in instructions}
     in_loops = _computations_in_loops(instructions)
+    times = _times(instructions, lengths)
     found = []
     for each in instructions:
         # An asynchronous collective is a pair, `-start` and `-done`. If it is written as `async-start(...), calls=%c`,
@@ -81,7 +91,8 @@ def collectives(hlo_text: str) -> list[Collective]:
         pairs = _PAIRS.search(each.attributes)
         size = max(map(len, groups), default=None) if pairs is None else len(set(re.findall(r"\d+", pairs[1])))
         larger = max(sum(results), payload)
-        found.append(Collective(kind, larger, groups, size, payload, each.computation in in_loops))
+        is_in_loop = each.computation in in_loops
+        found.append(Collective(kind, larger, groups, size, payload, is_in_loop, times.get(each.computation, 1)))
     return found
 
 
@@ -124,8 +135,15 @@ def _instructions(hlo: str) -> Iterator[_Instruction]:
             if operation is not None:
                 end = _closing(rest, operation.end())
                 operands = rest[operation.end() + 1 : end - 1]
+                trips = _TRIPS.search(line) if operation["opcode"] == "while" else None
                 yield _Instruction(
-                    computation, found["name"], rest[:type_end], operation["opcode"], operands, rest[end:]
+                    computation,
+                    found["name"],
+                    rest[:type_end],
+                    operation["opcode"],
+                    operands,
+                    rest[end:],
+                    None if trips is None else int(trips[1]),
                 )
 
 
@@ -166,14 +184,20 @@ def _bits(dtype: str) -> int:
     return int(digits[1]) if digits is not None else _BITS[dtype]
 
 
+def _called_by(instruction: _Instruction) -> list[str]:
+    """Returns the computations that an instruction calls."""
+    names = _CALLED.findall(instruction.attributes)
+    for some in _CALLED_LIST.findall(instruction.attributes):
+        names += [name.strip().lstrip("%") for name in some.split(",")]
+    return names
+
+
 def _computations_in_loops(instructions: Iterable[_Instruction]) -> set[str]:
     """Returns the computations that a `while` loop calls, directly or not."""
     called: dict[str, set[str]] = {}
     waiting: list[str] = []
     for each in instructions:
-        names = _CALLED.findall(each.attributes)
-        for some in _CALLED_LIST.findall(each.attributes):
-            names += [name.strip().lstrip("%") for name in some.split(",")]
+        names = _called_by(each)
         called.setdefault(each.computation, set()).update(names)
         if each.opcode == "while":
             waiting += names
@@ -183,6 +207,35 @@ def _computations_in_loops(instructions: Iterable[_Instruction]) -> set[str]:
         if name not in found:
             found.add(name)
             waiting += called.get(name, ())
+    return found
+
+
+def _times(instructions: Sequence[_Instruction], lengths: Collection[int]) -> dict[str, int | None]:
+    """Returns how often each computation that is called runs in a run of the program; None: nothing tells."""
+    compared: dict[str, set[int]] = {}
+    for each in instructions:
+        if each.opcode == "constant" and each.operands.isdecimal():
+            compared.setdefault(each.computation, set()).add(int(each.operands))
+    calls: dict[str, list[tuple[str, int | None]]] = {}
+    for each in instructions:
+        trips: int | None = 1
+        if each.opcode == "while":
+            condition = re.search(r"condition=%?([\w.-]+)", each.attributes)
+            fitting = compared.get(condition[1], set()) & set(lengths) if condition is not None else set()
+            trips = each.trips if each.trips is not None else fitting.pop() if len(fitting) == 1 else None
+        for name in _called_by(each):
+            calls.setdefault(name, []).append((each.computation, trips))
+    found: dict[str, int | None] = {}
+
+    def times(name: str) -> int | None:
+        if name not in found:
+            counts = [(times(caller), trips) for caller, trips in calls.get(name, ())]
+            known = [outer * trips for outer, trips in counts if outer is not None and trips is not None]
+            found[name] = 1 if not counts else sum(known) if len(known) == len(counts) else None
+        return found[name]
+
+    for name in calls:
+        times(name)
     return found
 
 

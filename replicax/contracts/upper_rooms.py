@@ -13,6 +13,8 @@ from typing import Any
 EXCHANGE = "exchange of messages"
 #: The tables of other libraries' names.
 NAME_TABLES = "tables of names"
+#: The function that plans a training step of a Keras model.
+PLANNING = "plans"
 #: The module that reads TensorFlow's checkpoints.
 TENSORFLOW_CHECKPOINTS = "TensorFlow's checkpoints"
 

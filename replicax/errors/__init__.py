@@ -158,6 +158,10 @@ class ExportError(ReplicaxError, ValueError):
     """A function cannot be exported, or an exported function cannot be loaded."""
 
 
+class PlanError(ReplicaxError, ValueError):
+    """A step cannot be planned: the devices are unknown, their compiler is missing, or the strategy is another kind."""
+
+
 class ClusterError(ReplicaxError, ValueError):
     """The description of a cluster is malformed, contradicts itself, or does not fit its use.
 

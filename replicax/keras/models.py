@@ -43,6 +43,7 @@ from replicax.keras.steps import accept_state, takes_data
 from replicax.keras.trainer import StepFunctions
 from replicax.keras.workers import loop_of_workers
 from replicax.program.function import ProgramCache
+from replicax.program.lifting import Program
 from replicax.runtime.once import once
 from replicax.typing import PyTree
 from replicax.values.tracebacks import entry_point
@@ -94,8 +95,8 @@ def strategy_of(model: Any) -> StrategyBase | None:
     return None if membership is None else membership.strategy
 
 
-def lowered_train_step(model: keras.Model, batch: PyTree) -> tuple[jax.stages.Lowered, int]:
-    """Returns the program of one training step, and the number of rows of its batch."""
+def training_program(model: keras.Model, batch: PyTree) -> tuple[Program, list[jax.Array]]:
+    """Returns the traced program of one training step, and the arrays of its batch."""
     strategy = strategy_of(model)
     if strategy is None:
         raise ArgumentError(f"{model!r:.100} belongs to no strategy: make it in the scope of one.")
@@ -107,8 +108,7 @@ def lowered_train_step(model: keras.Model, batch: PyTree) -> tuple[jax.stages.Lo
     batch = jax.tree.map(np.asarray, batch)
     with strategy.scope():
         build_for(model, batch)
-    rows = max((len(leaf) for leaf in jax.tree.leaves(batch) if np.ndim(leaf)), default=0)
-    return StepFunctions(model, strategy, model._replicax).lowered_training(batch), rows
+    return StepFunctions(model, strategy, model._replicax).training_program(batch)
 
 
 @once

@@ -35,6 +35,7 @@ from replicax.keras.steps import KerasStep, KerasSteps, State
 from replicax.program.function import ProgramCache
 from replicax.program.global_view import GlobalView
 from replicax.program.hints.advice import advise_of_uncompressed
+from replicax.program.lifting import Program
 from replicax.program.storing import store_values
 from replicax.runtime.calls import Calls
 from replicax.runtime.transfer import host_copy, put
@@ -82,15 +83,15 @@ class StepFunctions:
             advise_of_uncompressed(self._strategy, options.compression)
         return self._made(self._steps.train, trains=True)
 
-    def lowered_training(self, batch: PyTree) -> jax.stages.Lowered:
-        """Returns the program of a training step with a batch as JAX lowers it."""
+    def training_program(self, batch: PyTree) -> tuple[Program, list[jax.Array]]:
+        """Returns the traced program of a training step with a batch, and the arrays of the batch."""
         _, feed, run = self._compiled(self._steps.train())
         if not isinstance(run, _CompiledStep):
             raise ArgumentError(
                 f"The steps of model {self._model.name!r} are not compiled, since it runs eagerly: call "
                 "model.compile(..., run_eagerly=False, jit_compile='auto')."
             )
-        return run.lower(feed.placed(batch))
+        return run.program(feed.placed(batch))
 
     def test(self) -> LoopStep:
         """Returns the function that makes `steps_per_execution` evaluation steps."""
@@ -188,10 +189,9 @@ class _CompiledStep:
         step.__name__ = step.__qualname__ = self._step.__name__
         return ProgramCache(lambda: step, view=self._view)
 
-    def lower(self, data: PyTree) -> jax.stages.Lowered:
-        """Returns the program for a batch as JAX lowers it."""
-        program, arrays = self._programs.program((data,), {})
-        return program.lower(arrays)
+    def program(self, data: PyTree) -> tuple[Program, list[jax.Array]]:
+        """Returns the traced program for a batch, and the arrays of the batch."""
+        return self._programs.program((data,), {})
 
     def __call__(self, data: PyTree) -> PyTree:
         return self._programs((data,), {})

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -183,6 +183,17 @@ class CompiledPass:
     def lower(self, arrays: Arrays) -> jax.stages.Lowered:
         """Returns the program as JAX lowers it."""
         return self.compiled.lower(*self._inputs(arrays, self.variables.fetched()))
+
+    def trace(self, arrays: Arrays) -> jax.stages.Traced:
+        """Returns the program as JAX traces it."""
+        if self._host.cuts_steps:
+            raise ProgramError(
+                f"{self._name!r} is cut in parts by {self._host!r}: the gradients and the update are programs of their "
+                "own, on other devices."
+            )
+        compiled: Any = self.compiled  # a function under jax.jit
+        traced: jax.stages.Traced = compiled.trace(*self._inputs(arrays, self.variables.fetched()))
+        return traced
 
     def _check_caller(self) -> None:
         """Checks that the program may run inside of a function that JAX traces."""

@@ -285,6 +285,10 @@ class Function(Advised, Generic[_P, _T]):
         _, updated, others = program.parts()
         return [*updated, *others]
 
+    def program(self, *args: _P.args, **kwargs: _P.kwargs) -> tuple[Program, list[jax.Array]]:
+        """Returns the traced program for these arguments, and their arrays."""
+        return self._program(args, kwargs)
+
     def _program(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> tuple[Program, list[jax.Array]]:
         if self._signature is not None:
             args, kwargs = self._signature.bound(args, kwargs), {}

@@ -28,6 +28,7 @@ from replicax.compat.jax_tracing import Trace, is_tracing
 from replicax.contracts.strategy import CompiledStep, StrategyBase, or_null
 from replicax.contracts.variable_access import VariableLike
 from replicax.errors import ProgramError
+from replicax.program.bound_variables import BoundVariables
 from replicax.program.capture_changes import Change, Watched, arrays_outside
 from replicax.program.compiled_pass import Arrays, CompiledPass, Returned
 from replicax.program.flax.modules import PassedModules, UsedModules
@@ -42,7 +43,7 @@ from replicax.program.results import Counts, marked_with
 from replicax.program.storing import shown_names
 from replicax.program.tracing import Pass, trace_function
 from replicax.runtime.garbage import collected_later
-from replicax.typing import PyTree, PyTreeFunction
+from replicax.typing import Leaf, PyTree, PyTreeFunction
 
 
 class Program:
@@ -60,6 +61,7 @@ class Program:
         earlier: Sequence[tuple[Program, Change]] = (),
     ):
         self._get_fn, self._structure, self._view = get_fn, structure, view
+        self._planner = context.current().planner
         self._get_users = get_users or get_fn  # The user's function, where `get_fn` returns one that calls it.
         name = self._name()
         objects = [leaf for _, leaf in structure.static]
@@ -143,10 +145,18 @@ class Program:
 
     def __call__(self, arrays: Arrays) -> PyTree:
         """Runs the program on arguments of its signature, updates the variables and returns the result."""
+        if self._planner is not None:
+            return self._told(self._planner, arrays)
         if not self._first:
             return self._last(arrays)
         result = self._first[0](arrays)
         del self._first[0]
+        return result
+
+    def _told(self, planner: Callable[[Program, Arrays], None], arrays: Arrays) -> PyTree:
+        """Runs it, and then tells the planner, once all variables exist."""
+        result = (self._first.pop(0) if self._first else self._last)(arrays)
+        planner(self, arrays)
         return result
 
     def fits(self, arrays: Arrays) -> bool:
@@ -196,3 +206,26 @@ class Program:
     def lower(self, arrays: Arrays) -> jax.stages.Lowered:
         """Returns the program as JAX lowers it."""
         return self._last.lower(arrays)
+
+    def trace(self, arrays: Arrays) -> jax.stages.Traced:
+        """Returns the program as JAX traces it, with the values of its variables before the arguments.
+
+        Raises:
+            ProgramError: The strategy cuts steps in parts, each of them a program.
+        """
+        return self._last.trace(arrays)
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return self._name()
+
+    @property
+    def variables(self) -> BoundVariables:
+        """The variables, and where they live in the program."""
+        return self._last.variables
+
+    def arguments(self, arrays: Sequence[Leaf]) -> tuple[tuple[PyTree, ...], dict[str, PyTree]]:
+        """Returns the arguments of the function, with `arrays` in the places of their arrays."""
+        args, kwargs = self._structure.rebuild(arrays)
+        return args, kwargs

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 import jax
 
 import replicax.context as context
+import replicax.contracts.upper_rooms as upper_rooms
 from replicax.checks import explain_misfit
 from replicax.cluster import ClusterResolver
 from replicax.contracts.called_as import called_as
@@ -496,6 +497,32 @@ class Strategy(StrategyBase):
             LayoutError: A pattern of a user's layouts matches no variable of a model.
         """
         return explain(self, variables, args, kwargs, step)
+
+    def plan(self, model: keras.Model, batch: PyTree = None) -> Any:  # a `planning.Plan`, whose room is an upper one
+        """Returns what is known of a training step of `fit` before it runs: its memory, its collectives, its work.
+
+        The step is traced and compiled for the devices that there are, and not run. A notebook shows a table. For
+        devices that need not exist: `rx.plan`, and `replicax plan train.py --on v5e:4x4`.
+
+        Args:
+            model: A compiled Keras model that was made in the scope.
+            batch: A batch of its training, such as `(x, y)`; by default one like those that it has been trained on,
+                with one row for each replica.
+
+        Raises:
+            ArgumentError: The model belongs to another strategy, is not compiled, or was not trained and has no batch.
+            ProgramError: The strategy cuts steps in parts.
+
+        Example:
+            >>> import keras
+            >>> strategy = rx.MirroredStrategy()
+            >>> with strategy.scope():
+            ...     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(2)])
+            >>> model.compile("sgd", "mse")
+            >>> strategy.plan(model, (np.ones([16, 4]), np.ones([16, 2]))).bytes_of("parameters")
+            40
+        """
+        return upper_rooms.load(upper_rooms.PLANNING)(self, model, batch)
 
     # The spellings of tf.distribute.
 

@@ -75,9 +75,10 @@ def explain(
 def _explained_step(strategy: StrategyBase, model: Any, step: PyTree, is_model: bool) -> Shown:
     if not is_model or getattr(model, "optimizer", None) is None:
         raise ArgumentError(f"`step` goes with a compiled Keras model, got {model!r:.100}. Call model.compile first.")
-    from replicax.keras.models import lowered_train_step
+    from replicax.keras.models import training_program
 
-    lowered, rows = lowered_train_step(model, None if step is True else step)
+    program, arrays = training_program(model, None if step is True else step)
+    rows, lowered = max((array.shape[0] for array in arrays if array.ndim), default=0), program.lower(arrays)
     table = _table(strategy.placement, _variables_of(strategy, model))
     return joined(table, _traffic(strategy.placement, lowered.compile(), f"a step of fit with {rows} rows"))
 

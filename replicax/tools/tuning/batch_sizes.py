@@ -13,7 +13,7 @@ import replicax.context as context
 from replicax.checks import checked_int, is_int, is_real
 from replicax.contracts.variable_access import VariableLike, array_of
 from replicax.errors import ArgumentError, BatchError
-from replicax.keras.models import lowered_train_step, strategy_of
+from replicax.keras.models import strategy_of, training_program
 from replicax.program.function import Function, function
 from replicax.tools.tuning.restoring import check_model, check_synchronous
 from replicax.typing import PyTree
@@ -212,7 +212,8 @@ class _Limit:
 
 def _of_model(model: Any, replicas: int) -> Callable[[PyTree], _Compiled]:
     def compiled(batch: PyTree) -> _Compiled:
-        lowered, _ = lowered_train_step(model, batch)
+        program, arrays = training_program(model, batch)
+        lowered = program.lower(arrays)
         variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
         unique = list({id(variable): variable for variable in variables}.values())
         return _Compiled(lowered.compile(), unique, _nbytes(batch) // replicas)

@@ -1,0 +1,72 @@
+"""`replicax plan`: will a script fit, what will it send, how long will a step take, on devices that need not exist."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from replicax.errors import PlanError
+from replicax.errors.exit_codes import ExitCode
+from replicax.planning.process import KINDS, TIMEOUT_S, ScriptFailedError, planned
+from replicax.planning.topologies import Topology
+
+#: The exit code where a step does not fit.
+DOES_NOT_FIT = 3
+#: Options may stand behind the script; what is none of ours is the script's.
+
+Command = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="SCRIPT [ARGUMENTS]", show_default=False, help="The script, as it is."),
+]
+On = Annotated[
+    str,
+    typer.Option(
+        metavar="DEVICES",
+        help="Devices: v5e:4x4, v5p:2x2x2 or v6e:16x16 (TPUs), gpu:8x80GiB, cpu:64.",
+        show_default=False,
+    ),
+]
+Hosts = Annotated[
+    int | None, typer.Option(metavar="N", help="How many hosts gpu: or cpu: devices belong to.", show_default=False)
+]
+Steps = Annotated[str, typer.Option(metavar="KINDS", help="The kinds of steps to plan: train, predict, or both.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="How long the script may take to its step.")]
+
+
+def plan(
+    on: On,
+    command: Command = None,
+    hosts: Hosts = None,
+    steps: Steps = KINDS[0],
+    as_json: Json = False,
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    """Runs a script, unchanged, on devices that need not exist, and reports on its first training step.
+
+    Arrays have no values there, so a model of any size is planned in little memory. The step is compiled for the
+    devices: for TPUs by their own compiler (pip install 'replicax[plan]'), and the script ends. What the script prints
+    goes to standard error. Exit codes: 0 if the step fits, 3 if not, 2 if it cannot be planned.
+    """
+    script, *arguments = command or [""]
+    try:
+        wanted = [kind.strip() for kind in steps.split(",")]
+        if not set(wanted) <= set(KINDS) or len(set(wanted)) != len(wanted):
+            raise PlanError(f"--steps are {', '.join(KINDS)} or both with a comma between, got {steps!r}.")
+        if not Path(script).is_file():
+            raise PlanError(f"There is no file {script!r}. Write: replicax plan train.py --on v5e:4x4")
+        found = planned(Topology.of(on, hosts), script, arguments, steps=wanted, timeout=timeout)
+    except ScriptFailedError as error:
+        typer.echo(f"replicax plan: {error}", err=True)
+        raise typer.Exit(error.code) from None
+    except PlanError as error:
+        typer.echo(f"replicax plan: {error}", err=True)
+        raise typer.Exit(ExitCode.USAGE) from None
+    if as_json:
+        typer.echo(json.dumps([each.as_dict() for each in found], indent=2))
+    else:
+        typer.echo("\n\n".join(map(str, found)))
+    raise typer.Exit(ExitCode.OK if all(each.fits for each in found) else DOES_NOT_FIT)

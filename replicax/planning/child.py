@@ -1,0 +1,143 @@
+"""The process that plans a script: it runs it as Python does, with devices that do not exist and arrays without values.
+
+    python -m replicax.planning.child PLAN.json SETTINGS train.py [ARGUMENTS]
+
+`SETTINGS` are JSON: `on`, `hosts`, `steps`. The plans are written to the file, one object for each, when the last step
+that was asked for has been planned; then the process ends. With `--call` in the place of the script a pickled function
+is called.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import runpy
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import replicax.context as context
+from replicax.errors import PlanError
+from replicax.planning.planner import kind_of, plan_of
+from replicax.planning.report import Plan
+from replicax.planning.topologies import Topology
+from replicax.program.lifting import Program
+
+CALL = "--call"
+
+
+class _Planned(BaseException):
+    """Ends the script: no `except Exception` of its own holds it up."""
+
+
+class _Planner:
+    """Plans the first step of each kind that is wanted."""
+
+    def __init__(self, on: Topology, wanted: Sequence[str]):
+        self._on, self._hosts, self._wanted = on, on.num_hosts(), list(wanted)
+        self.plans: list[Plan] = []
+
+    def __call__(self, program: Program, arrays: Sequence[Any]) -> None:
+        kind = kind_of(program, arrays, program.trace(arrays))
+        if kind not in self._wanted:
+            return
+        self.plans.append(plan_of(program, arrays, self._on, self._hosts, _unused(program)))
+        self._wanted.remove(kind)
+        if not self._wanted:
+            raise _Planned
+
+
+def _unused(program: Program) -> list[Any]:
+    """Returns the variables that live on the devices and that a program does not use: they take memory, too."""
+    from replicax.compat.jax_abstract import is_abstract
+
+    variables = program.variables
+    used = {id(each) for each in (*variables.updated, *variables.constant, *variables.written)}
+    kinds = tuple({type(each) for each in (*variables.updated, *variables.constant, *variables.written)})
+    return [
+        each
+        for each in gc.get_objects()
+        if kinds and type(each) in kinds and id(each) not in used and is_abstract(getattr(each, "_value", None))
+    ]
+
+
+def _refuse_others() -> None:
+    """Refuses strategies that start processes of their own."""
+    from replicax.islands.strategy import IslandStrategy
+    from replicax.parameter_server import ParameterServerStrategy
+
+    def refuse(self: object, *args: object, **kwargs: object) -> NoReturn:
+        name = type(self).__name__
+        raise PlanError(
+            f"{name} cannot be planned: its workers run programs of their own, and exchange values outside of them. "
+            "Each worker holds what one device of rx.OneDeviceStrategy does; plan that, and count the variables once "
+            "more for each copy that the exchange keeps."
+        )
+
+    IslandStrategy.__init__ = refuse  # type: ignore[method-assign]
+    ParameterServerStrategy.__init__ = refuse  # type: ignore[method-assign]
+
+
+def _install(on: Topology) -> None:
+    import jax
+
+    import replicax.config
+    import replicax.runtime.devices as devices
+    from replicax.compat.jax_abstract import install
+
+    jax.devices()  # JAX starts on the CPU before libtpu is loaded.
+    install(on.devices() if on.platform == "tpu" else None, on.platform)
+
+    def set_virtual_devices(count: int) -> None:
+        del count  # There are those that the plan is for.
+
+    replicax.config.set_virtual_devices = devices.set_virtual_devices = set_virtual_devices
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the script and writes the plans; returns an exit code."""
+    out, told, target, *rest = arguments
+    settings = json.loads(told)
+    on = Topology.of(settings["on"], settings["hosts"])
+    _install(on)
+    _refuse_others()
+    planner = _Planner(on, settings["steps"])
+    begin, failed = time.perf_counter(), ""
+    sys.argv = [target, *rest]
+    try:
+        with context.entered(planner=planner):
+            _run(target)
+    except _Planned:
+        pass
+    except PlanError as error:
+        failed = str(error)
+    except SystemExit as error:
+        if not planner.plans and error.code not in (None, 0):
+            raise
+    found = {
+        "plans": [plan.as_dict() for plan in planner.plans],
+        "failed": failed,
+        "seconds": time.perf_counter() - begin,
+    }
+    Path(out).write_text(json.dumps(found), encoding="utf-8")
+    return 0
+
+
+def _run(target: str) -> None:
+    if target == CALL:
+        import cloudpickle
+
+        cloudpickle.load(sys.stdin.buffer)()
+        return
+    sys.path[0] = os.path.dirname(os.path.abspath(target))
+    runpy.run_path(target, run_name="__main__")
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # What the script has started, such as threads that prefetch, is not waited for.

@@ -1,0 +1,289 @@
+"""From a traced program to its plan: state from where the strategy puts it, the rest from the compiled program."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax.collectives.hlo import axes_of_groups, collectives
+from replicax.contracts.placement import MIRRORED, Placement
+from replicax.contracts.strategy import StrategyBase, or_null, owner_of
+from replicax.contracts.variable_access import (
+    TreeLeaf,
+    VariableLike,
+    array_of,
+    dtype_of,
+    has_array,
+    is_trained,
+    name_of,
+    shape_of,
+)
+from replicax.planning.report import ESTIMATED, OPTIMIZER, OTHER, PARAMETERS, Held, Memory, Plan, Sent
+from replicax.planning.topologies import Chip, Topology
+from replicax.planning.work import Work, work_of
+from replicax.program.lifting import Program
+from replicax.runtime.transfer import beside_device
+from replicax.typing import PyTree
+from replicax.values import is_per_replica
+
+TRAIN, PREDICT = "train", "predict"
+# A step that is far from the limits of its devices, as most are: the parts of them that it reaches.
+_COMPUTES, _SENDS = 0.4, 0.6
+_LACKS_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|[Rr]an out of memory|Out of memory")
+_LONGEST = 200
+
+
+class Argument(TreeLeaf):
+    """An array among the arguments of a step."""
+
+    def __init__(self, name: str, value: Any, position: int):
+        super().__init__(name, value)
+        self.position, self.kind = position, OTHER
+
+    @property
+    def bytes(self) -> int:
+        """Its bytes on each device."""
+        return _bytes(self._shape, self.dtype, getattr(self.value, "sharding", None))
+
+
+def kind_of(program: Program, arrays: Sequence[Any], traced: jax.stages.Traced) -> str:
+    """Returns whether a step trains: it assigns variables that are trained, or returns a state that it was given."""
+    if any(map(is_trained, program.variables.written)):
+        return TRAIN
+    return TRAIN if any(_state_among(_arguments(program, arrays), traced)) else PREDICT
+
+
+def plan_of(
+    program: Program, arrays: Sequence[Any], on: Topology, hosts: int = 1, others: Iterable[VariableLike] = ()
+) -> Plan:
+    """Returns the plan of a program with arguments like `arrays`; `others` are variables that it does not use.
+
+    Raises:
+        ProgramError: The strategy cuts steps in parts.
+    """
+    strategy = or_null(_strategy_of(program))
+    traced = program.trace(arrays)
+    arguments = _arguments(program, arrays)
+    is_state = _state_among(arguments, traced)
+    variables = program.variables
+    used = list({id(each): each for each in (*variables.updated, *variables.constant, *variables.written)}.values())
+    state = [*_held(used, program, strategy), *_held(others, None, strategy)]
+    state += [_held_argument(each) for each, is_own in zip(arguments, is_state, strict=True) if is_own]
+    batch = sum(each.bytes for each, is_own in zip(arguments, is_state, strict=True) if not is_own)
+    work = work_of(traced.jaxpr)
+    begin, refused, compiled = time.perf_counter(), "", None
+    try:
+        compiled = traced.lower().compile()
+    except Exception as error:  # JAX has no class of its own for a lack of memory
+        if not _LACKS_MEMORY.search(str(error)):
+            raise
+        refused = _first_words(str(error))
+    seconds = time.perf_counter() - begin
+    compiler = _compiler(on)
+    memory = None if compiled is None else _memory(compiled, compiler)
+    sent = () if compiled is None else _sent(compiled.as_text() or "", strategy.placement, work)
+    return Plan(
+        step=program.name,
+        kind=TRAIN if any(map(is_trained, variables.written)) or any(is_state) else PREDICT,
+        on=on,
+        hosts=hosts,
+        strategy=repr(strategy),
+        state=tuple(state),
+        batch=batch,
+        memory=memory,
+        refused=refused,
+        collectives=sent,
+        flops=work.flops,
+        not_counted=tuple(sorted(work.unknown)),
+        seconds=_range(on.chip, on.size, work, memory, sent, compiled, _sizes(strategy.placement)),
+        compile_seconds=seconds,
+    )
+
+
+def _strategy_of(program: Program) -> StrategyBase | None:
+    owners = (owner_of(variable) for variable in program.variables.written)
+    return program.strategy or next((owner for owner in owners if owner is not None), None)
+
+
+# State.
+
+
+def _held(variables: Iterable[VariableLike], program: Program | None, strategy: StrategyBase) -> list[Held]:
+    variables = list(variables)
+    optimizers = tuple(
+        f"{name.rpartition('/')[0]}/" for name in map(name_of, variables) if name.rpartition("/")[2] == "iteration"
+    )
+    found = []
+    for each in variables:
+        sharding = program.variables.sharding(each) if program is not None else None
+        if sharding is None and has_array(each):
+            sharding = array_of(each).sharding
+        name = name_of(each)
+        # Keras's optimizers keep what they have under their name, beside their counter of steps.
+        kind = PARAMETERS if is_trained(each) else OPTIMIZER if name.startswith(optimizers) and optimizers else OTHER
+        shape = tuple(array_of(each).shape) if has_array(each) else shape_of(each)
+        is_beside = beside_device(sharding) is not None
+        where = strategy.placement.described(each) if strategy.placement.replicas > 1 else MIRRORED
+        count = 0 if is_beside else _bytes(shape, dtype_of(each), sharding)
+        found.append(
+            Held(name, kind, shape, str(_dtype(dtype_of(each))), f"{where}, on the host" if is_beside else where, count)
+        )
+    return found
+
+
+def _held_argument(leaf: Argument) -> Held:
+    sharding = getattr(leaf.value, "sharding", None)
+    where = MIRRORED if sharding is None or sharding.is_fully_replicated else str(tuple(getattr(sharding, "spec", ())))
+    return Held(leaf.name, leaf.kind, tuple(leaf._shape), str(leaf.dtype), where, leaf.bytes)
+
+
+def _dtype(dtype: Any) -> Any:
+    return dtype if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) else jax.numpy.dtype(dtype)
+
+
+def _bytes(shape: Sequence[int], dtype: Any, sharding: Any) -> int:
+    part = shape if sharding is None or len(sharding.device_set) == 1 else sharding.shard_shape(tuple(shape))
+    return math.prod(part) * int(_dtype(dtype).itemsize)
+
+
+def _arguments(program: Program, arrays: Sequence[Any]) -> list[Argument]:
+    """Returns the arrays among the arguments of a step, with their names."""
+    args, kwargs = program.arguments(list(arrays))
+    found: list[Argument] = []
+    for position, tree in enumerate((*args, *kwargs.values())):
+        paths, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_per_replica)
+        for path, leaf in paths:
+            value = leaf.stacked if is_per_replica(leaf) else leaf
+            if isinstance(value, (jax.Array, np.ndarray)):
+                name = jax.tree_util.keystr(tuple(path), simple=True, separator="/")
+                each = Argument(f"argument {position}" + f": {name}" * bool(name), value, position)
+                each.kind = _kind_in(tree, path)
+                found.append(each)
+    return found
+
+
+def _kind_in(tree: PyTree, path: Sequence[Any]) -> str:
+    """Returns whether a leaf of a state is a parameter or an optimizer's: it is in one of optax's `...State`."""
+    for key in path:
+        if type(tree).__name__.endswith("State"):
+            return OPTIMIZER
+        name = getattr(key, "name", None)
+        index = getattr(key, "idx", getattr(key, "key", None))
+        tree = getattr(tree, name) if name is not None and hasattr(tree, name) else tree[index]
+        if is_per_replica(tree):
+            break
+    return PARAMETERS
+
+
+def _state_among(arguments: Sequence[Argument], traced: jax.stages.Traced) -> list[bool]:
+    """Returns which arguments are state: all arrays of an argument come back with their shapes and dtypes."""
+    returned: dict[tuple[Any, ...], int] = {}
+    for out in jax.tree.leaves(traced.out_info):
+        key = (tuple(out.shape), str(out.dtype))
+        returned[key] = returned.get(key, 0) + 1
+    flags: dict[int, bool] = {}
+    for position in dict.fromkeys(each.position for each in arguments):
+        own = [each for each in arguments if each.position == position]
+        left = dict(returned)
+        for each in own:
+            key = (tuple(each._shape), str(each.dtype))
+            left[key] = left.get(key, 0) - 1
+        is_batch = any(each._shape == () for each in own) and len(own) == 1
+        flags[position] = not is_batch and all(count >= 0 for count in left.values())
+        if flags[position]:
+            returned = left
+    return [flags[each.position] for each in arguments]
+
+
+# The compiled program.
+
+
+def _compiler(on: Topology) -> str:
+    if on.platform == "tpu":
+        return f"libtpu {importlib.metadata.version('libtpu')}"
+    by = f"XLA for CPUs, jaxlib {importlib.metadata.version('jaxlib')}"
+    return by if on.platform == "cpu" else f"{by} ({ESTIMATED})"
+
+
+def _memory(compiled: jax.stages.Compiled, by: str) -> Memory | None:
+    found: Any = compiled.memory_analysis()
+    if found is None:
+        return None
+    # For CPUs XLA leaves temporaries out of the peak.
+    peak = getattr(found, "peak_memory_in_bytes", None) if by.startswith("libtpu") else None
+    return Memory(
+        arguments=found.argument_size_in_bytes,
+        outputs=found.output_size_in_bytes,
+        aliased=found.alias_size_in_bytes,
+        temporaries=found.temp_size_in_bytes,
+        code=found.generated_code_size_in_bytes,
+        peak=peak or None,
+        by=by,
+    )
+
+
+def _sizes(placement: Placement) -> Mapping[str, int]:
+    return placement.axis_sizes if placement.replicas > 1 or placement.shards_variables else {}
+
+
+def _sent(hlo: str, placement: Placement, work: Work) -> tuple[Sent, ...]:
+    mesh = _sizes(placement)
+    found: dict[tuple[str, str], Sent] = {}
+    for each in collectives(hlo, work.lengths):
+        axes = axes_of_groups(each.groups, tuple(mesh.values())) if mesh else None
+        axis = " x ".join(list(mesh)[i] for i in axes) if axes else "some devices" if each.groups else "all devices"
+        before = found.get((each.kind, axis), Sent(each.kind, axis, 0, 0))
+        times = 1 if each.times is None else each.times
+        found[each.kind, axis] = Sent(
+            each.kind,
+            axis,
+            before.count + times,
+            before.bytes + times * each.num_bytes,
+            before.at_least or each.times is None,
+        )
+    return tuple(sorted(found.values(), key=lambda each: -each.bytes))
+
+
+def _first_words(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if _LACKS_MEMORY.search(line)]
+    return (lines or [text])[0][:_LONGEST]
+
+
+# Time.
+
+
+def _range(
+    chip: Chip | None,
+    devices: int,
+    work: Work,
+    memory: Memory | None,
+    sent: Sequence[Sent],
+    compiled: jax.stages.Compiled | None,
+    mesh: Mapping[str, int],
+) -> tuple[float, float] | None:
+    """Returns the seconds of a step by a roofline, the least and the most that is likely."""
+    if chip is None or memory is None or compiled is None:
+        return None
+    computing = work.flops / devices / chip.flops
+    # At least all arguments are read and all results written; at most what XLA counts, which takes a loop once.
+    least = (memory.arguments + memory.outputs) / chip.memory_bandwidth
+    costs: Any = compiled.cost_analysis() or {}
+    most = max(least, float(costs.get("bytes accessed", 0.0)) / chip.memory_bandwidth)
+    sending = sum(_link_bytes(each, mesh, devices) for each in sent) / chip.link_bandwidth
+    return max(computing, least, sending), computing / _COMPUTES + most + sending / _SENDS
+
+
+def _link_bytes(sent: Sent, mesh: Mapping[str, int], devices: int) -> float:
+    """Returns the bytes that a device sends and receives for collectives, by an algorithm that sends the least."""
+    along = math.prod(mesh[axis] for axis in sent.axis.split(" x ")) if sent.axis.split(" x ")[0] in mesh else devices
+    if sent.kind in ("collective-permute", "collective-broadcast"):
+        return 2.0 * sent.bytes
+    once = 2.0 * sent.bytes * (along - 1) / along  # sent, and received
+    return 2 * once if sent.kind == "all-reduce" else once

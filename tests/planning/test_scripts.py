@@ -1,0 +1,122 @@
+"""`replicax plan` and `rx.plan(on=...)`: a process with devices that do not exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import replicax as rx
+from replicax.cli.app import app
+from replicax.errors import PlanError
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.cpu]
+SCRIPT = str(Path(__file__).with_name("script.py"))
+
+
+def asked(*arguments):
+    return CliRunner().invoke(app, ["plan", *arguments])
+
+
+@pytest.fixture(scope="module")
+def really_held(tmp_path_factory):
+    out = tmp_path_factory.mktemp("held") / "held.json"
+    subprocess.run(
+        [sys.executable, SCRIPT, "FullyShardedStrategy", "32", "512", str(out)],
+        check=True,
+        timeout=120,
+        env={**os.environ, "JAX_NUM_CPU_DEVICES": "8"},
+    )
+    return json.loads(out.read_text())
+
+
+def test_a_script_is_planned_as_it_would_be_held(really_held):
+    result = asked(SCRIPT, "--on", "cpu:8", "--json", "--steps", "train,predict", "FullyShardedStrategy", "32", "512")
+    assert result.exit_code == 0, result.output
+    train, predict = json.loads(result.stdout)
+    planned = {each["name"].replace("_2/", "_1/"): each["bytes"] for each in train["state"]}
+    assert sum(planned.values()) == sum(really_held.values())
+    assert train["bytes"]["batch"] == 4 * 4 * (24 + 8)
+    assert {each["kind"] for each in train["collectives"]} >= {"all-gather"}
+    assert (train["kind"], predict["kind"]) == ("train", "predict")
+    assert "training" not in result.stdout
+
+
+def test_what_does_not_fit_says_why_in_one_sentence():
+    result = asked(SCRIPT, "--on", "gpu:2x0.001GiB", "MirroredStrategy", "2", "20000")
+    assert result.exit_code == 3, result.output
+    last = result.stdout.strip().splitlines()[-1]
+    assert last.startswith("It does not fit: ")
+    assert "of the 1.02 MiB of a device of gpu:2x0.001GiB; temporaries take" in last
+
+
+def test_what_cannot_be_planned_is_named(tmp_path):
+    script = tmp_path / "servers.py"
+    script.write_text("import replicax as rx\nrx.DiLoCoStrategy(every=10)\n")
+    result = asked(str(script), "--on", "cpu:2")
+    assert result.exit_code == 2
+    assert "DiLoCoStrategy cannot be planned" in result.stderr
+
+
+def test_a_script_that_fails_or_never_trains_says_so(tmp_path):
+    script = tmp_path / "fails.py"
+    script.write_text("import sys; sys.exit(7)\n")
+    assert asked(str(script), "--on", "cpu:2").exit_code == 7
+    script.write_text("print('done')\n")
+    result = asked(str(script), "--on", "cpu:2")
+    assert result.exit_code == 2
+    assert "ended without a step of the kind train" in result.stderr
+
+
+def test_wrong_options_start_nothing():
+    assert asked("missing.py", "--on", "cpu:2").exit_code == 2
+    assert asked(SCRIPT, "--on", "abacus:2").exit_code == 2
+    assert asked(SCRIPT, "--on", "cpu:2", "--steps", "sleep").exit_code == 2
+
+
+def _train(rows):
+    import jax.numpy as jnp
+    import numpy as np
+
+    strategy = rx.get_strategy()
+    w = rx.Variable(jnp.ones([256, 64]))
+
+    def step(x):
+        _, [gradient] = rx.value_and_grad(lambda: (x @ w.value).sum(), [w])()
+        w.assign_sub(1e-3 * gradient)
+
+    for batch in strategy.distribute_dataset([np.ones([rows, 256], np.float32)]):
+        strategy.run(step, (batch,))
+
+
+def test_a_function_plays_a_script():
+    plan = rx.plan(_train, (64,), strategy=rx.MirroredStrategy, on="cpu:32", hosts=4)
+    assert plan.bytes_of("parameters") == 256 * 64 * 4
+    assert (plan.on.size, plan.hosts) == (32, 4)
+    assert plan.batch == 2 * 256 * 4
+
+
+def test_one_that_takes_too_long_is_ended():
+    def sleep():
+        import time
+
+        time.sleep(600)
+
+    with pytest.raises(PlanError, match="after 3 s"):
+        rx.plan(sleep, on="cpu:1", timeout=3)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 'replicax[plan]'")
+def test_the_compiler_of_tpus_says_what_a_step_needs():
+    plan = rx.plan(_train, (64,), strategy=rx.TPUStrategy, on="v5e:2x2")
+    assert plan.memory.by.startswith("libtpu ")
+    assert plan.memory.needed > 256 * 64 * 4
+    assert [each.axis for each in plan.collectives if each.kind == "all-reduce"] == ["replica"]
+    assert plan.fits
+    assert plan.seconds[0] <= plan.seconds[1]

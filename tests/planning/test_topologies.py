@@ -1,0 +1,48 @@
+"""Devices that need not exist, by their names."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import jax
+import pytest
+
+from replicax.errors import PlanError
+from replicax.planning.topologies import Topology
+
+
+def test_a_name_says_how_many_devices_there_are_and_their_memory():
+    assert [Topology.of(name).size for name in ("v5e:4x4", "v5p:2x2x2", "v6e:16x16", "gpu:8x80GiB", "cpu:64")] == [
+        16, 8, 256, 8, 64,
+    ]  # fmt: skip
+    assert Topology.of("gpu:8x80GiB").memory == 80 * 2**30
+    assert Topology.of("v5e:4x4").memory == 16 * 2**30
+    assert Topology.of("cpu:64").memory is None
+    assert Topology.of("cpu:64", 4).hosts == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts", "said"),
+    [
+        ("tpu", None, "written like 'v5e:4x4'"),
+        (8, None, "got 8"),
+        ("cpu:0", None, "got 'cpu:0'"),
+        ("v99:2x2", None, "Nothing is known of TPU 'v99'"),
+        ("cpu:8", 3, "do not divide by hosts=3"),
+        ("v5e:4x4", 2, "leave out hosts=2"),
+    ],
+)
+def test_other_names_are_refused(name, hosts, said):
+    with pytest.raises(PlanError, match=said):
+        Topology.of(name, hosts)
+
+
+def test_devices_that_there_are_have_a_name_too():
+    here = Topology.present(jax.local_devices())
+    assert (here.platform, here.size, here.hosts) == ("cpu", 8, 1)
+
+
+def test_without_its_compiler_a_plan_for_tpus_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(PlanError, match=r"pip install 'replicax\[plan\]'"):
+        Topology.of("v5e:2x2").prepare({})
