@@ -67,7 +67,7 @@ def run_as_one(name: str, program: jex_core.ClosedJaxpr, inputs: Sequence[jax.Ar
 
 def is_on_mutable_array(effect: object) -> bool:
     """Returns whether an effect of an equation is that of reading or writing a mutable array, an operand of it."""
-    return hasattr(effect, "input_index")
+    return hasattr(effect, "input") or hasattr(effect, "input_index")  # its name in other versions of JAX
 
 
 def called_from(outer: SourceInfo, inner: SourceInfo) -> SourceInfo:

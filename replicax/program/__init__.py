@@ -28,9 +28,10 @@ Under a strategy, `strategy.run(fn, args)` inside `step` adds one level:
 5. `replicas/replica.py` maps `fn` over the replicas with `jax.shard_map`. `replicas/replica_program.py` traces it once
    more, in the frame of a replica. Each decision of its Python that depends on whether a value is equal on all replicas
    is marked (`ir/decisions.py`), and `ir/divergence.py` checks these decisions in the traced program.
-6. `rx.value_and_grad` (`gradients/autodiff.py`) sums gradients over the replicas. Whatever follows from the sums needs
-   no replica any more: `replicas/after_meeting.py` and `ir/moving.py` take it out of the map. `fit` maps nothing: its
-   program is over global arrays (`global_view.py`), and `replicas/global_sums.py` writes out its sums over rows.
+6. `rx.value_and_grad` (`gradients/autodiff.py`) sums gradients over the replicas (`collectives/gradient_sums.py`).
+   Whatever follows from the sums needs no replica any more: `replicas/after_meeting.py` and `ir/moving.py` take it out
+   of the map. `fit` maps nothing: its program is over global arrays (`global_view.py`), and `replicas/global_sums.py`
+   writes out its sums over rows.
 7. A strategy that keeps variables elsewhere has the program cut at the gradients (`cut/split.py`).
 
 The sub-rooms: `ir/` has what works on traced programs as data, `replicas/` what runs once per replica, `gradients/`

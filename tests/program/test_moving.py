@@ -10,8 +10,8 @@ from jax.extend import core as jex_core
 from jax.sharding import PartitionSpec
 
 from replicax.compat.jax_equations import location, scopes
-from replicax.program.ir.moving import Moved
-from replicax.runtime import replica_mesh
+from replicax.program.ir.moving import Moved, evaluate_as_one
+from replicax.runtime import REPLICA_AXIS, replica_mesh
 
 
 def traced_in_a_map(fn, *args):
@@ -105,3 +105,45 @@ def test_what_needs_nothing_and_what_is_taken_as_it_is(inputs):
     args = [jnp.zeros(2)] * inputs
     program = moved(traced_in_a_map(fn, *args))
     np.testing.assert_array_equal(jax.jit(lambda *args: program(args))(*args)[0], [1.0, 1.0])
+
+
+def over_two_replicas(fn, count, *args):
+    """Returns what two replicas compute whose equations run as one call, and the equations of their program."""
+    found = []
+
+    def body(*args):
+        program = jax.make_jaxpr(fn)(*args)
+        values = dict(zip([*program.jaxpr.constvars, *program.jaxpr.invars], [*program.consts, *args], strict=True))
+        traced = jax.make_jaxpr(lambda: evaluated(program, values))()
+        found[:] = traced.eqns
+        return evaluated(program, values)
+
+    def evaluated(program, values):
+        values = dict(values)
+        evaluate_as_one("on_replicas", program.jaxpr, program.jaxpr.eqns, values, program.jaxpr.outvars)
+        return [values[atom] for atom in program.jaxpr.outvars]
+
+    own, all_alike = PartitionSpec(REPLICA_AXIS), PartitionSpec()
+    mapped = jax.shard_map(body, mesh=replica_mesh(jax.devices()[:2]), in_specs=own, out_specs=[all_alike] * count)
+    return jax.jit(mapped)(*args), found
+
+
+def test_sums_over_the_replicas_are_made_in_one_call():
+    constant = jnp.arange(2.0)
+    (total, same), [call] = over_two_replicas(
+        lambda x: [jax.lax.psum(x * constant, REPLICA_AXIS), constant + 1], 2, jnp.arange(8.0).reshape(4, 2)
+    )
+    np.testing.assert_array_equal(total, [[0.0, 6.0], [0.0, 10.0]])
+    np.testing.assert_array_equal(same, [1.0, 2.0])
+    assert call.params["name"] == "on_replicas"
+
+
+def test_what_stores_in_mutable_arrays_is_evaluated_by_itself():
+    def stored(x):
+        memory = jax.new_ref(jax.lax.psum(x, REPLICA_AXIS))
+        memory[...] = memory[...] * 2
+        return [memory[...]]
+
+    [found], equations = over_two_replicas(stored, 1, jnp.ones(4))
+    np.testing.assert_array_equal(found, [4.0, 4.0])
+    assert len(equations) > 1

@@ -48,7 +48,7 @@ def evaluate_as_one(
 ) -> None:
     """Evaluates equations as one call of a function; of their results only those that are wanted go into `values`."""
     effects = {effect for equation in equations for effect in equation.effects}
-    if any(map(is_on_mutable_array, effects)):  # It names the array by its position among the operands of an equation.
+    if any(map(is_on_mutable_array, effects)):  # It names the array, which may be made here.
         evaluate(equations, values)
         return
     made = {out for equation in equations for out in equation.outvars}
