@@ -53,6 +53,7 @@ class _Planner:
 def _unused(program: Program) -> list[Any]:
     """Returns the variables that live on the devices and that a program does not use: they take memory, too."""
     from replicax.compat.jax_abstract import is_abstract
+    from replicax.contracts.variable_access import array_of, has_array
 
     variables = program.variables
     used = {id(each) for each in (*variables.updated, *variables.constant, *variables.written)}
@@ -60,7 +61,7 @@ def _unused(program: Program) -> list[Any]:
     return [
         each
         for each in gc.get_objects()
-        if kinds and type(each) in kinds and id(each) not in used and is_abstract(getattr(each, "_value", None))
+        if kinds and type(each) in kinds and id(each) not in used and has_array(each) and is_abstract(array_of(each))
     ]
 
 
