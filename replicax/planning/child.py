@@ -103,12 +103,13 @@ def main(arguments: list[str]) -> int:
     out, told, target, *rest = arguments
     settings = json.loads(told)
     on = Topology.of(settings["on"], settings["hosts"])
-    _install(on)
-    _refuse_others()
-    planner = _Planner(on, settings["steps"])
-    begin, failed = time.perf_counter(), ""
+    begin, failed, plans = time.perf_counter(), "", list[Plan]()
     sys.argv = [target, *rest]
     try:
+        _install(on)
+        _refuse_others()
+        planner = _Planner(on, settings["steps"])
+        plans = planner.plans
         with context.entered(planner=planner):
             _run(target)
     except _Planned:
@@ -116,10 +117,10 @@ def main(arguments: list[str]) -> int:
     except PlanError as error:
         failed = str(error)
     except SystemExit as error:
-        if not planner.plans and error.code not in (None, 0):
+        if not plans and error.code not in (None, 0):
             raise
     found = {
-        "plans": [plan.as_dict() for plan in planner.plans],
+        "plans": [plan.as_dict() for plan in plans],
         "failed": failed,
         "seconds": time.perf_counter() - begin,
     }

@@ -9,6 +9,11 @@ Usage: python tests/soak/plan.py [--pairs 44] [--tpu v5e:2x4]
 
 from __future__ import annotations
 
+import os
+
+if __name__ == "__main__":
+    os.environ["JAX_PLATFORMS"] = "cpu"  # Where libtpu is installed, JAX would look for TPUs first.
+
 import argparse
 import importlib.util
 import sys
