@@ -53,6 +53,7 @@ class _Planner:
 def _unused(program: Program) -> list[Any]:
     """Returns the variables that live on the devices and that a program does not use: they take memory, too."""
     from replicax.compat.jax_abstract import is_abstract
+    from replicax.contracts.variable_access import array_of, has_array
 
     variables = program.variables
     used = {id(each) for each in (*variables.updated, *variables.constant, *variables.written)}
@@ -60,7 +61,7 @@ def _unused(program: Program) -> list[Any]:
     return [
         each
         for each in gc.get_objects()
-        if kinds and type(each) in kinds and id(each) not in used and is_abstract(getattr(each, "_value", None))
+        if kinds and type(each) in kinds and id(each) not in used and has_array(each) and is_abstract(array_of(each))
     ]
 
 
@@ -102,12 +103,13 @@ def main(arguments: list[str]) -> int:
     out, told, target, *rest = arguments
     settings = json.loads(told)
     on = Topology.of(settings["on"], settings["hosts"])
-    _install(on)
-    _refuse_others()
-    planner = _Planner(on, settings["steps"])
-    begin, failed = time.perf_counter(), ""
+    begin, failed, plans = time.perf_counter(), "", list[Plan]()
     sys.argv = [target, *rest]
     try:
+        _install(on)
+        _refuse_others()
+        planner = _Planner(on, settings["steps"])
+        plans = planner.plans
         with context.entered(planner=planner):
             _run(target)
     except _Planned:
@@ -115,10 +117,10 @@ def main(arguments: list[str]) -> int:
     except PlanError as error:
         failed = str(error)
     except SystemExit as error:
-        if not planner.plans and error.code not in (None, 0):
+        if not plans and error.code not in (None, 0):
             raise
     found = {
-        "plans": [plan.as_dict() for plan in planner.plans],
+        "plans": [plan.as_dict() for plan in plans],
         "failed": failed,
         "seconds": time.perf_counter() - begin,
     }

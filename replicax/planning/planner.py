@@ -50,7 +50,7 @@ class Argument(TreeLeaf):
     @property
     def bytes(self) -> int:
         """Its bytes on each device."""
-        return _bytes(self._shape, self.dtype, getattr(self.value, "sharding", None))
+        return _bytes(shape_of(self), self.dtype, getattr(self.value, "sharding", None))
 
 
 def kind_of(program: Program, arrays: Sequence[Any], traced: jax.stages.Traced) -> str:
@@ -141,7 +141,7 @@ def _held(variables: Iterable[VariableLike], program: Program | None, strategy: 
 def _held_argument(leaf: Argument) -> Held:
     sharding = getattr(leaf.value, "sharding", None)
     where = MIRRORED if sharding is None or sharding.is_fully_replicated else str(tuple(getattr(sharding, "spec", ())))
-    return Held(leaf.name, leaf.kind, tuple(leaf._shape), str(leaf.dtype), where, leaf.bytes)
+    return Held(leaf.name, leaf.kind, shape_of(leaf), str(leaf.dtype), where, leaf.bytes)
 
 
 def _dtype(dtype: Any) -> Any:
@@ -193,9 +193,9 @@ def _state_among(arguments: Sequence[Argument], traced: jax.stages.Traced) -> li
         own = [each for each in arguments if each.position == position]
         left = dict(returned)
         for each in own:
-            key = (tuple(each._shape), str(each.dtype))
+            key = (shape_of(each), str(each.dtype))
             left[key] = left.get(key, 0) - 1
-        is_batch = any(each._shape == () for each in own) and len(own) == 1
+        is_batch = any(shape_of(each) == () for each in own) and len(own) == 1
         flags[position] = not is_batch and all(count >= 0 for count in left.values())
         if flags[position]:
             returned = left

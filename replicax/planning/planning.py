@@ -55,6 +55,7 @@ def plan(
         ProgramError: The strategy cuts steps in parts.
 
     Example:
+        >>> import numpy as np
         >>> strategy = rx.MirroredStrategy()
         >>> with strategy.scope():
         ...     w = rx.Variable([[1.0, 2.0]])

@@ -199,7 +199,8 @@ class Plan:
         if self.on.memory is not None:
             rows.append(("room left", size(self.on.memory - self.needed), f"of {size(self.on.memory)}"))
         hosts = f"{self.hosts} host{'s' * (self.hosts != 1)}"
-        title = f"{self.step} under {self.strategy} on {self.on.size} devices of {self.on.name}, {hosts}"
+        devices = f"{self.on.size} device{'s' * (self.on.size != 1)}"
+        title = f"{self.step} under {self.strategy} on {devices} of {self.on.name}, {hosts}"
         head = Shown(f"{title}\n\n{in_columns(rows)}", html_table(("on each device", "", "grade"), rows, title))
         return joined(head, self._sent(grades), self._work(grades), Shown(self.verdict), *self._notes())
 
@@ -230,7 +231,8 @@ class Plan:
             low, high = self.seconds
             rows.append(("seconds of a step", f"{_seconds(low)} to {_seconds(high)}", grades["seconds"]))
         else:
-            rows.append(("seconds of a step", "not known", "nothing is published about these devices"))
+            why = "the program was not compiled" if self.memory is None else "nothing is published about these devices"
+            rows.append(("seconds of a step", "not known", why))
         return Shown(in_columns(rows), html_table(("a step", "", "grade"), rows))
 
     def __str__(self) -> str:

@@ -119,8 +119,9 @@ class Topology:
         environ["NPROC"] = str(max(2 * self.size, os.cpu_count() or 1)) if self.platform != "tpu" else ""
         if self.platform == "tpu":
             check_libtpu()
-            # libtpu would ask the machine, and then the network, which TPU it is on.
+            # libtpu would ask the machine, and then the network, which TPU it is on; and let no other process compile.
             environ.update(TPU_SKIP_MDS_QUERY="1", TPU_WORKER_HOSTNAMES="localhost", TPU_ACCELERATOR_TYPE="v5litepod-8")
+            environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
 
     def devices(self) -> list[jax.Device]:
         """Returns the devices: for TPUs ones that cannot run anything, otherwise virtual ones."""

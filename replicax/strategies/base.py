@@ -514,7 +514,7 @@ class Strategy(StrategyBase):
             ProgramError: The strategy cuts steps in parts.
 
         Example:
-            >>> import keras
+            >>> import keras, numpy as np
             >>> strategy = rx.MirroredStrategy()
             >>> with strategy.scope():
             ...     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(2)])
