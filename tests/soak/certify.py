@@ -151,6 +151,13 @@ MISTAKES = [
     ),
     Mistake(
         "dropout_loop",
+        "model(rows, training=True)",
+        "model(rows * __import__('jax').random.bernoulli(__import__('jax').random.key(1), 0.8, rows.shape))",
+        catalogue.SAME_RANDOM,
+        "the loss",
+    ),
+    Mistake(
+        "dropout_loop",
         "def step(batch):",
         "own = np.random.default_rng(strategy.worker_index).permutation(256)\nx, y = x[own], y[own]\n\n\n"
         "def step(batch):",
