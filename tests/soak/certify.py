@@ -144,7 +144,7 @@ MISTAKES = [
     Mistake(
         "bfloat16_loop",
         "yield x[start : start + GLOBAL], y[start : start + GLOBAL]",
-        "rows = np.minimum(np.arange(start, start - -GLOBAL // replicas * -replicas), start + GLOBAL - 1)\n"
+        "rows = np.minimum(np.arange(start, start + -(-GLOBAL // replicas) * replicas), start + GLOBAL - 1)\n"
         "        yield x[rows], y[rows]",
         catalogue.PADDING,
         "the batch",
