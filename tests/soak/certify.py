@@ -161,8 +161,8 @@ MISTAKES = [
         "def step(batch):",
         "own = np.random.default_rng(strategy.worker_index).permutation(256)\nx, y = x[own], y[own]\n\n\n"
         "def step(batch):",
-        catalogue.ROWS,
-        "the batch",
+        catalogue.REFUSED,
+        "the script",
         "workers:2",
     ),
 ]
