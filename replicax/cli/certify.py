@@ -42,9 +42,9 @@ def certify(
     """Runs a script on one device and on each target, and names the first tensor that differs.
 
     The script's own options come after `--`. The exit code is 0 if all targets have the numbers of one device, 1 if
-    one differs, and 2 if nothing could be compared: wrong options, or a script that fails on one device. The
-    certificate is a JSON file, with a page to read beside it. `--check FILE` verifies one: its digest, the script's,
-    and the numbers.
+    one differs or the script fails there, and 2 if nothing could be compared: wrong options, or a script that fails on
+    one device. The certificate is a JSON file, with a page to read beside it. `--check FILE` verifies one: its digest,
+    the script's, and the numbers.
     """
     say = partial(typer.echo, err=True)
     try:

@@ -100,7 +100,7 @@ MISTAKES = [
         "the loss",
     ),
     Mistake("fit_dropout", "batch_size=30", "batch_size=30 // replicas * replicas", catalogue.ROWS, "the batch"),
-    Mistake("fit_lstm", "SGD(0.1)", "SGD(0.1 * replicas)", catalogue.RATE, "SGD/learning_rate"),
+    Mistake("fit_lstm", "SGD(0.1)", "SGD(0.1 * replicas)", catalogue.RATE, "sgd/learning_rate"),
     Mistake("fit_lstm", "batch_size=32", "batch_size=32 * replicas", catalogue.BATCH_GROWS, "the batch"),
     Mistake(
         "normalization_loop",
@@ -110,7 +110,7 @@ MISTAKES = [
         "sequential/batch_normalization/moving_variance",
     ),
     Mistake("normalization_loop", _AVERAGE, "jnp.mean(losses)", catalogue.LOCAL_BATCH, "the loss"),
-    Mistake("normalization_loop", "SGD(0.05", "SGD(0.05 * replicas", catalogue.RATE, "SGD/learning_rate"),
+    Mistake("normalization_loop", "SGD(0.05", "SGD(0.05 * replicas", catalogue.RATE, "sgd/learning_rate"),
     Mistake(
         "normalization_loop", _LOOP, _LOOP.replace("GLOBAL", "GLOBAL * replicas"), catalogue.BATCH_GROWS, "the batch"
     ),
@@ -133,7 +133,7 @@ MISTAKES = [
         "the loss",
     ),
     Mistake("bfloat16_loop", _AVERAGE, "jnp.mean(losses)", catalogue.LOCAL_BATCH, "the loss", "mirrored:5"),
-    Mistake("bfloat16_loop", "SGD(0.02)", "SGD(0.02 * replicas)", catalogue.RATE, "SGD/learning_rate"),
+    Mistake("bfloat16_loop", "SGD(0.02)", "SGD(0.02 * replicas)", catalogue.RATE, "sgd/learning_rate"),
     Mistake(
         "bfloat16_loop",
         "yield x[start : start + GLOBAL], y[start : start + GLOBAL]",
@@ -144,18 +144,25 @@ MISTAKES = [
     Mistake(
         "bfloat16_loop",
         "yield x[start : start + GLOBAL], y[start : start + GLOBAL]",
-        "rows = np.minimum(np.arange(start, start - -GLOBAL // replicas * -replicas), start + GLOBAL - 1)\n"
+        "rows = np.minimum(np.arange(start, start + -(-GLOBAL // replicas) * replicas), start + GLOBAL - 1)\n"
         "        yield x[rows], y[rows]",
         catalogue.PADDING,
         "the batch",
     ),
     Mistake(
         "dropout_loop",
+        "model(rows, training=True)",
+        "model(rows * __import__('jax').random.bernoulli(__import__('jax').random.key(1), 0.8, rows.shape))",
+        catalogue.SAME_RANDOM,
+        "the loss",
+    ),
+    Mistake(
+        "dropout_loop",
         "def step(batch):",
         "own = np.random.default_rng(strategy.worker_index).permutation(256)\nx, y = x[own], y[own]\n\n\n"
         "def step(batch):",
-        catalogue.ROWS,
-        "the batch",
+        catalogue.REFUSED,
+        "the script",
         "workers:2",
     ),
 ]
@@ -164,14 +171,14 @@ MISTAKES = [
 def main() -> None:
     """Certifies all, and prints the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="scripts with this in their name")
+    parser.add_argument("--only", default="", help="scripts, or mistakes, with this in their name or text")
     parser.add_argument("--right", action="store_true", help="right scripts only")
     parser.add_argument("--planted", action="store_true", help="planted mistakes only")
     wanted = parser.parse_args()
     found = planted = alarms = right = 0
     with Runner() as runner:
         if not wanted.right:
-            for mistake in (each for each in MISTAKES if wanted.only in each.script):
+            for mistake in (each for each in MISTAKES if wanted.only in f"{each.script} {each.new}"):
                 planted += 1
                 found += _is_found(runner, mistake)
         if not wanted.planted:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,6 +40,8 @@ from replicax.variables import Variable
 
 #: Parts of the path of a file that is no user's.
 _NOT_OF_USER = ("site-packages", "dist-packages")
+#: Where replicax lies, which may be beside the script.
+_REPLICAX = str(Path(__file__).parents[2]) + os.sep
 #: The primitives whose operands' dtype says in what a step computes.
 _PRODUCTS = (primitives.dot_general_p, primitives.conv_general_dilated_p)
 
@@ -326,7 +329,8 @@ class Taps:
         return ""
 
     def _is_users(self, file: str) -> bool:
-        return file.startswith(self._folder) and not any(part in file for part in _NOT_OF_USER)
+        is_beside = file.startswith(self._folder) and not file.startswith(_REPLICAX)
+        return is_beside and not any(part in file for part in _NOT_OF_USER)
 
 
 def _strategies() -> list[type]:
