@@ -132,7 +132,7 @@ class Context:
     reads_own_values: bool = False  # whether this island's own values may be read
     conversion: object | None = None  # of a preset's weights, which are read in pieces
     checked_weights: object | None = None  # the reading of a file whose values are not assigned, but checked
-    planner: Callable[[Any, Sequence[jax.Array]], None] | None = None  # is told of each call of a program, after it
+    planner: Callable[[Any, Sequence[jax.Array]], None] | None = None  # called after each call of a program
 
 
 class Changes(TypedDict, total=False):

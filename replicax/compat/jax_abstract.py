@@ -50,13 +50,13 @@ class AbstractArray(jax.Array):
 
     @property
     def _value(self) -> np.ndarray:
-        """What a reader gets: the value if it is known, else zeros that take no memory."""
+        """The known value for a reader, else zeros that take no memory."""
         if self.known is not None:
             return self.known
         return np.broadcast_to(np.zeros((), self.aval.dtype), self.aval.shape)
 
     def __array__(self, dtype: Any = None, context: object = None, copy: bool | None = None) -> np.ndarray:
-        """What NumPy gets, also where it asks for a copy: nobody writes to it, and a copy would take memory."""
+        """The array for NumPy, also where it asks for a copy: nobody writes to it, and a copy would take memory."""
         del context, copy
         if self.known is not None:
             return self.known if dtype is None else self.known.astype(dtype)

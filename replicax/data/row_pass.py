@@ -84,13 +84,13 @@ class Task(NamedTuple):
 
 
 class _LeftOut(NamedTuple):
-    """What stands in the place of a row that is left out."""
+    """Stands in the place of a row that is left out."""
 
     error: DataError | None  # None if it was filtered
 
 
 class _Read(NamedTuple):
-    """What became of the rows of a task: a batch, or rows one by one."""
+    """The rows of a task when it is done: a batch, or rows one by one."""
 
     task: Task
     batch: PyTree = None
@@ -140,7 +140,7 @@ class RowPass:
                     continue
                 for item, row in zip(*_one_by_one(read), strict=True):
                     self._seen += 1
-                    # What is left out counts with the rows before it: so the loop hears of the last ones, too.
+                    # A row that is left out counts with the rows before it: so the loop hears of the last ones, too.
                     if isinstance(row, _LeftOut):
                         bad += [item] if self._is_bad(row) else []
                     elif len(rows) == size and self._leaves_out:

@@ -142,4 +142,4 @@ if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # What the script has started, such as threads that prefetch, is not waited for.
+    os._exit(code)  # Threads that the script has started, to prefetch say, are not waited for.

@@ -1,4 +1,4 @@
-"""What is known of a step before it runs: the value that `rx.plan` returns, as a table and as JSON."""
+"""All that is known of a step before it runs: the value that `rx.plan` returns, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Sent:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """What the compiler says about the memory of a device, in bytes.
+    """The compiler's figures for the memory of a device, in bytes.
 
     Attributes:
         arguments: State and batch, with what the device adds to arrange them.

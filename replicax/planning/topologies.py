@@ -26,7 +26,7 @@ _FORMS = "'v5e:4x4', 'v5p:2x2x2', 'v6e:16x16', 'gpu:8x80GiB' or 'cpu:64'"
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What is published about a device: upper limits, which no program reaches."""
+    """Published figures of a device: upper limits, which no program reaches."""
 
     memory: int  # bytes
     flops: float  # a second, in bfloat16
@@ -105,7 +105,7 @@ class Topology:
 
     @property
     def chip(self) -> Chip | None:
-        """What is published about a device; None where nothing is known."""
+        """Returns the published figures of a device; None where nothing is known."""
         return CHIPS.get(self.name.split(":")[0])
 
     def prepare(self, environ: MutableMapping[str, str]) -> None:

@@ -18,7 +18,7 @@ _MAPPED_AXES = ("newly_manual_axes", "manual_axes")
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a program computes, on all devices together.
+    """All that a program computes, on all devices together.
 
     Attributes:
         flops: Floating-point operations. A multiplication and an addition are two; so is each entry of a sum one.

@@ -95,7 +95,7 @@ def _mapped(name: str, cache: Cache | None) -> np.ndarray:
     local = _local(name, cache)
     try:
         array: np.ndarray = np.load(local, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # What a damaged head lets NumPy's parser raise is of many kinds.
+    except Exception as error:  # A damaged head lets NumPy's parser raise many kinds.
         raise DataError.of(error, name) from error
     return array
 

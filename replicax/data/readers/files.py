@@ -82,7 +82,7 @@ class Cache:
                     found.append((path.stat().st_mtime, path.stat().st_size, path))
         total = size + sum(each for _, each, _ in found)
         for used, each, path in sorted(found):
-            # What another process is copying counts, but is only deleted once it is left over.
+            # A file that another process is copying counts; it is deleted once it is left over.
             if total > self._max_bytes and not (path.name.startswith("partial-") and used > time.time() - 3600):
                 path.unlink(missing_ok=True)
                 total -= each

@@ -31,7 +31,7 @@ REFUSED = "the script cannot run on several replicas"
 
 
 class Case(NamedTuple):
-    """What is known of a difference."""
+    """The known facts of a difference."""
 
     here: Event  # on one device
     there: Event

@@ -17,7 +17,7 @@ from replicax.tools.certifying.comparing import LAST_BITS, MARGIN, Difference
 
 #: The version of the format.
 _FORMAT = 1
-#: What no certificate knows.
+#: Limits that each certificate states.
 UNKNOWN = (
     "Only the first steps were compared, on virtual CPU devices.",
     "A mistake that one device makes alike is no difference.",
@@ -26,7 +26,7 @@ UNKNOWN = (
 
 
 class Outcome(NamedTuple):
-    """What was found on one target.
+    """The findings on one target.
 
     Attributes:
         target: Such as `"mirrored:8"`.
@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
 
 
 class Certificate(NamedTuple):
-    """What `rx.certify` returns.
+    """The result of `rx.certify`.
 
     Attributes:
         script: The path of the script.
@@ -152,7 +152,7 @@ class Certificate(NamedTuple):
         heads = ("Target", "Mesh", "Steps", "Tensors", "Largest part of the tolerance", "Verdict", "Not compared")
         return (
             '<!doctype html><html lang="en"><meta charset="utf-8"><title>replicax certificate</title><style>'
-            "body{font:16px/1.5 sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}"
+            "body{font:16px/1.5 system-ui;max-width:70rem;margin:2rem auto;padding:0 1rem}"
             "table{border-collapse:collapse}td,th{border:1px solid #bbb;padding:.3rem .6rem;text-align:left;"
             "vertical-align:top}dt{font-weight:bold}dd{margin:0 0 .5rem;overflow-wrap:anywhere}</style>"
             f"<h1>{verdict}</h1><table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{rows}</table>"

@@ -40,7 +40,7 @@ def certify(
         on: Targets with commas between them: `mirrored:N`, `fully_sharded:N`, `central_storage:N`, `workers:N`.
         arguments: The arguments of the script.
         limit_s: Seconds that each run may take.
-        progress: Is told what is being done, line by line.
+        progress: Gets a line for each thing that is done.
 
     Returns:
         The certificate: its `is_certified` is True if no target differs. It can be written to a file.

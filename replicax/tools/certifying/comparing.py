@@ -102,7 +102,7 @@ class Tolerances:
 
 
 class Comparison(NamedTuple):
-    """What a comparison of two recordings has found."""
+    """The findings of a comparison of two recordings."""
 
     compared: int  # how many tensors
     left_out: tuple[str, ...]  # what one of the runs has not, or has not whole

@@ -27,7 +27,7 @@ from replicax.typing import PyTree
 from replicax.values import is_per_replica
 from replicax.variables import Variable
 
-#: What makes a call a training step.
+#: The causes that make a call a training step.
 _OF_TRAINING = {"loss", "gradient", "applied gradient"}
 #: A call between two steps.
 _REDUCE = " of reduce"
@@ -41,12 +41,12 @@ class Recorder:
     Args:
         steps: After how many steps the script ends, with `Finished`.
         worker: The number of this process, from 0.
-        settle: Waits until devices have computed, and callbacks have run.
+        wait: Waits until devices have computed, and callbacks have run.
         perturb: Changes the variables before a step, and returns its changed arguments; None: as the script has them.
     """
 
-    def __init__(self, steps: int, worker: int, settle: Callable[[], None], perturb: Perturbation | None = None):
-        self._steps, self._worker, self._settle, self._perturb = steps, worker, settle, perturb
+    def __init__(self, steps: int, worker: int, wait: Callable[[], None], perturb: Perturbation | None = None):
+        self._steps, self._worker, self._wait, self._perturb = steps, worker, wait, perturb
         self._lock = threading.Lock()
         self._pending: dict[tuple[str, str, int], Event] = {}
         self._seen: Counter[tuple[str, str, str]] = Counter()  # by kind, name and part, within a step
@@ -62,7 +62,7 @@ class Recorder:
         #: Objects that have variables, such as optimizers, and the kind of these.
         self.owners: list[tuple[list[Any], str]] = []
 
-    # What is there to record.
+    # The things there are to record.
 
     def variable(self, variable: VariableLike, line: str) -> None:
         """Takes a new variable, to read it after each step."""
@@ -115,7 +115,7 @@ class Recorder:
             finally:
                 self._depth -= 1
             if not self._depth:
-                self._settle()
+                self._wait()
                 self._end(made_by, result, of)
             return result
 
@@ -197,7 +197,7 @@ class Recorder:
             return "optimizer"  # counters
         if getattr(variable, "trainable", True):
             return "variable"
-        # What a layer assigns in a forward pass comes before the loss; when a script assigns its own is not known.
+        # An assignment of a layer in a forward pass comes before the loss; when a script assigns its own is not known.
         return "state" if isinstance(variable, Variable) else "statistic"
 
     def _parts(self, variable: VariableLike) -> dict[str, Value] | None:

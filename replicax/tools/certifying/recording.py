@@ -81,7 +81,7 @@ class Event(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int, str, int]:
-        """What the same event has in another run; they sort by cause."""
+        """The part that the same event has in another run; these sort by cause."""
         return self.step, KINDS.index(self.kind), self.name, self.number
 
     @property

@@ -58,7 +58,7 @@ def main(path: str) -> int:
     }
     Recording(tuple(recorder.events()), error, facts).write(Path(wanted["out"], f"{worker}.json"))
     if made and target.workers > 1 and not error:
-        made[0].barrier("the end of the certified steps")  # Who ends earlier is a lost worker to the others.
+        made[0].barrier("the end of the certified steps")  # A worker that ends earlier is lost to the others.
     return 1 if error else 0
 
 
@@ -98,7 +98,7 @@ def _in_fork(path: str, wanted: dict) -> int | None:
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(code)  # What the parent has registered to be done at its end is the parent's.
+            os._exit(code)  # Functions that the parent has registered for its end are the parent's.
     deadline = time.monotonic() + wanted["limit_s"]
     while time.monotonic() < deadline:
         ended, status = os.waitpid(child, os.WNOHANG)

@@ -27,7 +27,7 @@ REFUSED = {
     "ParameterServerStrategy": "its steps are asynchronous, so that no two runs compute the same",
     "LayoutStrategy": "its layouts are written for one mesh",
 }
-#: What says where a strategy runs, and so is the target's to say.
+#: Arguments that say where a strategy runs: the target decides these.
 _PLACES = {
     "cluster_resolver", "compute_devices", "device", "devices", "devices_per_worker", "parameter_device", "platform",
     "remote_cluster", "stall_timeout", "start_timeout", "tpu_cluster_resolver", "workers",
@@ -82,7 +82,7 @@ def targets(text: str) -> list[Target]:
 
 
 def replace_strategies(rx: ModuleType, target: Target, made: Callable[[Strategy], None]) -> None:
-    """Lets `rx` make the strategy of a target, whichever strategy a script asks for; `made` is told of each."""
+    """Lets `rx` make the strategy of a target, whichever strategy a script asks for; `made` gets each."""
     wanted = getattr(rx, STRATEGIES[target.kind])
     classes = {name: getattr(rx, name) for name in REPLACED}
     accepted = set(inspect.signature(wanted).parameters) - _PLACES
