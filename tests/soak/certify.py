@@ -152,7 +152,8 @@ MISTAKES = [
     Mistake(
         "normalization_loop",
         "model(rows, training=True)",
-        "model(rows * __import__('jax').random.bernoulli(__import__('jax').random.key(1), 0.8, rows.shape), training=True)",
+        "model(rows * __import__('jax').random.bernoulli(__import__('jax').random.key(1), 0.8, rows.shape), "
+        "training=True)",
         catalogue.SAME_RANDOM,
         "sequential/batch_normalization/moving_mean",
     ),
