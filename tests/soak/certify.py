@@ -150,12 +150,14 @@ MISTAKES = [
         "the batch",
     ),
     Mistake(
-        "dropout_loop",
+        "normalization_loop",
         "model(rows, training=True)",
-        "model(rows * __import__('jax').random.bernoulli(__import__('jax').random.key(1), 0.8, rows.shape))",
+        "model(rows * __import__('jax').random.bernoulli(__import__('jax').random.key(1), 0.8, rows.shape), "
+        "training=True)",
         catalogue.SAME_RANDOM,
-        "the loss",
+        "sequential/batch_normalization/moving_mean",
     ),
+    Mistake("dropout_loop", '"per_row"', '"per_replica"', catalogue.OTHER_RANDOM, "the loss"),
     Mistake(
         "dropout_loop",
         "def step(batch):",

@@ -17,6 +17,7 @@ REDUCED_TWICE = "reduced twice, or multiplied by the number of replicas"
 NEVER_REDUCED = "never reduced: each replica goes on with its own"
 STATISTICS = "statistics of BatchNorm of each replica's rows alone"
 SAME_RANDOM = "random numbers are the same on all replicas"
+OTHER_RANDOM = "random numbers depend on the replica: a custom loop asks for random_numbers='per_row' of its strategy"
 ROWS = "rows are read twice, or missed"
 BATCH_GROWS = "the global batch grows with the number of replicas"
 ORDER = "the order of the rows depends on the number of replicas or workers"
@@ -194,6 +195,21 @@ def _randomness(case: Case) -> tuple[str, str] | None:
     return None
 
 
+def _other_randomness(case: Case) -> tuple[str, str] | None:
+    """All replicas together draw other numbers than one device, which has as many."""
+    if case.here.kind not in ("probe", "statistic", "loss", "gradient", "applied gradient", "update", "all-reduce"):
+        return None
+    here = {(event.name, event.number): event.value for event in case.events(case.base, "draw")}
+    for event in case.events(case.other, "draw"):
+        one, parts = here.get((event.name, event.number)), list(event.parts.values())
+        if one is None or len(parts) != case.replicas or one.shape[0] != sum(part.shape[0] for part in parts):
+            continue
+        norm = math.hypot(*(part.norm for part in parts))
+        if not math.isclose(norm, one.norm, rel_tol=1e-6):
+            return OTHER_RANDOM, f"{event.name} drew numbers of norm {one.norm:.5g} on one device, {norm:.5g} there"
+    return None
+
+
 def _frozen(case: Case) -> tuple[str, str] | None:
     if case.here.kind == "update" and case.there.value.norm == 0 < case.here.value.norm:
         return FROZEN, f"it moves by {case.here.value.norm:.2g} on one device, and stays there"
@@ -213,5 +229,5 @@ def _frozen(case: Case) -> tuple[str, str] | None:
 
 
 _RULES: Sequence[Rule] = (
-    _types, _equality, _rows, _frozen, _rate, _factor, _clipping, _statistics, _randomness,
+    _types, _equality, _rows, _frozen, _rate, _factor, _clipping, _statistics, _randomness, _other_randomness,
 )  # fmt: skip

@@ -85,11 +85,12 @@ def replace_strategies(rx: ModuleType, target: Target, made: Callable[[Strategy]
     """Lets `rx` make the strategy of a target, whichever strategy a script asks for; `made` gets each."""
     wanted = getattr(rx, STRATEGIES[target.kind])
     classes = {name: getattr(rx, name) for name in REPLACED}
-    accepted = set(inspect.signature(wanted).parameters) - _PLACES
+    # That of the class is its `__new__`'s, where it has one.
+    accepted = set(inspect.signature(wanted.__init__).parameters) - _PLACES - {"self"}
 
     def replacement(name: str, original: type[Strategy]) -> Callable[..., Strategy]:
         def make(*args: object, **kwargs: object) -> Strategy:
-            given = inspect.signature(original).bind(*args, **kwargs).arguments
+            given = inspect.signature(original.__init__).bind(None, *args, **kwargs).arguments
             strategy: Strategy = wanted(**{key: value for key, value in given.items() if key in accepted})
             made(strategy)
             return strategy

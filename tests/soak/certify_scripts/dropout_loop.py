@@ -8,7 +8,7 @@ import replicax as rx
 
 GLOBAL = 32
 keras.utils.set_random_seed(8)
-strategy = rx.MirroredStrategy()
+strategy = rx.MirroredStrategy(random_numbers="per_row")
 replicas = strategy.num_replicas_in_sync
 with strategy.scope():
     model = keras.Sequential(

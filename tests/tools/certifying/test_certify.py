@@ -1,6 +1,7 @@
 """`rx.certify`: what differs is named, what does not is certified; comparisons, rules, and the file."""
 
 import json
+import types
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from replicax.cli.app import app
 from replicax.tools.certifying import Certificate, Difference, Outcome, catalogue
 from replicax.tools.certifying.comparing import Tolerances, compare
 from replicax.tools.certifying.recording import Event, Recording, Value
-from replicax.tools.certifying.targets import targets
+from replicax.tools.certifying.targets import REFUSED, REPLACED, Target, replace_strategies, targets
 
 SCRIPT = """
 import jax.numpy as jnp
@@ -232,6 +233,28 @@ def test_a_certificate_is_read_as_it_was_written(tmp_path):
 
 def test_targets_say_processes_and_devices():
     assert [(each.workers, each.devices) for each in targets("mirrored:8, workers:2")] == [(1, 8), (2, 1)]
+
+
+def test_a_strategy_in_the_place_of_another_keeps_its_options():
+    asked = []
+    names = {name: getattr(rx, name) for name in (*REPLACED, *REFUSED)}
+    place = types.SimpleNamespace(**names, config=types.SimpleNamespace())
+    place.MultiWorkerMirroredStrategy = type(
+        "Workers", (rx.OneDeviceStrategy,), {"__init__": Workers.__init__, "asked": asked}
+    )
+    replace_strategies(place, Target("workers", 2), lambda strategy: None)
+    place.MirroredStrategy(4, random_numbers="per_row", precision="bf16")
+    assert asked == [{"random_numbers": "per_row", "precision": "bf16"}]
+    with pytest.raises(
+        rx.errors.ArgumentError, match=r"rx.DiLoCoStrategy cannot be certified: its workers train alone"
+    ):
+        place.DiLoCoStrategy()
+
+
+class Workers:
+    def __init__(self, cluster_resolver=None, *, random_numbers=None, precision=None):
+        assert cluster_resolver is None
+        self.asked.append({"random_numbers": random_numbers, "precision": precision})
 
 
 def test_a_probe_changes_nothing():
