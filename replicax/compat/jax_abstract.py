@@ -226,7 +226,9 @@ def _compute_shapes(home: Sharding) -> None:
         shape = tuple(local_data.shape if global_shape is None else global_shape)
         return _made(jax.core.ShapedArray(shape, jax.dtypes.canonicalize_dtype(local_data.dtype)), sharding, True)
 
-    jax.make_array_from_callback = from_callback
+    jax.make_array_from_callback = jax_array.make_array_from_callback = (
+        from_callback  # `jnp.zeros_like` takes the other
+    )
     jax.make_array_from_single_device_arrays = from_single
     jax.make_array_from_process_local_data = from_local
 

@@ -20,6 +20,7 @@ from tests.compat.guards import needs
     [
         (array, "ArrayImpl"),
         (array, "Shard"),
+        (array, "make_array_from_callback"),
         (core, "EvalTrace"),
         (core, "eval_trace"),
         (core, "pytype_aval_mappings"),
@@ -58,6 +59,8 @@ found["placed"] = [is_abstract(cut), cut.sharding.shard_shape(cut.shape), float(
 found["copied"] = np.array(large).shape
 made = jax.make_array_from_callback((8, 2), cut.sharding, lambda index: np.ones((8, 2))[index])
 found["made"] = [is_abstract(made), made.addressable_data(1).shape, len(made.addressable_shards)]
+zeros = jnp.zeros_like(cut)
+found["like"] = [is_abstract(zeros), zeros.sharding == cut.sharding]
 found["lowered"] = jax.jit(lambda a: a + 1).lower(cut).compile().memory_analysis().argument_size_in_bytes
 print(json.dumps(found))
 """
@@ -79,4 +82,5 @@ def test_shapes_are_computed_and_small_values():
     assert found["placed"] == [True, [2], 3.0, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]]
     assert found["copied"] == [1_000_000, 1_000_000]
     assert found["made"] == [True, [2, 2], 4]
+    assert found["like"] == [True, True]
     assert found["lowered"] == 8

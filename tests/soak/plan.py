@@ -81,15 +81,13 @@ def main() -> None:
         plan = rx.plan(step, strategy=make, on="cpu:8")
         seconds.append(time.perf_counter() - begin)
         own = sum(each.bytes for each in plan.state if not each.name.startswith("argument"))
-        is_used = {each.name for each in real.plan.state}
-        unused = sum(each.bytes for each in plan.state if each.name not in is_used)
-        is_same_state = own - unused == real.held and plan.batch == real.plan.batch
+        is_same_state = (own, plan.batch) == (real.held, real.plan.batch)
         is_same_sent = plan.collectives == real.plan.collectives
         same_state += is_same_state
         same_sent += is_same_sent
         print(f"{name}: state {is_same_state}, collectives {is_same_sent}, {seconds[-1]:.1f} s", flush=True)
         if not is_same_state:
-            print(f"  planned {own} of which {unused} unused, held {real.held}; {plan.batch}, {real.plan.batch}")
+            print(f"  planned {own}, held {real.held}; of the batch {plan.batch}, {real.plan.batch}")
         if not is_same_sent:
             print(f"  planned {plan.collectives}\n  compiled {real.plan.collectives}")
         if has_libtpu:
