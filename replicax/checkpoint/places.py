@@ -56,7 +56,9 @@ class Patience:
     """How long to wait for a store, in seconds."""
 
     all: float = 600.0  # for a request with all its repetitions
-    each: float = 30.0  # for one of them, and a second more for each MiB
+    each: float = (
+        30.0  # for the first of them, and a second more for each MiB; twice as long after each that was too short
+    )
     first_pause: float = 0.1  # before the first repetition; the pauses double
     longest_pause: float = 8.0
 
@@ -160,16 +162,18 @@ class StorePath:
     def _tried(self, what: str, ask: Callable[[tensorstore.KvStore], tensorstore.Future[_T]], nbytes: int = 0) -> _T:
         """Returns the answer of the store, which is asked again and again until the patience ends."""
         begun, pause = time.monotonic(), self.patience.first_pause
+        each = self.patience.each + nbytes / 2**20
         while True:
             left = begun + self.patience.all - time.monotonic()
             future = None
             try:
                 future = ask(_opened(*self._bucket, *_settings(dict(os.environ))))
-                return future.result(timeout=max(0.0, min(left, self.patience.each + nbytes / 2**20)))
+                return future.result(timeout=max(0.0, min(left, each)))
             except TimeoutError:
                 assert future is not None
                 future.cancel()
-                problem = "it did not answer in time"
+                problem = f"it did not answer within {each:g} s"
+                each *= 2  # A store that has too much to do gets no more to do.
             except Exception as error:  # TensorStore raises many kinds.
                 problem = str(error)
                 if any(word in problem for word in _PERMANENT):
