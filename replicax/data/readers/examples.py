@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from replicax.checks import checked
 from replicax.data.readers.extras import needed
 from replicax.errors import ArgumentError, DataError
 
@@ -122,6 +123,7 @@ class ExampleParser:
         return {name: _value(name, spec, found) for name, spec in self._specs}
 
 
+@checked
 def parse_sequence_example(
     serialized: bytes,
     context_features: Mapping[str, Any] | None = None,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
-from replicax.checks import checked_int
+from replicax.checks import checked, checked_int
 from replicax.data.readers.extras import needed
 from replicax.errors import ArgumentError, DataError
 
@@ -26,6 +26,7 @@ _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 _BUFFER = 1 << 20
 
 
+@checked
 class Cache:
     """A folder on this machine with copies of files from buckets; the ones not used for longest go first.
 

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any
 
+from replicax.checks import checked
 from replicax.data.readers.examples import ExampleParser, serialized_example
 from replicax.data.readers.extras import needed
 from replicax.data.readers.files import Cache, Paths, listed, opened
@@ -55,6 +56,7 @@ def read_tfrecord(
     return rows if features is None else rows.map(ExampleParser(features))
 
 
+@checked
 def write_tfrecord(file: str, rows: Iterable[bytes | Mapping[str, Any]], *, compression: str = "") -> int:
     """Writes a TFRecord file on this machine, with checksums; it has its name once it is whole.
 
@@ -78,6 +80,8 @@ def write_tfrecord(file: str, rows: Iterable[bytes | Mapping[str, Any]], *, comp
         >>> rx.data.read_tfrecord(name, {"n": rx.data.FixedLenFeature([], "int64")}).batch(3).first()
         {'n': array([0, 1, 2])}
     """
+    if not file:
+        raise ArgumentError("`file` is the name of a file, got ''.")
     if compression not in ("", "GZIP"):
         raise ArgumentError(f"`compression` is '' or 'GZIP', got {compression!r}.")
     crc = needed("google_crc32c", "rx.data.write_tfrecord").value
@@ -85,6 +89,8 @@ def write_tfrecord(file: str, rows: Iterable[bytes | Mapping[str, Any]], *, comp
     try:
         with gzip.open(unfinished, "wb") if compression else open(unfinished, "wb") as stream:
             for row in rows:
+                if not isinstance(row, (bytes, Mapping)):
+                    raise ArgumentError(f"A row is bytes or a dict of features, got {row!r:.100} as row {count}.")
                 record = row if isinstance(row, bytes) else serialized_example(row)
                 length = struct.pack("<Q", len(record))
                 for part in (length, record):

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from replicax.checks import checked
 from replicax.errors import ArgumentError
 from replicax.tools.certifying.catalogue import REFUSED, Case, with_rule
 from replicax.tools.certifying.certificate import Certificate, Outcome, same_verdicts, script_digest, versions
@@ -20,6 +21,7 @@ from replicax.tools.certifying.targets import Target, targets
 SEEDS = (1, 2)
 
 
+@checked
 def certify(
     script: str | os.PathLike[str],
     steps: int = 5,
