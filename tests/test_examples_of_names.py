@@ -11,7 +11,7 @@ from tests.test_public_api import public_names
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# These need other processes, or files that TensorFlow has written: their code is shown and skipped.
+# These need other processes, or files that other libraries write: their code is shown and skipped.
 NEED_MORE_THAN_ONE_PROCESS = {
     "ParameterServerStrategy",
     "checkpoint.tensorflow.TensorFlowCheckpoint",
@@ -22,6 +22,11 @@ NEED_MORE_THAN_ONE_PROCESS = {
     "coordinator.PerWorkerValues",
     "coordinator.RemoteValue",
     "coordinator.get_current_worker_index",
+    "data.from_hugging_face",
+    "data.read_array_record",
+    "data.read_images",
+    "data.read_parquet",
+    "data.read_webdataset",
     "estimator.train_and_evaluate",
     "keras.SidecarEvaluator",
     "testing.ElasticJob",

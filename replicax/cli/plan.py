@@ -48,8 +48,8 @@ def plan(
     """Runs a script, unchanged, on devices that need not exist, and reports on its first training step.
 
     Arrays have no values there, so a model of any size is planned in little memory. The step is compiled for the
-    devices: for TPUs by their own compiler (pip install 'replicax[plan]'), and the script ends. The script's output goes
-    to standard error. Exit codes: 0 if the step fits, 3 if not, 2 if it cannot be planned.
+    devices: for TPUs by their own compiler (pip install 'replicax[plan]'), and the script ends. The script's output
+    goes to standard error. Exit codes: 0 if the step fits, 3 if not, 2 if it cannot be planned.
     """
     script, *arguments = command or [""]
     try:

@@ -104,7 +104,13 @@ def read_texts(folder: str, *, classes: Sequence[str] | None = None, cache: Cach
         DataError: While iterating: a file is gone, or no UTF-8.
 
     Example:
-        >>> rows = rx.data.read_texts("reviews").map(lambda row: (tokenize(row[0]), row[1]))  # doctest: +SKIP
+        >>> import pathlib, tempfile
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> for name, text in (("bad", "dull"), ("good", "a gem")):
+        ...     (folder / name).mkdir()
+        ...     _ = (folder / name / "0.txt").write_text(text)
+        >>> rx.data.read_texts(folder).map(lambda row: (len(row[0]), row[1])).batch(2).first()
+        (array([4, 5]), array([0, 1]...))
     """
     return Rows(_Labelled(folder, ("txt",), classes, lambda data: data.decode("utf-8"), cache))
 

@@ -196,7 +196,11 @@ def read_csv(
         DataError: While iterating: a file is gone, lacks a column, or has a line with another number of fields.
 
     Example:
-        >>> rows = rx.data.read_csv("people-*.csv", ["age", "income"])  # doctest: +SKIP
+        >>> import pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "people.csv")
+        >>> _ = file.write_text("name,age\\nAda,36\\nAlan,41\\n")
+        >>> rx.data.read_csv(file, ["age"]).batch(2).first()
+        {'age': array([36, 41])}
     """
     return Rows(_CSV(listed(files), columns, delimiter, cache))
 
@@ -258,6 +262,10 @@ def read_json_lines(files: Paths, *, cache: Cache | None = None) -> Rows:
         DataError: While iterating: a file is gone, or a line is no JSON.
 
     Example:
-        >>> rows = rx.data.read_json_lines("chats-*.jsonl.gz").map(tokenize)  # doctest: +SKIP
+        >>> import pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "chats.jsonl")
+        >>> _ = file.write_text('{"words": 3}\\n{"words": 5}\\n')
+        >>> rx.data.read_json_lines(file).batch(2).first()
+        {'words': array([3, 5])}
     """
     return Rows(_JSONLines(listed(files), cache))

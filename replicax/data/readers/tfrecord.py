@@ -46,9 +46,12 @@ def read_tfrecord(
         DataError: While iterating: a file or a record is damaged, or lacks a feature.
 
     Example:
-        >>> rows = rx.data.read_tfrecord("train-*.tfrecord", {"label": rx.data.FixedLenFeature([], "int64")})
-        ... # doctest: +SKIP
-        >>> dataset = strategy.distribute_dataset(rows.shuffle(seed=1).batch(256))  # doctest: +SKIP
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> _ = rx.data.write_tfrecord(f"{folder}/train-0.tfrecord", [{"label": n} for n in range(3)])
+        >>> rows = rx.data.read_tfrecord(f"{folder}/train-*.tfrecord", {"label": rx.data.FixedLenFeature([], "int64")})
+        >>> rows.batch(3).first()
+        {'label': array([0, 1, 2])}
     """
     if compression not in _COMPRESSIONS:
         raise ArgumentError(f"`compression` is one of {_COMPRESSIONS}, got {compression!r}.")
