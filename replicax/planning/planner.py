@@ -37,7 +37,7 @@ TRAIN, PREDICT = "train", "predict"
 # A step that is far from the limits of its devices, as most are: the parts of them that it reaches.
 _COMPUTES, _SENDS = 0.4, 0.6
 _LACKS_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|[Rr]an out of memory|Out of memory")
-_LONGEST = 200
+_LONGEST, _LONGEST_STRATEGY = 200, 90
 
 
 class Argument(TreeLeaf):
@@ -94,7 +94,7 @@ def plan_of(
         kind=TRAIN if any(map(is_trained, variables.written)) or any(is_state) else PREDICT,
         on=on,
         hosts=hosts,
-        strategy=repr(strategy),
+        strategy=_shown(strategy),
         state=tuple(state),
         batch=batch,
         memory=memory,
@@ -105,6 +105,12 @@ def plan_of(
         seconds=_range(on.chip, on.size, work, memory, sent, compiled, _sizes(strategy.placement)),
         compile_seconds=seconds,
     )
+
+
+def _shown(strategy: StrategyBase) -> str:
+    """Returns the strategy as it shows itself, or its name alone where it would list many devices."""
+    shown = repr(strategy)
+    return shown if len(shown) <= _LONGEST_STRATEGY else type(strategy).__name__
 
 
 def _strategy_of(program: Program) -> StrategyBase | None:
