@@ -217,5 +217,10 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
         if begun is not None:
             begun.close()
 
+    @property
+    def can_continue(self) -> bool:
+        """Whether a pass can begin in the middle: the source gives its rows again."""
+        return True
+
     def _check_can_continue(self) -> None:
         """Checks that a pass can begin in the middle of the source."""

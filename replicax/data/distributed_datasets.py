@@ -93,8 +93,13 @@ class DistributedDataset(DistributedDatasetBase):
             return len(self._batches)
         return len(self._batches) - (not kept_rows(last_rows, self._fed.num_replicas, self._options.remainder))
 
+    @property
+    def can_continue(self) -> bool:
+        """Whether a pass can begin in the middle: the source gives its rows again."""
+        return not self._batches.one_shot
+
     def _check_can_continue(self) -> None:
-        if self._batches.one_shot:
+        if not self.can_continue:
             raise ArgumentError(
                 f"The dataset is an iterator ({self._batches.name}), which cannot give its batches again, so its "
                 "position cannot be saved. Give something that starts anew: a list, a dataset, or a function that "

@@ -319,8 +319,11 @@ def _part(blocks: Sequence[Block], first: int, end: int) -> Iterator[Block]:
 
 
 def _digest(names: Sequence[str]) -> str:
-    # Without the folders: data may have moved, and workers may see it at different places.
-    ends = "\n".join(str(name).replace("\\", "/").rpartition("/")[2] for name in names)
+    # Below the folder that all share: data may have moved, and workers may see it at different places.
+    parts = [str(name).replace("\\", "/").split("/") for name in names]
+    folders = zip(*(each[:-1] for each in parts), strict=False)
+    shared = sum(1 for _ in itertools.takewhile(lambda at: len(set(at)) == 1, folders))
+    ends = "\n".join("/".join(each[shared:]) for each in parts)
     return hashlib.blake2b(ends.encode(), digest_size=4).hexdigest()
 
 

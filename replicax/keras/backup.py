@@ -103,6 +103,7 @@ class _BackupAndRestore:
             self.model.train_function = self.model.train_function.train
         self._given: dict[str, Any] | None = None
         self._passed = 0
+        self._pass: int | None = None  # of the data in this epoch
         if not self._has_joined():
             step = self._newest_restored()
             if step is not None:
@@ -165,13 +166,21 @@ class _BackupAndRestore:
         self._count, self._epoch = step, epoch
         self._saved_at = saved_at
         set_initial_epoch(self.model, self._epoch)
+        dataset, number = self._dataset(), metadata.noted_number("pass")
+        if dataset is not None and number is not None:  # Each pass of rows has an order of its own.
+            dataset.set_state({"format": dataset.get_state()["format"], "pass": number, "rows": 0, "batches": 0})
         if self._saved_at:
             metrics = [np.asarray(variable) for variable in self.model.metrics_variables]
             self._resume = _Skipping(self.model, self._saved_at, metrics)
 
+    def _dataset(self) -> Any:
+        """Returns the distributed dataset that `fit` reads; None for other data, and for an iterator of one pass."""
+        dataset = getattr(getattr(self.model, "_replicax", None), "dataset", None)
+        return dataset if dataset is not None and dataset.can_continue else None
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         del logs
-        self._epoch, self._step = epoch, 0
+        self._epoch, self._step, self._pass = epoch, 0, None
         if self._restored:
             self._generators.draw_again()  # the order of the data, as it was
             self._restored = False
@@ -189,6 +198,10 @@ class _BackupAndRestore:
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         del logs
         self._step = min(batch + 1, self.params.get("steps") or batch + 1)
+        if self._pass is None and (dataset := self._dataset()) is not None:
+            state = dataset.get_state()
+            if state["batches"] <= batch + 1:  # With `steps_per_epoch`, an epoch may begin inside of a pass.
+                self._pass = state["pass"]
         if self._step <= max(self._saved_at, self._passed):
             return  # skipped
         if self._is_told_to_go():
@@ -227,6 +240,8 @@ class _BackupAndRestore:
         assert self.model is not None
         self._manager.checkpoint.add_note("epoch", lambda: epoch)
         self._manager.checkpoint.add_note("step", lambda: step)
+        number = None if self._pass is None else self._pass + (step == 0)
+        self._manager.checkpoint.add_note("pass", lambda: number)
         self._count += 1
         return self._count
 

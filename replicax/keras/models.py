@@ -36,7 +36,7 @@ from replicax.errors import ArgumentError, BatchError, ContextError
 from replicax.keras.all_workers import check_same_file, has_workers, is_elastic
 from replicax.keras.chief_writes import save_on_workers, write_atomically
 from replicax.keras.custom_objects import remembering_arguments
-from replicax.keras.feeding import as_keras_data
+from replicax.keras.feeding import as_keras_data, dataset_of
 from replicax.keras.loop_state import Progress
 from replicax.keras.model_pickling import ModelParcel, like_a_row
 from replicax.keras.steps import accept_state, takes_data
@@ -69,6 +69,7 @@ class _Membership:
         self.saves_together, self.fits = False, 0
         self.is_built_by_step = False  # whether its variables were made by its own step
         self.progress: Progress | None = None  # of the running `fit`, where workers may come and go
+        self.dataset: Any = None  # the distributed dataset that the latest `fit` reads; None for other data
         self.batch: PyTree = None  # one row of zeros like a batch with targets; None before the first
         self.compilation: object = None  # on a client, how the model was compiled when it came back from a loop
 
@@ -174,6 +175,8 @@ def _in_global_view(original: Callable[..., Any]) -> Callable[..., Any]:
                 return getattr(loops, original.__name__)(*given.args[1:], **given.kwargs)
             for name in _DATA & given.arguments.keys():
                 given.arguments[name] = as_keras_data(given.arguments[name], strategy)
+            if original.__name__ == "fit":
+                self._replicax.dataset = dataset_of(given.arguments.get("x"))
             around = strategy.around_loop(self, original.__name__, given)
             if around is not None:
                 with around:

@@ -8,10 +8,9 @@ from typing import Any
 
 from jax.extend import core as jex_core
 
-from replicax.compat.jax_names import ALL_REDUCTIONS, BY_ELEMENT, CUMULATIVE, ENTERED, SHARD_MAP
+from replicax.compat.jax_names import ALL_REDUCTIONS, BY_ELEMENT, CUMULATIVE, ENTERED, SHARD_MAP, WITHOUT_WORK
 from replicax.program.ir.jaxprs import Program, aval_of, called_program, opened_program, programs_in
 
-_NO_WORK = frozenset(["convert_element_type", "copy", "name", "select_n", "stop_gradient", "real", "clamp"])
 #: The parameter of a `shard_map` that has the axes it maps over: JAX 0.10, and others.
 _MAPPED_AXES = ("newly_manual_axes", "manual_axes")
 
@@ -71,7 +70,7 @@ class _Counter:
         if inner and name not in ALL_REDUCTIONS and not name.startswith(("scatter", "reduce")):
             self.unknown.add(name)
             return sum(map(self.flops, inner))
-        if name in ("custom_call", "ffi_call", "pure_callback", "io_callback", "pallas_call"):
+        if name in ("ffi_call", "pure_callback", "io_callback", "pallas_call"):
             self.unknown.add(name)
         return 0
 
@@ -104,7 +103,7 @@ def _convolution(equation: jex_core.JaxprEqn) -> int:
 
 
 _RULES = {
-    **dict.fromkeys(BY_ELEMENT - _NO_WORK, _results),
+    **dict.fromkeys(BY_ELEMENT - WITHOUT_WORK, _results),
     **dict.fromkeys(ALL_REDUCTIONS | CUMULATIVE, _operands),
     "dot_general": _dot,
     "conv_general_dilated": _convolution,

@@ -24,6 +24,7 @@ UNPICKLING = {
     "parameter_server/actors/actor_errors.py": "an actor of this cluster: Ray has checked its token",
     "parameter_server/actors/worker.py": "the coordinator: Ray has checked its token",
     "job/processes/call.py": "the client, by a file that its own launcher hands over",
+    "planning/child.py": "the function that its parent hands to it, by its standard input",
     "strategies/multi_worker.py": "this process: the client's arguments, within a call of `job/processes/call.py`",
 }
 

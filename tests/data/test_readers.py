@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import json
@@ -389,3 +390,53 @@ def test_lengths_that_are_absurd(tmp_path):
     data = length + struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
     with pytest.raises(DataError, match="record 0"):
         sizes(records(tmp_path, data + b"abc"))
+
+
+@pytest.mark.parametrize(("end", "packed"), [("gz", gzip.compress), ("bz2", bz2.compress)])
+def test_csv_may_be_compressed(tmp_path, end, packed):
+    pytest.importorskip("pyarrow")
+    (tmp_path / f"a.csv.{end}").write_bytes(packed(b"a,b\n1,2\n3,4\n"))
+    batch = rx.data.read_csv(tmp_path / f"a.csv.{end}").batch(2).first()
+    np.testing.assert_array_equal(batch["a"], [1, 3])
+
+
+def test_bytes_that_end_with_zeros_are_written_as_they_are(tmp_path):
+    pytest.importorskip("google_crc32c")
+    name = str(tmp_path / "a.tfrecord")
+    rx.data.write_tfrecord(name, [{"x": [b"a\0", b"b\0\0"], "y": np.array([], "float32")}])
+    features = {"x": rx.data.VarLenFeature("string"), "y": rx.data.VarLenFeature("float32")}
+    found = []
+    rx.data.read_tfrecord(name, features).map(lambda row: found.append(row) or 0).batch(1).first()
+    assert list(found[0]["x"]) == [b"a\0", b"b\0\0"]
+    assert found[0]["y"].dtype == "float32"
+    with pytest.raises(ArgumentError, match="numbers, bytes or texts"):
+        rx.data.write_tfrecord(name, [{"x": [b"a", 1]}])
+
+
+def test_files_of_one_name_in_other_folders_are_other_files(tmp_path):
+    names = []
+    for day in ("1", "2", "3"):
+        (tmp_path / day).mkdir()
+        (tmp_path / day / "part-0.jsonl").write_text('{"x": 1}\n{"x": 2}\n')
+        names.append(tmp_path / day / "part-0.jsonl")
+    dataset = rx.OneDeviceStrategy("cpu:0").distribute_dataset(rx.data.read_json_lines(names[:2]).batch(1))
+    next(iter(dataset))
+    other = rx.OneDeviceStrategy("cpu:0").distribute_dataset(rx.data.read_json_lines(names[1:]).batch(1))
+    other.set_state(dataset.get_state())
+    with pytest.raises(ArgumentError):
+        next(iter(other))
+
+
+def test_links_to_folders_above_are_not_followed(tmp_path):
+    for name in ("bad", "good"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0.txt").write_text(name)
+    (tmp_path / "good" / "loop").symlink_to("..")
+    assert len(rx.data.read_texts(tmp_path)) == 2
+
+
+def test_a_token_that_int32_cannot_hold_is_an_error(tmp_path):
+    np.array([1, 2, 3_000_000_000, 4], np.uint32).tofile(tmp_path / "a.bin")
+    rows = rx.data.read_tokens(tmp_path / "a.bin", 3, dtype="uint32")
+    with pytest.raises(DataError, match="a token is 3000000000"):
+        rows.batch(1).first()

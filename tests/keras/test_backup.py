@@ -207,3 +207,26 @@ def test_steps_that_only_accumulate_gradients_count_too(tmp_path: Path):
     found = trained(rx.keras.BackupAndRestore(tmp_path, save_freq=1)).get_weights()
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+@pytest.mark.parametrize("at", [7, 12, 15])
+def test_shuffled_rows_go_on_in_the_order_of_their_epoch(tmp_path: Path, at: int):
+    """Each pass of `rx.data.Rows` has another order: the backup knows which one an epoch reads."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(ROWS, 4)).astype("f4"), rng.normal(size=(ROWS, 2)).astype("f4")
+
+    def trained(stop: Stop, directory: Path | None) -> list[np.ndarray]:
+        keras.utils.set_random_seed(1)
+        data = rx.data.Rows(list(zip(x, y, strict=True))).shuffle(seed=1).batch(BATCH)
+        with rx.MirroredStrategy().scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        backup = [] if directory is None else [rx.keras.BackupAndRestore(directory, save_freq=2, async_=False)]
+        model.fit(data, epochs=EPOCHS, verbose=0, callbacks=[*backup, stop])
+        return model.get_weights()
+
+    undisturbed = trained(Stop(None, "error"), None)
+    with pytest.raises(KeyboardInterrupt):
+        trained(Stop(at, "error"), tmp_path / "backup")
+    for ours, wanted in zip(trained(Stop(None, "error"), tmp_path / "backup"), undisturbed, strict=True):
+        np.testing.assert_array_equal(ours, wanted)

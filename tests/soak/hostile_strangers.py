@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
+import grpc.experimental  # Loaded now: another user cannot read where this Python is.
 
 from tests.soak.hostile_messages import ENCODINGS, Attacker, bomb, leave_marks_in
 

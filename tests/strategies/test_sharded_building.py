@@ -65,7 +65,9 @@ def check_layouts(strategy, variables):
 
 def check_equal(variables, expected):
     for variable, wanted in zip(variables, expected, strict=True):
-        assert np.asarray(array_of(variable)).tobytes() == np.asarray(array_of(wanted)).tobytes(), variable.path
+        # A compiled initializer may round once where Keras rounds twice.
+        here, there = np.asarray(array_of(variable)), np.asarray(array_of(wanted))
+        np.testing.assert_allclose(here, there, rtol=1e-6, atol=3e-8, err_msg=variable.path)
 
 
 @pytest.mark.daily(2)

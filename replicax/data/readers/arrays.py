@@ -15,6 +15,8 @@ from replicax.data.rows import Rows
 from replicax.errors import ArgumentError, DataError
 from replicax.typing import PyTree
 
+_INT32 = np.dtype(np.int32)
+
 
 def read_numpy(files: PyTree, *, cache: Cache | None = None) -> Rows:
     """Returns the rows of arrays in `.npy` files, which may be larger than memory: they are mapped, and not loaded.
@@ -175,17 +177,25 @@ class _Windows:
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         part, number = self._parts.find(index)
         start = number * self._stride
-        window = np.asarray(self._tokens[part][start : start + self._length + 1], np.int32)
+        window = self._window(part, start)
         return window[:-1], window[1:]
+
+    def _window(self, part: int, start: int) -> np.ndarray:
+        window = self._tokens[part][start : start + self._length + 1]
+        if window.dtype.itemsize >= _INT32.itemsize and window.dtype != _INT32:
+            largest, limit = max(abs(int(window.max())), abs(int(window.min()))), np.iinfo(_INT32).max
+            if largest > limit:
+                raise DataError(f"a token is {largest}, and tokens are int32, at most {limit}.", self._names[part])
+        return np.asarray(window, _INT32)
 
     def rows_at(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns rows as one batch."""
         length = self._length
-        x, y = (aligned((len(indices), length), np.dtype(np.int32)) for _ in range(2))
+        x, y = (aligned((len(indices), length), _INT32) for _ in range(2))
         for part, places, numbers in self._parts.split(indices):
-            tokens = self._tokens[part]
             for place, start in zip(places.tolist(), (numbers * self._stride).tolist(), strict=True):
-                x[place], y[place] = tokens[start : start + length], tokens[start + 1 : start + length + 1]
+                window = self._window(part, start)
+                x[place], y[place] = window[:-1], window[1:]
         return x, y
 
     def name_of(self, index: int) -> tuple[str, int]:

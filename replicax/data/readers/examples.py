@@ -170,9 +170,14 @@ def serialized_example(features: Mapping[str, Any]) -> bytes:
     """Returns a serialized `tf.train.Example` of features that are numbers, bytes, texts, or arrays of them."""
     message = _message_classes()["Example"]()
     for name, value in features.items():
-        values = [value] if isinstance(value, (bytes, str)) else np.ravel(np.asarray(value)).tolist()
+        # NumPy would drop zeros at the end of bytes, and make texts of mixed values.
+        values = _flat(value)
         feature = message.features.feature[name]
-        if all(isinstance(each, (bytes, str)) for each in values):
+        if not values and np.asarray(value).dtype.kind == "f":
+            feature.float_list.SetInParent()
+        elif not values and np.asarray(value).dtype.kind in "iub":
+            feature.int64_list.SetInParent()
+        elif all(isinstance(each, (bytes, str)) for each in values):
             feature.bytes_list.value.extend(each.encode() if isinstance(each, str) else each for each in values)
         elif all(isinstance(each, int) for each in values):
             feature.int64_list.value.extend(values)
@@ -182,6 +187,12 @@ def serialized_example(features: Mapping[str, Any]) -> bytes:
             raise ArgumentError(f"A feature is numbers, bytes or texts, got {value!r:.80} for {name!r}.")
     data: bytes = message.SerializeToString()
     return data
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [each for part in value for each in _flat(part)]
+    return [value] if isinstance(value, (bytes, str)) else np.ravel(np.asarray(value)).tolist()
 
 
 def _specs(features: Mapping[str, Any]) -> Sequence[tuple[str, _Spec]]:

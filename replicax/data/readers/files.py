@@ -152,5 +152,10 @@ def in_folder(folder: str) -> list[str]:
     if is_url(folder):
         system, path = _file_system(folder)
         return sorted(system.unstrip_protocol(name) for name in system.find(path))
-    found = [os.path.join(at, name) for at, _, names in os.walk(folder, followlinks=True) for name in names]
+    found, above = [], {os.path.realpath(folder)}
+    for at, below, names in os.walk(folder, followlinks=True):
+        found += [os.path.join(at, name) for name in names]
+        # A link may lead to a folder that is being walked.
+        below[:] = [name for name in below if os.path.realpath(os.path.join(at, name)) not in above]
+        above.update(os.path.realpath(os.path.join(at, name)) for name in below)
     return sorted(found)

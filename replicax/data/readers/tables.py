@@ -156,6 +156,10 @@ def read_parquet(files: Paths, columns: Sequence[str] | None = None, *, cache: C
     return Rows(_Parquet(listed(files), columns, cache))
 
 
+#: By the end of a file's name, as pyarrow calls it.
+_CODECS = {"gz": "gzip", "bz2": "bz2", "zst": "zstd"}
+
+
 class _CSV(_Columns):
     """The rows of CSV files."""
 
@@ -164,10 +168,12 @@ class _CSV(_Columns):
         self._csv: Any = needed("pyarrow.csv", "rx.data.read_csv")
 
     def blocks(self, file: int, first: int) -> Generator[dict[str, np.ndarray]]:
-        with opened(self.files[file], self._cache) as stream:
+        name = self.files[file]
+        with opened(name, self._cache) as stream:
             chosen = None if self._columns is None else list(self._columns)
+            codec = _CODECS.get(name.rpartition(".")[2])
             blocks = self._csv.open_csv(
-                stream,
+                stream if codec is None else needed("pyarrow", "rx.data.read_csv").CompressedInputStream(stream, codec),
                 parse_options=self._csv.ParseOptions(delimiter=self._delimiter),
                 convert_options=self._csv.ConvertOptions(include_columns=chosen),
             )
