@@ -28,6 +28,11 @@ Gpus = Annotated[int, typer.Option(metavar="N", help="GPUs for each worker.")]
 Restarts = Annotated[int, typer.Option(metavar="N", help="Failures that are tried again.")]
 _CPUS = "CPU cores for each worker; by default 8 for each GPU, or without GPUs 2 for each device."
 _MEMORY = "Memory for each worker, such as 32G; by default 4 GB for each core."
+Image = Annotated[str, typer.Option(metavar="IMAGE", help="A container image with script and replicax.  [required]")]
+Cpus = Annotated[int | None, typer.Option(metavar="N", help=_CPUS)]
+Memory = Annotated[str | None, typer.Option(metavar="SIZE", help=_MEMORY)]
+Shm = Annotated[str, typer.Option(metavar="SIZE", help="/dev/shm, a part of that memory.")]
+Machine = Annotated[str, typer.Option(metavar="TYPE", help="The machines, such as n1-standard-8.")]
 
 
 @template.command(context_settings=_SETTINGS)
@@ -38,12 +43,10 @@ def kubernetes(
     devices: Devices = ClusterJob.devices,
     gpus: Gpus = ClusterJob.gpus,
     restarts: Restarts = ClusterJob.restarts,
-    image: Annotated[
-        str, typer.Option(metavar="IMAGE", help="A container image with script and replicax.  [required]")
-    ] = "",
-    cpus: Annotated[int | None, typer.Option(metavar="N", help=_CPUS)] = None,
-    memory: Annotated[str | None, typer.Option(metavar="SIZE", help=_MEMORY)] = None,
-    shm: Annotated[str, typer.Option(metavar="SIZE", help="/dev/shm, a part of that memory.")] = ClusterJob.shm,
+    image: Image = "",
+    cpus: Cpus = None,
+    memory: Memory = None,
+    shm: Shm = ClusterJob.shm,
 ) -> None:
     """Prints an Indexed Job with its service and secret, for `kubectl apply`."""
     options = {"name": name, "workers": workers, "devices": devices, "gpus": gpus, "restarts": restarts}
@@ -60,12 +63,10 @@ def jobset(
     devices: Devices = ClusterJob.devices,
     gpus: Gpus = ClusterJob.gpus,
     restarts: Restarts = ClusterJob.restarts,
-    image: Annotated[
-        str, typer.Option(metavar="IMAGE", help="A container image with script and replicax.  [required]")
-    ] = "",
-    cpus: Annotated[int | None, typer.Option(metavar="N", help=_CPUS)] = None,
-    memory: Annotated[str | None, typer.Option(metavar="SIZE", help=_MEMORY)] = None,
-    shm: Annotated[str, typer.Option(metavar="SIZE", help="/dev/shm, a part of that memory.")] = ClusterJob.shm,
+    image: Image = "",
+    cpus: Cpus = None,
+    memory: Memory = None,
+    shm: Shm = ClusterJob.shm,
 ) -> None:
     """Prints a JobSet with its secret, for `kubectl apply`: all workers start again together."""
     options = {"name": name, "workers": workers, "devices": devices, "gpus": gpus, "restarts": restarts}
@@ -82,11 +83,9 @@ def compose(
     devices: Devices = ClusterJob.devices,
     gpus: Gpus = ClusterJob.gpus,
     restarts: Restarts = ClusterJob.restarts,
-    image: Annotated[
-        str, typer.Option(metavar="IMAGE", help="A container image with script and replicax.  [required]")
-    ] = "",
-    memory: Annotated[str | None, typer.Option(metavar="SIZE", help=_MEMORY)] = None,
-    shm: Annotated[str, typer.Option(metavar="SIZE", help="/dev/shm, a part of that memory.")] = ClusterJob.shm,
+    image: Image = "",
+    memory: Memory = None,
+    shm: Shm = ClusterJob.shm,
 ) -> None:
     """Prints a service for each worker, for `docker compose up` on one machine."""
     options = {"name": name, "workers": workers, "devices": devices, "gpus": gpus, "restarts": restarts}
@@ -102,12 +101,8 @@ def vertex(
     workers: Workers = ClusterJob.workers,
     devices: Devices = ClusterJob.devices,
     gpus: Gpus = ClusterJob.gpus,
-    image: Annotated[
-        str, typer.Option(metavar="IMAGE", help="A container image with script and replicax.  [required]")
-    ] = "",
-    machine: Annotated[
-        str, typer.Option(metavar="TYPE", help="The machines, such as n1-standard-8.")
-    ] = "n1-standard-8",
+    image: Image = "",
+    machine: Machine = "n1-standard-8",
     accelerator: Annotated[str | None, typer.Option(metavar="TYPE", help="The GPUs, such as NVIDIA_TESLA_T4.")] = None,
 ) -> None:
     """Prints the specification of a custom job, for `gcloud ai custom-jobs create`."""
@@ -124,12 +119,8 @@ def gce(
     devices: Devices = ClusterJob.devices,
     gpus: Gpus = ClusterJob.gpus,
     restarts: Restarts = ClusterJob.restarts,
-    image: Annotated[
-        str, typer.Option(metavar="IMAGE", help="A container image with script and replicax.  [required]")
-    ] = "",
-    machine: Annotated[
-        str, typer.Option(metavar="TYPE", help="The machines, such as n1-standard-8.")
-    ] = "n1-standard-8",
+    image: Image = "",
+    machine: Machine = "n1-standard-8",
     zone: Annotated[str, typer.Option(metavar="ZONE", help="Where they are.")] = "us-central1-a",
     accelerator: Annotated[str | None, typer.Option(metavar="TYPE", help="The GPUs, such as nvidia-tesla-t4.")] = None,
     shm: Annotated[str, typer.Option(metavar="SIZE", help="/dev/shm of the container.")] = ClusterJob.shm,
@@ -152,8 +143,8 @@ def kuberay(
     image: Annotated[
         str, typer.Option(metavar="IMAGE", help="A container image with script and replicax[ray].  [required]")
     ] = "",
-    cpus: Annotated[int | None, typer.Option(metavar="N", help=_CPUS)] = None,
-    memory: Annotated[str | None, typer.Option(metavar="SIZE", help=_MEMORY)] = None,
+    cpus: Cpus = None,
+    memory: Memory = None,
 ) -> None:
     """Prints a RayJob for the KubeRay operator, for `kubectl apply`."""
     options = {"name": name, "workers": workers, "devices": devices, "gpus": gpus, "restarts": restarts}

@@ -152,10 +152,10 @@ def in_folder(folder: str) -> list[str]:
     if is_url(folder):
         system, path = _file_system(folder)
         return sorted(system.unstrip_protocol(name) for name in system.find(path))
-    found, above = [], {os.path.realpath(folder)}
+    found, seen = [], {os.path.realpath(folder)}
     for at, below, names in os.walk(folder, followlinks=True):
         found += [os.path.join(at, name) for name in names]
-        # A link may lead to a folder that is being walked.
-        below[:] = [name for name in below if os.path.realpath(os.path.join(at, name)) not in above]
-        above.update(os.path.realpath(os.path.join(at, name)) for name in below)
+        real = {name: os.path.realpath(os.path.join(at, name)) for name in below}
+        below[:] = [name for name in below if real[name] not in seen]  # A link may lead to a folder above.
+        seen.update(real.values())
     return sorted(found)
