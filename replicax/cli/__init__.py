@@ -1,6 +1,7 @@
 """The command line. Importing it loads nothing: each command loads what it needs when it runs."""
 
 import io
+import signal
 import sys
 
 
@@ -9,6 +10,8 @@ def main() -> None:
     from replicax.cli.app import app
 
     print_anywhere()
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # What runs is ended as by Ctrl-C: it cleans up.
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     app()
 
 

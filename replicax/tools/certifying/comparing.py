@@ -124,7 +124,7 @@ def compare(base: Recording, other: Recording, tolerances: Tolerances) -> Compar
                 compared, tuple(left_out), (event, None, _difference(event, math.inf, 0.0, detail)), largest
             )
         if there is None:
-            left_out[f"{event.kind} {event.name}"] = None
+            left_out[_called(event)] = None
             continue
         compared += 1
         tolerance = 0.0 if event.combine == "rows" else tolerances.of(event)
@@ -139,7 +139,7 @@ def compare(base: Recording, other: Recording, tolerances: Tolerances) -> Compar
 
 def _compared(event: Event, there: Event, tolerance: float) -> tuple[float, str]:
     """Returns how far two events are from each other, and a sentence if that is too far."""
-    what = f"{event.kind} {event.name!r}" if event.kind != event.name.removeprefix("the ") else event.name
+    what = _called(event)
     where = f"in step {event.step}"
     if event.combine == "rows":
         mine, theirs = event.value.rows, there.value.rows
@@ -164,6 +164,10 @@ def _compared(event: Event, there: Event, tolerance: float) -> tuple[float, str]
         else (f"of norm {one.norm:.4g}, by {far:.2g}")
     )
     return far, f"{what} differs {where}: {size}; rounding explains {tolerance:.2g}."
+
+
+def _called(event: Event) -> str:
+    return event.name if event.kind == event.name.removeprefix("the ") else f"{event.kind} {event.name!r}"
 
 
 def distance(one: Value, other: Value) -> float:

@@ -6,8 +6,10 @@ short run. The workers of a job are started by `replicax run`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -49,9 +51,12 @@ class Runner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         if self._process is not None:
             assert self._process.stdin is not None and self._process.stdout is not None
+            if kind is not None:  # It may be in the middle of a run, which nobody waits for any more.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
             self._process.stdin.close()  # It ends at the end of its input.
             self._process.stdout.close()
             self._process.wait()
@@ -99,8 +104,14 @@ class Runner:
         """Returns the exit code of a run in a fork; None if it was not done in time."""
         if self._process is None:
             command = [sys.executable, "-m", _MODULE]
+            # In a group of its own: Ctrl-C in the terminal is for the process that asked, which ends this one.
             self._process = subprocess.Popen(
-                command, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                command,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
             )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(f"{specification}\n")
@@ -124,12 +135,14 @@ class Runner:
             try:
                 return process.wait(run.limit_s)
             except subprocess.TimeoutExpired:
-                process.terminate()  # The launcher ends its workers.
-                try:
-                    process.wait(30)
-                except subprocess.TimeoutExpired:
-                    process.kill()
                 return None
+            finally:
+                if process.poll() is None:
+                    process.terminate()  # The launcher ends its workers.
+                    try:
+                        process.wait(30)
+                    except subprocess.TimeoutExpired:
+                        process.kill()
 
 
 def _environment() -> dict[str, str]:

@@ -1,7 +1,13 @@
 """`rx.certify`: what differs is named, what does not is certified; comparisons, rules, and the file."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +81,39 @@ def test_a_right_script_is_certified_and_checked_again(tmp_path, monkeypatch):
     assert again.exit_code == 0, again.output
     script.write_text(WRONG)
     assert CliRunner().invoke(app, check).exit_code == 1
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_certificate_that_is_stopped_leaves_nothing(number, tmp_path):
+    started, folder = tmp_path / "started", tmp_path / "tmp"
+    folder.mkdir()
+    text = f"import os, pathlib, time; pathlib.Path({str(started)!r}).write_text(str(os.getpid())); time.sleep(99)"
+    command = [sys.executable, "-m", "replicax", "certify", str(written(tmp_path, text))]
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    with subprocess.Popen(
+        command, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=own_terminal
+    ) as process:
+        wait_for(lambda: started.exists() and started.read_text())
+        os.killpg(process.pid, number)  # A terminal sends it to the whole group.
+        said = process.stderr.read()
+    assert process.returncode == 128 + number
+    assert not list(folder.glob("replicax-*"))
+    assert "Traceback" not in said
+    wait_for(lambda: not Path(f"/proc/{started.read_text()}").exists())
+
+
+def own_terminal() -> None:
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def wait_for(is_there: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 100
+    while not is_there():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.nightly
