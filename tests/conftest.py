@@ -51,7 +51,7 @@ import pytest
 from hypothesis import settings
 
 import replicax as rx
-from replicax.runtime import ending
+from replicax.runtime import activity, ending
 from tests import compiled, matrices
 from tests.costs import (  # noqa: F401 - pytest finds its hooks here.
     pytest_runtest_makereport,
@@ -145,11 +145,13 @@ def compilations() -> Callable[[], contextlib.AbstractContextManager[list[str]]]
 
 @pytest.fixture(autouse=True)
 def leave_nothing_behind() -> Iterator[None]:
-    """Fails a test that leaks a thread, an environment variable, a strategy, eager execution or an unfinished save."""
+    """Fails a test that leaks a thread, an environment variable, a strategy, a phase, or an unfinished save."""
     threads = set(threading.enumerate())
     environment = _environment()
+    phase = activity.now.at[0]
     yield
     leaks = [
+        *_leaked_phase(phase),
         *_leaked_strategy(),
         *_leaked_eagerness(),
         *_leaked_environment(environment),
@@ -158,6 +160,14 @@ def leave_nothing_behind() -> Iterator[None]:
     ]
     if leaks:
         pytest.fail("The test left behind:\n  " + "\n  ".join(leaks), pytrace=False)
+
+
+def _leaked_phase(before: str) -> list[str]:
+    phase = activity.now.at[0]
+    if phase == before:
+        return []
+    activity.now.at = (before, time.monotonic())
+    return [f"the phase {phase!r} of this process, which was in {before!r}"]
 
 
 def _leaked_strategy() -> list[str]:
