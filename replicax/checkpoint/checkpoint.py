@@ -15,11 +15,9 @@ import jax
 import numpy as np
 
 import replicax.context as context
-import replicax.contracts.worlds as worlds
 from replicax.checkpoint.contents import Contents, ObjectParts, is_value, parts_of, replace_values
-from replicax.checkpoint.coordination import Coordination
+from replicax.checkpoint.coordination import Coordination, coordinated
 from replicax.checkpoint.deferred import DeferredRestore, deferred_restores, drop_replaced, values_to_write
-from replicax.checkpoint.elastic_calls import coordinated
 from replicax.checkpoint.encoding import (
     SavedArray,
     restored_array,
@@ -48,6 +46,7 @@ from replicax.checkpoint.writing import (
 )
 from replicax.contracts.advice import Advised
 from replicax.contracts.called_as import called_as
+from replicax.contracts.group import current_group
 from replicax.contracts.variable_access import AssignableLike, restorations_of
 from replicax.errors import ArgumentError, CheckpointError, ElasticError
 from replicax.typing import PyTree
@@ -140,7 +139,7 @@ class Checkpoint(Advised):
             CheckpointError: The directory exists already, or cannot be written; or a model or optimizer is not built,
                 and no restored values wait for it; or the processes save different objects.
         """
-        if worlds.running() is not None:
+        if current_group().may_change:
             return self._written(directory, lambda: new_directory(directory), step, objects)
         save, prepared = self._agreed(directory, lambda: new_directory(directory), step, objects)
         return save.write(self._contents(prepared))
@@ -170,7 +169,7 @@ class Checkpoint(Advised):
             True
         """
         name = f"{file_prefix}-{int(self.save_counter.numpy()) + 1}"
-        if worlds.running() is not None:
+        if current_group().may_change:
             absolute(file_prefix)
             self.save_counter.assign_add(1)
             return str(self._written(name, lambda: absolute(name)))

@@ -20,14 +20,13 @@ import numpy as np
 import replicax.runtime.activity as activity
 from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.coordination import Coordination
-from replicax.checkpoint.elastic_calls import coordinated_text
 from replicax.checkpoint.encoding import SavedArray
 from replicax.checkpoint.metadata import read_metadata
 from replicax.checkpoint.places import Place, new_name, staging
 from replicax.checkpoint.same_contents import compare_contents, digest_of, document_of
 from replicax.checkpoint.writing import PREPARED, commit, could_not_write, save_files
 from replicax.cluster.exchange import ClosedError, Exchange, closing
-from replicax.contracts.worlds import Worlds, running
+from replicax.contracts.group import Group, as_arrays, as_messages, current_group
 from replicax.errors import CheckpointError, ContextError
 from replicax.runtime.ending import finish_at_end, finished
 from replicax.runtime.transfer import host_copy
@@ -45,12 +44,11 @@ def begun_save(
     committed: Callable[[], object] = lambda: None,
 ) -> WorldSave:
     """Begins a save, which all workers begin together."""
-    known = running()
-    assert known is not None
+    group = current_group()
     found: list[tuple[Place, Contents]] = []
 
-    def begin(coordination: Coordination) -> str:
-        document = ""
+    def begin() -> tuple[list[bytes], bool]:
+        coordination, document = Coordination(name, timeout_s), ""
 
         def manifest() -> dict[str, str]:
             nonlocal document
@@ -58,19 +56,22 @@ def begun_save(
             found[:] = [(path, contents)]
             document = document_of(contents.arrays, contents.state, contents.step)
             token = secrets.token_hex(8)
-            return {"directory": str(path), "calls": str(known.calls), "digest": digest_of(document), "token": token}
+            return {"directory": str(path), "calls": str(group.calls), "digest": digest_of(document), "token": token}
 
         told = coordination.run_and_tell(PREPARED, manifest, could_not_write(name))
         coordination.compare("directory", [each["directory"] for each in told])
         coordination.compare("number of the calls before it", [each["calls"] for each in told])
         compare_contents(coordination, [each["digest"] for each in told], document)
         coordination.end()
-        return str(told[0]["token"])
+        return [str(told[0]["token"]).encode()], True
 
-    token, took_part = coordinated_text(name, timeout_s, begin)
+    # One that was interrupted in it, while others have completed it, gets the token from them.
+    (token,), took_part = group.attempt(
+        lambda: group.executed(begin, lambda told: as_arrays(told[0]), lambda heard: (as_messages(heard), False))
+    )
     path, contents = found[0] if found else (path_of(), _on_host(contents_of()))
-    owners = [index for index in known.world.members if took_part or index not in known.world.newcomers]
-    return WorldSave(known, path, contents, token, owners, timeout_s, committed)
+    owners = [index for index in group.members if took_part or index not in group.world.newcomers]
+    return WorldSave(group, path, contents, token.decode(), owners, timeout_s, committed)
 
 
 class WorldSave:
@@ -78,7 +79,7 @@ class WorldSave:
 
     def __init__(
         self,
-        worlds: Worlds,
+        group: Group,
         path: Place,
         contents: Contents,
         token: str,
@@ -89,11 +90,11 @@ class WorldSave:
         self.path = path
         # The contents are on the host. The token tells this save from others to the same path. The owners are the
         # indices of the workers that have the contents, in the order in which they are to write.
-        self._worlds, self._contents, self._token, self._owners = worlds, contents, token, owners
+        self._group, self._contents, self._token, self._owners = group, contents, token, owners
         self._timeout_s, self._committed = timeout_s, committed
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        worlds.changes.append(self._renew)
+        group.changes.append(self._renew)
         finish_at_end(self, self.wait)
         self._begin_if_writer()
 
@@ -101,11 +102,11 @@ class WorldSave:
         """Returns when the checkpoint is complete, whichever worker has written it."""
         try:
             with activity.phase(activity.CHECKPOINT):
-                self._worlds.attempt(self._await)
+                self._group.attempt(self._await)
         finally:
             finished(self)
             with contextlib.suppress(ValueError):
-                self._worlds.changes.remove(self._renew)
+                self._group.changes.remove(self._renew)
 
     def _await(self) -> None:
         deadline, closed = time.monotonic() + self._timeout_s, closing()
@@ -127,7 +128,7 @@ class WorldSave:
             return not self._thread.is_alive()
         if self._is_complete():
             return True
-        problem = self._exchange().decided(self._token) if len(self._worlds.world.members) > 1 else None
+        problem = self._exchange().decided(self._token) if len(self._group.world.members) > 1 else None
         if problem is not None:
             raise CheckpointError(f"{could_not_write(self.path)} by another worker: {problem.decode()}")
         return False
@@ -141,14 +142,14 @@ class WorldSave:
 
     def _renew(self) -> None:
         """Finds out who writes now; called when a world has begun."""
-        world = self._worlds.world
+        world = self._group.world
         self._owners = [index for index in self._owners if index in world.members and index not in world.newcomers]
         self._begin_if_writer()
         if self._failure is not None:
             self._tell_failure()
 
     def _begin_if_writer(self) -> None:
-        world = self._worlds.world
+        world = self._group.world
         if self._thread is None and self._owners[:1] == [world.members[world.index]]:
             self._thread = threading.Thread(target=self._write, name="replicax-checkpoint")
             self._thread.start()
@@ -186,13 +187,13 @@ class WorldSave:
             return False  # There is none, or another one, which is just being replaced.
 
     def _tell_failure(self) -> None:
-        world = self._worlds.world
+        world = self._group.world
         if len(world.members) > 1:
             with contextlib.suppress(ContextError):  # The world has just ended: it is told in the next one.
                 self._exchange().decide(self._token, repr(self._failure)[:1000].encode())
 
     def _exchange(self) -> Exchange:
-        world = self._worlds.world
+        world = self._group.world
         return Exchange("replicax/failed-saves", world.index, range(len(world.members)))
 
 

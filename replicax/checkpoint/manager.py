@@ -12,15 +12,13 @@ import jax
 import numpy as np
 
 import replicax.compat.keras as keras_door
-import replicax.contracts.worlds as worlds
 import replicax.runtime.activity as activity
 from replicax.checkpoint.background import BackgroundSave, wait_for
 from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.checkpoint_folder import CheckpointFolder
 from replicax.checkpoint.contents import Contents
-from replicax.checkpoint.coordination import Coordination
+from replicax.checkpoint.coordination import Coordination, coordinated
 from replicax.checkpoint.copies import copied
-from replicax.checkpoint.elastic_calls import agreed_latest
 from replicax.checkpoint.foreign import tensorflow_checkpoints
 from replicax.checkpoint.joining import is_newcomer, join, name_state
 from replicax.checkpoint.load_status import LoadStatus
@@ -42,6 +40,7 @@ from replicax.checks import explained
 from replicax.compat.interpreter import STARTS_THREADS_AT_END
 from replicax.contracts.advice import Advised
 from replicax.contracts.called_as import called_as
+from replicax.contracts.group import current_group
 from replicax.contracts.variable_access import VariableLike, is_variable
 from replicax.errors import ArgumentError, CheckpointError, ElasticError
 from replicax.typing import PyTree
@@ -198,7 +197,7 @@ class CheckpointManager(Advised):
         self._interval.restart()
         at = int(self.checkpoint.save_counter.numpy()) if number is None else number
         self._progress.note(at)
-        if worlds.running() is not None:
+        if current_group().may_change:
             self._begin_in_world(number, at, objects)
             return str(self.path(at))
         coordination = Coordination(f"Saving step {at} to {self.directory}", self._timeout)
@@ -285,7 +284,7 @@ class CheckpointManager(Advised):
         if step is None and (found := self._restored_snapshot()) is not None:
             return found.status
         if step is None:
-            step = agreed_latest(self.directory, self.latest_step, self._timeout)
+            step = self._agreed_latest()
         if step is None:
             raise CheckpointError(f"There is no complete checkpoint in {self.directory}.")
         return self._restore(step, partial, verify)
@@ -316,7 +315,7 @@ class CheckpointManager(Advised):
         self.wait_until_finished()
         if (found := self._restored_snapshot()) is not None:
             return found.step
-        step = agreed_latest(self.directory, self.latest_step, self._timeout)
+        step = self._agreed_latest()
         of_tensorflow = latest_checkpoint(self.directory) if step is None else None
         if step is not None:
             self._restore(step)
@@ -326,6 +325,18 @@ class CheckpointManager(Advised):
         elif self._init_fn is not None:
             self._init_fn()
         return step
+
+    def _agreed_latest(self) -> int | None:
+        """Returns the newest step as the chief sees it; all processes call this together."""
+
+        def look(coordination: Coordination) -> int | None:
+            coordination.check_same("directory", str(self.directory))
+            latest = self.latest_step() if coordination.is_chief else None
+            said = coordination.from_chief("latest step", "" if latest is None else str(latest))
+            return int(said) if said else None
+
+        name = f"Looking for the newest checkpoint in {self.directory}"
+        return coordinated(name, self._timeout, look, alone=self.latest_step)
 
     def _restore(self, step: int, partial: bool = False, verify: bool = True) -> LoadStatus:
         status = self.checkpoint.restore(self.path(step), partial=partial, verify=verify)

@@ -14,17 +14,20 @@ from replicax.checkpoint import elastic_save
 from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.elastic_save import WorldSave
 from replicax.checkpoint.metadata import read_metadata
-from replicax.contracts.worlds import World
+from replicax.contracts.group import Group, World
 from replicax.errors import CheckpointError
 
 VALUE = np.arange(6, dtype=np.float32)
 
 
-class Worlds:
+class Worlds(Group):
     """The worlds of one worker, which are changed by hand. The others tell nothing."""
 
+    world = World(0, 0, (), ())
+
     def __init__(self, own: int, *members: int):
-        self.own, self.changes = own, []
+        super().__init__()
+        self.own = own
         self.change(*members)
 
     def change(self, *members: int, newcomers: tuple[int, ...] = ()) -> None:
@@ -32,9 +35,6 @@ class Worlds:
         self.world = World(1, members.index(self.own), members, names, newcomers)
         for change in list(self.changes):
             change()
-
-    def attempt(self, call):
-        return call()
 
 
 class NoFailures:
