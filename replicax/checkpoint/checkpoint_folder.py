@@ -61,7 +61,7 @@ class CheckpointFolder:
                 return
             what = f"Step {latest} is in {self._directory}, and step {step} is being saved"
             so = ". It stays there, and whoever restores next gets it as the newest"
-        warnings.warn(_STRANGERS.format(what=what, so=so), stacklevel=4)
+        warnings.warn(_STRANGERS.format(what=what, so=so), stacklevel=3)
 
     def clean(self) -> None:
         """Deletes, once, what an earlier run has left that was killed while it wrote, and says so."""

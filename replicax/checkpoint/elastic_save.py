@@ -23,7 +23,8 @@ from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.encoding import SavedArray
 from replicax.checkpoint.metadata import read_metadata
 from replicax.checkpoint.places import Place, new_name, staging
-from replicax.checkpoint.same_contents import compare_contents, digest_of, document_of
+from replicax.checkpoint.same_contents import compare_contents, digest_of
+from replicax.checkpoint.saving import ToSave
 from replicax.checkpoint.writing import PREPARED, commit, could_not_write, save_files
 from replicax.cluster.exchange import ClosedError, Exchange, closing
 from replicax.contracts.group import Group, as_arrays, as_messages, current_group
@@ -36,14 +37,17 @@ _NOTE = "save"  # the name in the metadata of the number that tells saves of one
 _SECONDS_BETWEEN_LOOKS = 0.05
 
 
-def begun_save(
+def begin_elastic_save(
     name: str,
-    timeout_s: float,
+    where: object,
     path_of: Callable[[], Place],
-    contents_of: Callable[[], Contents],
-    committed: Callable[[], object] = lambda: None,
-) -> WorldSave:
-    """Begins a save, which all workers begin together."""
+    what: ToSave,
+    timeout_s: float,
+    before: Callable[[], object],
+    committed: Callable[[], object],
+    failed: Callable[[], object],
+) -> ElasticSave:
+    """Begins a save, which all members begin together; `saving.begin_save` says what the arguments are."""
     group = current_group()
     found: list[tuple[Place, Contents]] = []
 
@@ -52,30 +56,31 @@ def begun_save(
 
         def manifest() -> dict[str, str]:
             nonlocal document
-            path, contents = path_of(), _on_host(contents_of())
-            found[:] = [(path, contents)]
-            document = document_of(contents.arrays, contents.state, contents.step)
+            path, document = path_of(), what.document()
+            found[:] = [(path, _on_host(what.contents()))]
             token = secrets.token_hex(8)
             return {"directory": str(path), "calls": str(group.calls), "digest": digest_of(document), "token": token}
 
-        told = coordination.run_and_tell(PREPARED, manifest, could_not_write(name))
+        told = coordination.run_and_tell(PREPARED, manifest, could_not_write(where))
         coordination.compare("directory", [each["directory"] for each in told])
         coordination.compare("number of the calls before it", [each["calls"] for each in told])
         compare_contents(coordination, [each["digest"] for each in told], document)
         coordination.end()
         return [str(told[0]["token"]).encode()], True
 
+    if group.is_chief:
+        before()
     # One that was interrupted in it, while others have completed it, gets the token from them.
     (token,), took_part = group.attempt(
         lambda: group.executed(begin, lambda told: as_arrays(told[0]), lambda heard: (as_messages(heard), False))
     )
-    path, contents = found[0] if found else (path_of(), _on_host(contents_of()))
+    path, contents = found[0] if found else (path_of(), _on_host(what.contents()))
     owners = [index for index in group.members if took_part or index not in group.world.newcomers]
-    return WorldSave(group, path, contents, token.decode(), owners, timeout_s, committed)
+    return ElasticSave(group, path, contents, token.decode(), owners, timeout_s, committed, failed)
 
 
-class WorldSave:
-    """A save that has begun; `begun_save` makes it."""
+class ElasticSave:
+    """A save that has begun; `begin_elastic_save` makes it."""
 
     def __init__(
         self,
@@ -86,23 +91,30 @@ class WorldSave:
         owners: list[int],
         timeout_s: float,
         committed: Callable[[], object],
+        failed: Callable[[], object],
     ):
         self.path = path
         # The contents are on the host. The token tells this save from others to the same path. The owners are the
         # indices of the workers that have the contents, in the order in which they are to write.
         self._group, self._contents, self._token, self._owners = group, contents, token, owners
-        self._timeout_s, self._committed = timeout_s, committed
+        self._timeout_s, self._committed, self._failed = timeout_s, committed, failed
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         group.changes.append(self._renew)
         finish_at_end(self, self.wait)
         self._begin_if_writer()
 
+    def raise_failure(self) -> None:
+        """Does nothing: all members raise it together, in `wait`."""
+
     def wait(self) -> None:
         """Returns when the checkpoint is complete, whichever worker has written it."""
         try:
             with activity.phase(activity.CHECKPOINT):
                 self._group.attempt(self._await)
+        except BaseException:
+            self._failed()
+            raise
         finally:
             finished(self)
             with contextlib.suppress(ValueError):

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 import replicax.compat.keras as keras_door
 import replicax.runtime.activity as activity
-from replicax.checkpoint.background import BackgroundSave, wait_for
-from replicax.checkpoint.checkpoint import Checkpoint
+from replicax.checkpoint.background import wait_for
+from replicax.checkpoint.checkpoint import Checkpoint, ToSave
 from replicax.checkpoint.checkpoint_folder import CheckpointFolder
-from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.coordination import Coordination, coordinated
-from replicax.checkpoint.copies import copied
 from replicax.checkpoint.foreign import tensorflow_checkpoints
 from replicax.checkpoint.joining import is_newcomer, join, name_state
 from replicax.checkpoint.load_status import LoadStatus
@@ -33,20 +30,17 @@ from replicax.checkpoint.manager_arguments import (
 )
 from replicax.checkpoint.numbered import latest_checkpoint
 from replicax.checkpoint.places import Directory, Place, absolute
+from replicax.checkpoint.saving import RunningSave, begin_save
 from replicax.checkpoint.snapshots import MemorySnapshots, RestoredSnapshot
 from replicax.checkpoint.variable_names import keras_objects
-from replicax.checkpoint.writing import PREPARED, TIMEOUT_S, could_not_write, write_in_place
+from replicax.checkpoint.writing import TIMEOUT_S
 from replicax.checks import explained
 from replicax.compat.interpreter import STARTS_THREADS_AT_END
 from replicax.contracts.advice import Advised
 from replicax.contracts.called_as import called_as
-from replicax.contracts.group import current_group
 from replicax.contracts.variable_access import VariableLike, is_variable
 from replicax.errors import ArgumentError, CheckpointError, ElasticError
 from replicax.typing import PyTree
-
-if TYPE_CHECKING:  # Loaded in elastic jobs only.
-    from replicax.checkpoint.elastic_save import WorldSave
 
 
 class CheckpointManager(Advised):
@@ -131,9 +125,8 @@ class CheckpointManager(Advised):
         # Otherwise a save under way could not be finished when the script ends.
         self._async, self._timeout = async_ and STARTS_THREADS_AT_END, timeout
         self._init_fn = checked_init(init_fn)
-        self._background: BackgroundSave | None = None
         self._saved: set[int] = set()  # by this manager
-        self._world_save: WorldSave | None = None
+        self._running: RunningSave | None = None
         self.snapshots = MemorySnapshots.of(self.directory)
         self._progress = Progress(self.checkpoint, step_counter)
         self.checkpoint.keepers.add(self)
@@ -197,46 +190,25 @@ class CheckpointManager(Advised):
         self._interval.restart()
         at = int(self.checkpoint.save_counter.numpy()) if number is None else number
         self._progress.note(at)
-        if current_group().may_change:
-            self._begin_in_world(number, at, objects)
-            return str(self.path(at))
-        coordination = Coordination(f"Saving step {at} to {self.directory}", self._timeout)
-        contents = functools.partial(self.checkpoint.contents, number, objects)
-        self._begin(at, coordination.tried(PREPARED, contents, could_not_write(self.path(at))), coordination)
-        return str(self.path(at))
-
-    def _begin_in_world(self, number: int | None, step: int, objects: Mapping[str, PyTree]) -> None:
-        """Writes a checkpoint, or lets a thread write it, where workers come and go."""
-        from replicax.checkpoint.elastic_save import begun_save
-
+        path = self.path(at)
         if jax.process_index() == 0:
-            self._folder.clean()
-            self._folder.warn_of_strangers(step)
-        self._world_save = begun_save(
-            f"Saving step {step} to {self.directory}",
+            self._folder.warn_of_strangers(at)
+        self._folder.known.add(at)
+        self._saved.add(at)
+        self._running = begin_save(
+            f"Saving step {at} to {self.directory}",
+            path,
+            lambda: path,
+            ToSave(self.checkpoint, number, objects),
             self._timeout,
-            lambda: self.path(step),
-            lambda: self.checkpoint.contents(number, objects),
-            committed=lambda: self._folder.delete_old(step),
+            in_background=self._async,
+            before=self._folder.clean,
+            committed=lambda: self._folder.delete_old(at),
+            failed=lambda: self._saved.discard(at),
         )
-        self._folder.known.add(step)
-        self._saved.add(step)
         if not self._async:
             self.wait_until_finished()
-
-    def _begin(self, step: int, contents: Contents, coordination: Coordination) -> None:
-        """Writes a checkpoint, or starts a thread that writes it."""
-        if self._async:
-            contents = Contents(copied(contents.arrays), contents.state, contents.step, contents.notes)
-        if coordination.is_chief:
-            self._folder.warn_of_strangers(step)
-        self._folder.known.add(step)
-        self._saved.add(step)
-        if self._async:
-            write = functools.partial(self._save, step, contents, coordination)
-            self._background = BackgroundSave(self.directory, write)
-        else:
-            self._save(step, contents, coordination)
+        return str(path)
 
     @activity.phase(activity.CHECKPOINT)
     def wait_until_finished(self) -> None:
@@ -246,10 +218,9 @@ class CheckpointManager(Advised):
             CheckpointError: The background save failed.
         """
         wait_for(self.directory)
-        save, self._world_save = self._world_save, None
+        save, self._running = self._running, None
         if save is not None:
             save.wait()
-        self._raise_failure()
 
     def all_steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints in the directory, in ascending order."""
@@ -385,19 +356,8 @@ class CheckpointManager(Advised):
             error.add_note(f"The last checkpoint was not saved either: {failure}")
 
     def _raise_failure(self) -> None:
-        if self._background is not None:
-            self._background.raise_failure()
-
-    def _save(self, step: int, contents: Contents, coordination: Coordination) -> None:
-        try:
-            if coordination.is_chief:
-                self._folder.clean()
-            write_in_place(self.path(step), contents, coordination, committed=lambda: self._folder.delete_old(step))
-        except BaseException as error:
-            self._saved.discard(step)
-            if isinstance(error, CheckpointError) or not isinstance(error, Exception):
-                raise
-            raise CheckpointError(f"Step {step} could not be saved to {self.directory}: {error!r}") from error
+        if self._running is not None:
+            self._running.raise_failure()
 
 
 class _SaveInterval:
