@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -20,16 +20,19 @@ from replicax.checkpoint.foreign import tensorflow_checkpoints
 from replicax.checkpoint.joining import is_newcomer, join, name_state
 from replicax.checkpoint.load_status import LoadStatus
 from replicax.checkpoint.manager_arguments import (
+    DEFAULT_TO_KEEP,
     check_counts,
     checked_init,
     checked_name,
     checkpoint_of,
-    permanent_checkpoints,
+    keep_policies,
     positional,
+    save_policies,
     whole_number,
 )
 from replicax.checkpoint.numbered import latest_checkpoint
 from replicax.checkpoint.places import Directory, Place, absolute
+from replicax.checkpoint.policies import KeepPolicy, SavePolicy, notes_of
 from replicax.checkpoint.saving import RunningSave, begin_save
 from replicax.checkpoint.snapshots import MemorySnapshots, RestoredSnapshot
 from replicax.checkpoint.variable_names import keras_objects
@@ -39,7 +42,7 @@ from replicax.compat.interpreter import STARTS_THREADS_AT_END
 from replicax.contracts.advice import Advised
 from replicax.contracts.called_as import called_as
 from replicax.contracts.variable_access import VariableLike, is_variable
-from replicax.errors import ArgumentError, CheckpointError, ElasticError
+from replicax.errors import CheckpointError, ElasticError
 from replicax.typing import PyTree
 
 
@@ -77,6 +80,10 @@ class CheckpointManager(Advised):
         step_counter: An integer variable that counts the training's steps, for `checkpoint_interval`.
         checkpoint_interval: `save` does nothing before `step_counter` has grown by this since the last save.
         init_fn: Called by `restore_or_initialize` if there is nothing to restore.
+        save_when: In the place of `save_interval_steps` and `checkpoint_interval`: policies of
+            `rx.checkpoint.policies`, such as `EverySeconds(600)`; `save` does nothing unless one of them says so.
+        keep: In the place of `max_to_keep` and `keep_checkpoint_every_n_hours`: policies such as `Best(3, accuracy)`;
+            what one of them keeps is kept.
 
     Attributes:
         directory: The folder of the checkpoints.
@@ -102,7 +109,7 @@ class CheckpointManager(Advised):
         *positional_arguments: Checkpoint | Directory | int | None,
         checkpoint: Checkpoint | None = None,
         directory: Directory | None = None,
-        max_to_keep: int | None = 3,
+        max_to_keep: int | None = DEFAULT_TO_KEEP,
         save_interval_steps: int = 1,
         async_: bool = True,
         objects: Mapping[str, PyTree] | None = None,
@@ -112,6 +119,8 @@ class CheckpointManager(Advised):
         step_counter: VariableLike | None = None,
         checkpoint_interval: int | None = None,
         init_fn: Callable[[], object] | None = None,
+        save_when: SavePolicy | Sequence[SavePolicy] | None = None,
+        keep: KeepPolicy | Sequence[KeepPolicy] | None = None,
     ):
         checkpoint, directory, max_to_keep = positional(positional_arguments, checkpoint, directory, max_to_keep)
         check_counts(
@@ -119,9 +128,12 @@ class CheckpointManager(Advised):
         )
         self.directory = absolute(directory)
         self.checkpoint = checkpoint_of(checkpoint, objects)
-        permanent = permanent_checkpoints(self.directory, keep_checkpoint_every_n_hours)
-        self._folder = CheckpointFolder(self.directory, checked_name(checkpoint_name), max_to_keep, permanent)
-        self._interval = _SaveInterval(save_interval_steps, step_counter, checkpoint_interval)
+        kept = keep_policies(keep, max_to_keep, keep_checkpoint_every_n_hours)
+        self._folder = CheckpointFolder(self.directory, checked_name(checkpoint_name), kept)
+        for name, note in notes_of(kept).items():
+            self.checkpoint.add_note(name, note)
+        self._save_when = save_policies(save_when, save_interval_steps, step_counter, checkpoint_interval)
+        self._growth = checkpoint_interval
         # Otherwise a save under way could not be finished when the script ends.
         self._async, self._timeout = async_ and STARTS_THREADS_AT_END, timeout
         self._init_fn = checked_init(init_fn)
@@ -150,7 +162,7 @@ class CheckpointManager(Advised):
     @property
     def checkpoint_interval(self) -> int | None:
         """By how much `step_counter` grows between saves."""
-        return self._interval.growth
+        return self._growth
 
     @called_as("tf.train.CheckpointManager.save")
     def save(
@@ -181,13 +193,14 @@ class CheckpointManager(Advised):
         """
         number = None if step is None else whole_number(step, "step")
         self._raise_failure()
-        if number in self._saved or not (force or not check_interval or self._interval.is_over(number)):
+        if number in self._saved or not (force or not check_interval or self._is_due(number)):
             if number is not None and number not in self._saved and self.snapshots.is_due():
                 self.snapshots.take(number, lambda: self.checkpoint.contents(number, objects))
             return None
         self.wait_until_finished()
         self.checkpoint.save_counter.assign_add(1)
-        self._interval.restart()
+        for policy in self._save_when:
+            policy.restart()
         at = int(self.checkpoint.save_counter.numpy()) if number is None else number
         self._progress.note(at)
         path = self.path(at)
@@ -209,6 +222,10 @@ class CheckpointManager(Advised):
         if not self._async:
             self.wait_until_finished()
         return str(path)
+
+    def _is_due(self, step: int | None) -> bool:
+        due = [policy.is_due(step) for policy in self._save_when]  # All are asked: some count the calls.
+        return any(due)
 
     @activity.phase(activity.CHECKPOINT)
     def wait_until_finished(self) -> None:
@@ -321,18 +338,21 @@ class CheckpointManager(Advised):
     def _go_on_from(self, step: int) -> None:
         # A training that has begun on its own is still the same when it goes back to one of its steps.
         self._folder.known.update([step] if self._saved else self.all_steps())
-        self._interval.restart()
+        for policy in self._save_when:
+            policy.restart()
 
     def get_state(self) -> dict[str, PyTree]:
         """Returns what a manager in a worker that joins an elastic job has to know."""
         known, saved = sorted(self._folder.known), sorted(self._saved)
-        return {"known": known, "saved": saved, "interval": self._interval.last, **self._progress.get_state()}
+        save_when = [policy.get_state() for policy in self._save_when]
+        return {"known": known, "saved": saved, "save_when": save_when, **self._progress.get_state()}
 
     def set_state(self, state: Mapping[str, PyTree]) -> None:
         """Goes on where a manager in another worker is, which has returned `state`."""
         self._folder.known.update(state["known"])
         self._saved.update(state["saved"])
-        self._interval.last = state["interval"]
+        for policy, own in zip(self._save_when, state["save_when"], strict=True):
+            policy.set_state(own)
         self._folder.is_clean = True
         self._progress.set_state(state)
 
@@ -358,32 +378,6 @@ class CheckpointManager(Advised):
     def _raise_failure(self) -> None:
         if self._running is not None:
             self._running.raise_failure()
-
-
-class _SaveInterval:
-    """Decides whether it is time to save: at multiples of `steps`, or when `counter` has grown by `growth`."""
-
-    def __init__(self, steps: int, counter: VariableLike | None, growth: int | None):
-        if growth is not None and (counter is None or steps != 1):
-            raise ArgumentError(
-                "`checkpoint_interval` is the growth of `step_counter` between saves, so it needs one, and excludes "
-                "`save_interval_steps`."
-            )
-        self.growth = growth
-        self._steps, self._counter = steps, counter
-        self.last: int | None = None  # the counter at the last save or restore
-
-    def is_over(self, step: int | None) -> bool:
-        """Returns whether it is time to save at a step; None is a step without a number."""
-        if self.growth is not None:
-            count = whole_number(self._counter, "step_counter")
-            return self.last is None or count >= self.last + self.growth
-        return step is None or step % self._steps == 0
-
-    def restart(self) -> None:
-        """Begins the next interval, after a save or restore."""
-        if self.growth is not None:
-            self.last = whole_number(self._counter, "step_counter")
 
 
 _STEP = "step"
