@@ -44,6 +44,7 @@ ROOMS = {room: list(modules) for room, modules in itertools.groupby(MODULES, roo
 
 # The modules that a topic's names are nested in; the rule stands at the head of docs/api/index.md.
 TOPICS = [
+    "checkpoint.policies",
     "checkpoint.tensorflow",
     "cluster_resolver",
     "collectives",

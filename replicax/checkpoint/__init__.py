@@ -4,8 +4,8 @@ A save of `rx.Checkpoint(model=model, step=3)` goes through these files:
 
 1. `checkpoint.py` collects the contents. `contents.py` finds variables, arrays and states in the objects;
    `variable_names.py` names the variables by the path to them; `encoding.py` makes plain arrays and JSON of them.
-2. `writing.py` lets each process write the parts that its devices hold (`array_files.py`), in stages that all processes
-   go through together (`coordination.py`).
+2. `saving.py` begins it in all processes. `writing.py` lets each write the parts that its devices hold
+   (`array_files.py`), in stages that all processes go through together (`coordination.py`).
 3. `metadata.py` describes the shapes, dtypes and checksums. That is written last, and with it the checkpoint appears
    under its name (`places.py`, which alone knows how disks and stores differ).
 
@@ -14,8 +14,8 @@ A restore reads the metadata, compares the names (`name_matching.py`), and reads
 (`deferred.py`). `load_status.py` says what was used.
 
 `manager.py` saves every so often, in the background (`copies.py`, `background.py`), and decides what stays in its
-folder (`checkpoint_folder.py`, `numbered.py`, `kept_for_good.py`). `preemption.py` saves when a worker is preempted, at
-a step on which all workers agree (`stop_agreement.py`).
+folder (`checkpoint_folder.py`, `numbered.py`, `policies.py`). `preemption.py` saves when a worker is preempted, at
+a step on which all workers agree (`group/stop_vote.py`).
 
 Checkpoints that TensorFlow wrote are read by `replicax/tensorflow/checkpoints`, through `foreign.py`.
 """
@@ -71,4 +71,5 @@ if not TYPE_CHECKING:
     def __dir__() -> list[str]:
         """Returns the names that are for users; the others are for the rooms above."""
         handlers = ["PreemptionCheckpointHandler", "TerminationConfig"]
-        return ["Checkpoint", "CheckpointManager", "LoadStatus", *handlers, "latest_checkpoint", "tensorflow"]
+        modules = ["policies", "tensorflow"]
+        return ["Checkpoint", "CheckpointManager", "LoadStatus", *handlers, "latest_checkpoint", *modules]

@@ -20,12 +20,13 @@ _running: dict[Place, BackgroundSave] = {}
 
 
 class BackgroundSave:
-    """A thread that writes a checkpoint to a directory."""
+    """A thread that writes a checkpoint to a path."""
 
-    def __init__(self, directory: Place, write: Callable[[], object]):
+    def __init__(self, path: Place, write: Callable[[], object]):
+        self.path = path
         self._failure: BaseException | None = None
         self._ended = threading.Event()
-        _running[directory] = self
+        _running[path.parent] = self
         finish_at_end(self, self.wait)
         threading.Thread(target=self._run, args=(write,), name="replicax-checkpoint").start()
 

@@ -15,11 +15,9 @@ import jax
 import numpy as np
 
 import replicax.context as context
-import replicax.contracts.worlds as worlds
 from replicax.checkpoint.contents import Contents, ObjectParts, is_value, parts_of, replace_values
-from replicax.checkpoint.coordination import Coordination
+from replicax.checkpoint.coordination import Coordination, coordinated
 from replicax.checkpoint.deferred import DeferredRestore, deferred_restores, drop_replaced, values_to_write
-from replicax.checkpoint.elastic_calls import coordinated
 from replicax.checkpoint.encoding import (
     SavedArray,
     restored_array,
@@ -39,15 +37,12 @@ from replicax.checkpoint.name_matching import check_kinds, check_names, differen
 from replicax.checkpoint.places import Directory, Place, absolute, place_of
 from replicax.checkpoint.reading import checked_metadata, read_arrays, read_state
 from replicax.checkpoint.same_contents import document_of
+from replicax.checkpoint.saving import begin_save
 from replicax.checkpoint.sequential_restore import large_variables, restore_in_turn
-from replicax.checkpoint.writing import (
-    TIMEOUT_S,
-    Save,
-    could_not_write,
-    new_directory,
-)
+from replicax.checkpoint.writing import TIMEOUT_S, new_directory
 from replicax.contracts.advice import Advised
 from replicax.contracts.called_as import called_as
+from replicax.contracts.group import current_group
 from replicax.contracts.variable_access import AssignableLike, restorations_of
 from replicax.errors import ArgumentError, CheckpointError, ElasticError
 from replicax.typing import PyTree
@@ -140,10 +135,15 @@ class Checkpoint(Advised):
             CheckpointError: The directory exists already, or cannot be written; or a model or optimizer is not built,
                 and no restored values wait for it; or the processes save different objects.
         """
-        if worlds.running() is not None:
-            return self._written(directory, lambda: new_directory(directory), step, objects)
-        save, prepared = self._agreed(directory, lambda: new_directory(directory), step, objects)
-        return save.write(self._contents(prepared))
+        save = begin_save(
+            f"Writing the checkpoint {directory}",
+            directory,
+            lambda: new_directory(directory),
+            ToSave(self, step, objects),
+            TIMEOUT_S,
+        )
+        save.wait()
+        return save.path
 
     @called_as("tf.train.Checkpoint.save")
     def save(self, file_prefix: Directory) -> str:
@@ -170,56 +170,24 @@ class Checkpoint(Advised):
             True
         """
         name = f"{file_prefix}-{int(self.save_counter.numpy()) + 1}"
-        if worlds.running() is not None:
-            absolute(file_prefix)
-            self.save_counter.assign_add(1)
-            return str(self._written(name, lambda: absolute(name)))
 
         def path_of() -> Place:
             absolute(file_prefix)  # Anything could be a part of the name.
             return absolute(name)
 
-        save, prepared = self._agreed(name, path_of)
-        self.save_counter.assign_add(1)
-        path = save.path
-        if save.is_chief and path.parent not in self._folders and (place_of(path) / FILE).is_file():
-            warnings.warn(_OVERWRITES.format(path=path), stacklevel=2)
-        self._folders.add(path.parent)
-        return str(save.write(self._contents(prepared)))
+        is_strangers: list[bool] = []
 
-    def _agreed(
-        self,
-        name: Directory,
-        path_of: Callable[[], Place],
-        step: int | None = None,
-        objects: Mapping[str, PyTree] | None = None,
-    ) -> tuple[Save, Prepared]:
-        """Begins a save in all processes, before any value is read: that may be a computation of all of them."""
-        save = Save(Coordination(f"Writing the checkpoint {name}", TIMEOUT_S), could_not_write(name))
-        found: list[Prepared] = []
+        def agreed() -> None:
+            path = path_of()
+            is_strangers.append(path.parent not in self._folders and (place_of(path) / FILE).is_file())
+            self._folders.add(path.parent)
+            self.save_counter.assign_add(1)
 
-        def prepare() -> tuple[Place, str]:
-            path, prepared = path_of(), self._prepared(step, objects)
-            found.append(prepared)
-            return path, prepared.document()
-
-        save.agree(prepare)
-        return save, found[0]
-
-    def _written(
-        self,
-        name: Directory,
-        path_of: Callable[[], Place],
-        step: int | None = None,
-        objects: Mapping[str, PyTree] | None = None,
-    ) -> Place:
-        """Writes the objects where workers come and go."""
-        from replicax.checkpoint.elastic_save import begun_save
-
-        title = f"Writing the checkpoint {name}"
-        save = begun_save(title, TIMEOUT_S, path_of, lambda: self.contents(step, objects))
+        save = begin_save(f"Writing the checkpoint {name}", name, path_of, ToSave(self, then=agreed), TIMEOUT_S)
         save.wait()
-        return save.path
+        if is_strangers[0] and current_group().is_chief:
+            warnings.warn(_OVERWRITES.format(path=save.path), stacklevel=2)
+        return str(save.path)
 
     @property
     def save_counter(self) -> Variable:
@@ -232,9 +200,10 @@ class Checkpoint(Advised):
 
     def contents(self, step: int | None = None, objects: Mapping[str, PyTree] | None = None) -> Contents:
         """Returns what `write` with the same arguments would write now."""
-        return self._contents(self._prepared(step, objects))
+        return self.contents_of(self.prepared(step, objects))
 
-    def _prepared(self, step: int | None = None, objects: Mapping[str, PyTree] | None = None) -> Prepared:
+    def prepared(self, step: int | None = None, objects: Mapping[str, PyTree] | None = None) -> Prepared:
+        """Returns what is known of the contents before any value is read."""
         self._update(step, objects or {})
         waiting, missing = values_to_write(self.objects)
         parts = self.current_parts(allow_unbuilt=not missing)
@@ -243,7 +212,8 @@ class Checkpoint(Advised):
         state = {name: saved_state(name, part) for name, part in parts.states.items()}
         return Prepared(parts, waiting, state, step)
 
-    def _contents(self, prepared: Prepared) -> Contents:
+    def contents_of(self, prepared: Prepared) -> Contents:
+        """Returns the contents, with the values that they have now."""
         parts = prepared.parts
         self._warn_of_old_arrays(parts)
         arrays = values_of(parts.variables, parts.states.values()) | prepared.waiting
@@ -428,6 +398,34 @@ def _check_none(coordination: Coordination) -> None:
 
 
 # The parts of a checkpoint as they are known before it is written, and when it was read.
+
+
+class ToSave:
+    """What a checkpoint saves: known by names, shapes and dtypes first, and then by values."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        step: int | None = None,
+        objects: Mapping[str, PyTree] | None = None,
+        then: Callable[[], object] | None = None,
+    ):
+        # `then` is called once, when the names are known and before any value is read.
+        self._checkpoint, self._step, self._objects, self._then = checkpoint, step, objects, then
+        self._prepared: Prepared | None = None
+
+    def document(self) -> str:
+        """Returns what all processes must have alike; may be called again."""
+        self._prepared = self._checkpoint.prepared(self._step, self._objects)
+        return self._prepared.document()
+
+    def contents(self) -> Contents:
+        """Returns the values; may be called again."""
+        prepared = self._prepared or self._checkpoint.prepared(self._step, self._objects)
+        then, self._then = self._then, None
+        if then is not None:
+            then()
+        return self._checkpoint.contents_of(prepared)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
+from collections.abc import Sequence
 
-from replicax.checkpoint.kept_for_good import PermanentCheckpoints
 from replicax.checkpoint.metadata import FILE
 from replicax.checkpoint.numbered import NumberedCheckpoint, name_of, numbered
 from replicax.checkpoint.places import Place, clean, delete, place_of
+from replicax.checkpoint.policies import EveryHours, KeepPolicy, PermanentCheckpoints
 
 _log = logging.getLogger(__name__)
 
@@ -23,11 +24,10 @@ _STRANGERS = (
 class CheckpointFolder:
     """The checkpoints of a training in a directory."""
 
-    def __init__(
-        self, directory: Place, prefix: str | None, max_to_keep: int | None, permanent: PermanentCheckpoints | None
-    ):
+    def __init__(self, directory: Place, prefix: str | None, keep: Sequence[KeepPolicy]):
         self._directory, self._prefix = directory, prefix  # without a prefix, names are numbers
-        self._max_to_keep, self._permanent = max_to_keep, permanent
+        hours = [each.hours for each in keep if isinstance(each, EveryHours)]
+        self._keep, self._permanent = keep, PermanentCheckpoints(directory, min(hours)) if hours else None
         self.known: set[int] = set()  # steps that this training has written, or found when it restored
         self.is_clean = False  # Nothing unfinished of an earlier run is left.
 
@@ -61,7 +61,7 @@ class CheckpointFolder:
                 return
             what = f"Step {latest} is in {self._directory}, and step {step} is being saved"
             so = ". It stays there, and whoever restores next gets it as the newest"
-        warnings.warn(_STRANGERS.format(what=what, so=so), stacklevel=4)
+        warnings.warn(_STRANGERS.format(what=what, so=so), stacklevel=3)
 
     def clean(self) -> None:
         """Deletes, once, what an earlier run has left that was killed while it wrote, and says so."""
@@ -72,12 +72,12 @@ class CheckpointFolder:
             _log.warning("An earlier process was ended while it wrote or deleted %s.", path)
 
     def delete_old(self, newest: int) -> None:
-        """Deletes the checkpoints that are too many beside a new one, without those that are kept for good."""
-        if self._max_to_keep is None:
-            return
+        """Deletes the checkpoints beside a new one that nothing keeps, without those that are kept for good."""
         passing = sorted(self.passing(), key=lambda each: each.number)
         others = [each for each in passing if each.number < newest or each.number in self.known - {newest}]
-        old = others[: max(0, len(others) + 1 - self._max_to_keep)]
+        saved = [*others, *(each for each in self.complete() if each.number == newest)]
+        kept = {number for policy in self._keep for number in policy.kept(saved)}
+        old = [each for each in others if each.number not in kept]
         for each in old if self._permanent is None else self._permanent.rest(old):
             with contextlib.suppress(OSError):  # That an old one cannot be deleted does not make the new one fail.
                 delete(each.path)

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import jax
 
-import replicax.contracts.worlds as worlds
 import replicax.runtime.activity as activity
 from replicax.cluster.exchange import (
     AbsentError,
@@ -27,6 +26,7 @@ from replicax.cluster.exchange import (
     listed,
 )
 from replicax.cluster.key_value_store import Store
+from replicax.contracts.group import current_group
 from replicax.errors import CheckpointError, ReplicaxError
 from replicax.runtime.calls import note_outside, place_in_program, take_back
 
@@ -38,12 +38,13 @@ class _Numbers:
     """Numbers the coordinations of each kind, anew where JAX connects this process with others."""
 
     def __init__(self) -> None:
-        self._world, self._next = worlds.number(), collections.Counter[str]()
+        self._world, self._next = 0, collections.Counter[str]()
         self._ended: dict[tuple[str, bool], int] = {}
 
     def next(self, kind: str) -> int:
-        if self._world != worlds.number():
-            self._world, self._next, self._ended = worlds.number(), collections.Counter(), {}
+        number = current_group().number
+        if self._world != number:
+            self._world, self._next, self._ended = number, collections.Counter(), {}
         self._next[kind] += 1
         return self._next[kind] - 1
 
@@ -214,6 +215,14 @@ class Coordination:
                 "processes must save and restore together, in the same order; look at the log of those that did not "
                 "come."
             ) from None
+
+
+def coordinated(name: str, timeout_s: float, call: Callable[[Coordination], _T], alone: Callable[[], _T]) -> _T:
+    """Returns what `call` returns, which all processes make together; `alone` does it where the others have gone on.
+
+    It may be made again, so it changes nothing.
+    """
+    return current_group().together(lambda: call(Coordination(name, timeout_s)), lambda _: [], lambda _: alone())
 
 
 def _shown(stage: str) -> str:

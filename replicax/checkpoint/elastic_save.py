@@ -20,14 +20,14 @@ import numpy as np
 import replicax.runtime.activity as activity
 from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.coordination import Coordination
-from replicax.checkpoint.elastic_calls import coordinated_text
 from replicax.checkpoint.encoding import SavedArray
 from replicax.checkpoint.metadata import read_metadata
 from replicax.checkpoint.places import Place, new_name, staging
-from replicax.checkpoint.same_contents import compare_contents, digest_of, document_of
+from replicax.checkpoint.same_contents import compare_contents, digest_of
+from replicax.checkpoint.saving import ToSave
 from replicax.checkpoint.writing import PREPARED, commit, could_not_write, save_files
 from replicax.cluster.exchange import ClosedError, Exchange, closing
-from replicax.contracts.worlds import Worlds, running
+from replicax.contracts.group import Group, as_arrays, as_messages, current_group
 from replicax.errors import CheckpointError, ContextError
 from replicax.runtime.ending import finish_at_end, finished
 from replicax.runtime.transfer import host_copy
@@ -37,75 +37,88 @@ _NOTE = "save"  # the name in the metadata of the number that tells saves of one
 _SECONDS_BETWEEN_LOOKS = 0.05
 
 
-def begun_save(
+def begin_elastic_save(
     name: str,
-    timeout_s: float,
+    where: object,
     path_of: Callable[[], Place],
-    contents_of: Callable[[], Contents],
-    committed: Callable[[], object] = lambda: None,
-) -> WorldSave:
-    """Begins a save, which all workers begin together."""
-    known = running()
-    assert known is not None
+    what: ToSave,
+    timeout_s: float,
+    before: Callable[[], object],
+    committed: Callable[[], object],
+    failed: Callable[[], object],
+) -> ElasticSave:
+    """Begins a save, which all members begin together; `saving.begin_save` says what the arguments are."""
+    group = current_group()
     found: list[tuple[Place, Contents]] = []
 
-    def begin(coordination: Coordination) -> str:
-        document = ""
+    def begin() -> tuple[list[bytes], bool]:
+        coordination, document = Coordination(name, timeout_s), ""
 
         def manifest() -> dict[str, str]:
             nonlocal document
-            path, contents = path_of(), _on_host(contents_of())
-            found[:] = [(path, contents)]
-            document = document_of(contents.arrays, contents.state, contents.step)
+            path, document = path_of(), what.document()
+            found[:] = [(path, _on_host(what.contents()))]
             token = secrets.token_hex(8)
-            return {"directory": str(path), "calls": str(known.calls), "digest": digest_of(document), "token": token}
+            return {"directory": str(path), "calls": str(group.calls), "digest": digest_of(document), "token": token}
 
-        told = coordination.run_and_tell(PREPARED, manifest, could_not_write(name))
+        told = coordination.run_and_tell(PREPARED, manifest, could_not_write(where))
         coordination.compare("directory", [each["directory"] for each in told])
         coordination.compare("number of the calls before it", [each["calls"] for each in told])
         compare_contents(coordination, [each["digest"] for each in told], document)
         coordination.end()
-        return str(told[0]["token"])
+        return [str(told[0]["token"]).encode()], True
 
-    token, took_part = coordinated_text(name, timeout_s, begin)
-    path, contents = found[0] if found else (path_of(), _on_host(contents_of()))
-    owners = [index for index in known.world.members if took_part or index not in known.world.newcomers]
-    return WorldSave(known, path, contents, token, owners, timeout_s, committed)
+    if group.is_chief:
+        before()
+    # One that was interrupted in it, while others have completed it, gets the token from them.
+    (token,), took_part = group.attempt(
+        lambda: group.executed(begin, lambda told: as_arrays(told[0]), lambda heard: (as_messages(heard), False))
+    )
+    path, contents = found[0] if found else (path_of(), _on_host(what.contents()))
+    owners = [index for index in group.members if took_part or index not in group.world.newcomers]
+    return ElasticSave(group, path, contents, token.decode(), owners, timeout_s, committed, failed)
 
 
-class WorldSave:
-    """A save that has begun; `begun_save` makes it."""
+class ElasticSave:
+    """A save that has begun; `begin_elastic_save` makes it."""
 
     def __init__(
         self,
-        worlds: Worlds,
+        group: Group,
         path: Place,
         contents: Contents,
         token: str,
         owners: list[int],
         timeout_s: float,
         committed: Callable[[], object],
+        failed: Callable[[], object],
     ):
         self.path = path
         # The contents are on the host. The token tells this save from others to the same path. The owners are the
         # indices of the workers that have the contents, in the order in which they are to write.
-        self._worlds, self._contents, self._token, self._owners = worlds, contents, token, owners
-        self._timeout_s, self._committed = timeout_s, committed
+        self._group, self._contents, self._token, self._owners = group, contents, token, owners
+        self._timeout_s, self._committed, self._failed = timeout_s, committed, failed
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        worlds.changes.append(self._renew)
+        group.changes.append(self._renew)
         finish_at_end(self, self.wait)
         self._begin_if_writer()
+
+    def raise_failure(self) -> None:
+        """Does nothing: all members raise it together, in `wait`."""
 
     def wait(self) -> None:
         """Returns when the checkpoint is complete, whichever worker has written it."""
         try:
             with activity.phase(activity.CHECKPOINT):
-                self._worlds.attempt(self._await)
+                self._group.attempt(self._await)
+        except BaseException:
+            self._failed()
+            raise
         finally:
             finished(self)
             with contextlib.suppress(ValueError):
-                self._worlds.changes.remove(self._renew)
+                self._group.changes.remove(self._renew)
 
     def _await(self) -> None:
         deadline, closed = time.monotonic() + self._timeout_s, closing()
@@ -127,7 +140,7 @@ class WorldSave:
             return not self._thread.is_alive()
         if self._is_complete():
             return True
-        problem = self._exchange().decided(self._token) if len(self._worlds.world.members) > 1 else None
+        problem = self._exchange().decided(self._token) if len(self._group.world.members) > 1 else None
         if problem is not None:
             raise CheckpointError(f"{could_not_write(self.path)} by another worker: {problem.decode()}")
         return False
@@ -141,14 +154,14 @@ class WorldSave:
 
     def _renew(self) -> None:
         """Finds out who writes now; called when a world has begun."""
-        world = self._worlds.world
+        world = self._group.world
         self._owners = [index for index in self._owners if index in world.members and index not in world.newcomers]
         self._begin_if_writer()
         if self._failure is not None:
             self._tell_failure()
 
     def _begin_if_writer(self) -> None:
-        world = self._worlds.world
+        world = self._group.world
         if self._thread is None and self._owners[:1] == [world.members[world.index]]:
             self._thread = threading.Thread(target=self._write, name="replicax-checkpoint")
             self._thread.start()
@@ -186,13 +199,13 @@ class WorldSave:
             return False  # There is none, or another one, which is just being replaced.
 
     def _tell_failure(self) -> None:
-        world = self._worlds.world
+        world = self._group.world
         if len(world.members) > 1:
             with contextlib.suppress(ContextError):  # The world has just ended: it is told in the next one.
                 self._exchange().decide(self._token, repr(self._failure)[:1000].encode())
 
     def _exchange(self) -> Exchange:
-        world = self._worlds.world
+        world = self._group.world
         return Exchange("replicax/failed-saves", world.index, range(len(world.members)))
 
 

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import replicax.contracts.worlds as worlds
 from replicax.compat.jax import is_random_key
+from replicax.contracts.group import current_group
 from replicax.contracts.variable_access import (
     VariableLike,
     array_of,
@@ -58,7 +58,7 @@ def wanted_value(variable: VariableLike) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(form.shape, array.dtype)
     # Of a large variable whose parameter server was lost, no more than shape and dtype may be known.
     # Where workers come and go, each reads the whole: it may be the only one left when it has.
-    committed = isinstance(array, jax.Array) and array.committed and worlds.running() is None
+    committed = isinstance(array, jax.Array) and array.committed and not current_group().may_change
     return _wanted(array, shape_of(variable), committed and not is_per_replica_variable(variable))
 
 

@@ -9,7 +9,6 @@ from typing import Protocol, cast
 import jax
 import numpy as np
 
-import replicax.contracts.worlds as worlds
 from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.contents import is_value, replace_values
 from replicax.checkpoint.deferred import values_to_write
@@ -23,6 +22,7 @@ from replicax.checkpoint.encoding import (
     saved_value,
     set_states,
 )
+from replicax.contracts.group import current_group
 from replicax.contracts.variable_access import AssignableLike, VariableLike
 from replicax.errors import ArgumentError, ElasticError
 from replicax.runtime.transfer import host_copy
@@ -42,7 +42,7 @@ class _OfStrategy(Protocol):
 
 
 class CheckpointState:
-    """The state that newcomers get besides the variables of the strategy; `contracts.worlds.State` has the methods."""
+    """The state that newcomers get besides the variables of the strategy; `contracts.group.State` has the methods."""
 
     def __init__(self, checkpoint: Checkpoint, strategies: Sequence[_OfStrategy]):
         self.checkpoint = checkpoint
@@ -105,34 +105,29 @@ class CheckpointState:
 
 def is_newcomer() -> bool:
     """Returns whether this process has come to a running elastic job and has not joined the others yet."""
-    running = worlds.running()
-    return running is not None and not running.is_taken_in
+    return not current_group().is_member
 
 
 def name_state(checkpoint: Checkpoint) -> None:
-    """Names the state that newcomers get, if the job is elastic."""
-    running = worlds.running()
-    if running is not None:
-        running.state = CheckpointState(checkpoint, cast("list[_OfStrategy]", running.always))
+    """Names the state that newcomers get, if there are newcomers."""
+    group = current_group()
+    group.offer(CheckpointState(checkpoint, cast("list[_OfStrategy]", group.always)))
 
 
 def join(checkpoint: Checkpoint | None) -> bool:
     """Names the state that newcomers get, and lets them join; returns whether this process was one of them."""
-    running = worlds.running()
-    if running is None:
-        return False
+    group = current_group()
     if checkpoint is not None:
         name_state(checkpoint)
-    elif running.state is None:
+    elif group.may_change and group.state is None:
         raise ArgumentError(
             "strategy.join was called without a state, and no earlier call has named one. Pass what newcomers are to "
             "get: strategy.join(rx.Checkpoint(model=model, optimizer=optimizer, data=dataset))."
         )
-    if running.is_taken_in:
-        running.boundary()
+    if group.is_member:
+        group.boundary()
         return False
-    running.join()
-    return True
+    return group.join()
 
 
 def state_named(checkpoint: object, objects: Mapping[str, PyTree]) -> Checkpoint | None:

@@ -2,52 +2,48 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 import replicax.compat.keras as keras_door
-import replicax.contracts.worlds as worlds
 import replicax.runtime.activity as activity
-from replicax.checkpoint.background import BackgroundSave, wait_for
-from replicax.checkpoint.checkpoint import Checkpoint
+from replicax.checkpoint.background import wait_for
+from replicax.checkpoint.checkpoint import Checkpoint, ToSave
 from replicax.checkpoint.checkpoint_folder import CheckpointFolder
-from replicax.checkpoint.contents import Contents
-from replicax.checkpoint.coordination import Coordination
-from replicax.checkpoint.copies import copied
-from replicax.checkpoint.elastic_calls import agreed_latest
+from replicax.checkpoint.coordination import Coordination, coordinated
 from replicax.checkpoint.foreign import tensorflow_checkpoints
 from replicax.checkpoint.joining import is_newcomer, join, name_state
 from replicax.checkpoint.load_status import LoadStatus
 from replicax.checkpoint.manager_arguments import (
+    DEFAULT_TO_KEEP,
     check_counts,
     checked_init,
     checked_name,
     checkpoint_of,
-    permanent_checkpoints,
+    keep_policies,
     positional,
+    save_policies,
     whole_number,
 )
 from replicax.checkpoint.numbered import latest_checkpoint
 from replicax.checkpoint.places import Directory, Place, absolute
+from replicax.checkpoint.policies import KeepPolicy, SavePolicy, notes_of
+from replicax.checkpoint.saving import RunningSave, begin_save
 from replicax.checkpoint.snapshots import MemorySnapshots, RestoredSnapshot
 from replicax.checkpoint.variable_names import keras_objects
-from replicax.checkpoint.writing import PREPARED, TIMEOUT_S, could_not_write, write_in_place
+from replicax.checkpoint.writing import TIMEOUT_S
 from replicax.checks import explained
 from replicax.compat.interpreter import STARTS_THREADS_AT_END
 from replicax.contracts.advice import Advised
 from replicax.contracts.called_as import called_as
 from replicax.contracts.variable_access import VariableLike, is_variable
-from replicax.errors import ArgumentError, CheckpointError, ElasticError
+from replicax.errors import CheckpointError, ElasticError
 from replicax.typing import PyTree
-
-if TYPE_CHECKING:  # Loaded in elastic jobs only.
-    from replicax.checkpoint.elastic_save import WorldSave
 
 
 class CheckpointManager(Advised):
@@ -84,6 +80,10 @@ class CheckpointManager(Advised):
         step_counter: An integer variable that counts the training's steps, for `checkpoint_interval`.
         checkpoint_interval: `save` does nothing before `step_counter` has grown by this since the last save.
         init_fn: Called by `restore_or_initialize` if there is nothing to restore.
+        save_when: In the place of `save_interval_steps` and `checkpoint_interval`: policies of
+            `rx.checkpoint.policies`, such as `EverySeconds(600)`; `save` does nothing unless one of them says so.
+        keep: In the place of `max_to_keep` and `keep_checkpoint_every_n_hours`: policies such as `Best(3, accuracy)`;
+            what one of them keeps is kept.
 
     Attributes:
         directory: The folder of the checkpoints.
@@ -109,7 +109,7 @@ class CheckpointManager(Advised):
         *positional_arguments: Checkpoint | Directory | int | None,
         checkpoint: Checkpoint | None = None,
         directory: Directory | None = None,
-        max_to_keep: int | None = 3,
+        max_to_keep: int | None = DEFAULT_TO_KEEP,
         save_interval_steps: int = 1,
         async_: bool = True,
         objects: Mapping[str, PyTree] | None = None,
@@ -119,6 +119,8 @@ class CheckpointManager(Advised):
         step_counter: VariableLike | None = None,
         checkpoint_interval: int | None = None,
         init_fn: Callable[[], object] | None = None,
+        save_when: SavePolicy | Sequence[SavePolicy] | None = None,
+        keep: KeepPolicy | Sequence[KeepPolicy] | None = None,
     ):
         checkpoint, directory, max_to_keep = positional(positional_arguments, checkpoint, directory, max_to_keep)
         check_counts(
@@ -126,15 +128,17 @@ class CheckpointManager(Advised):
         )
         self.directory = absolute(directory)
         self.checkpoint = checkpoint_of(checkpoint, objects)
-        permanent = permanent_checkpoints(self.directory, keep_checkpoint_every_n_hours)
-        self._folder = CheckpointFolder(self.directory, checked_name(checkpoint_name), max_to_keep, permanent)
-        self._interval = _SaveInterval(save_interval_steps, step_counter, checkpoint_interval)
+        kept = keep_policies(keep, max_to_keep, keep_checkpoint_every_n_hours)
+        self._folder = CheckpointFolder(self.directory, checked_name(checkpoint_name), kept)
+        for name, note in notes_of(kept).items():
+            self.checkpoint.add_note(name, note)
+        self._save_when = save_policies(save_when, save_interval_steps, step_counter, checkpoint_interval)
+        self._growth = checkpoint_interval
         # Otherwise a save under way could not be finished when the script ends.
         self._async, self._timeout = async_ and STARTS_THREADS_AT_END, timeout
         self._init_fn = checked_init(init_fn)
-        self._background: BackgroundSave | None = None
         self._saved: set[int] = set()  # by this manager
-        self._world_save: WorldSave | None = None
+        self._running: RunningSave | None = None
         self.snapshots = MemorySnapshots.of(self.directory)
         self._progress = Progress(self.checkpoint, step_counter)
         self.checkpoint.keepers.add(self)
@@ -158,7 +162,7 @@ class CheckpointManager(Advised):
     @property
     def checkpoint_interval(self) -> int | None:
         """By how much `step_counter` grows between saves."""
-        return self._interval.growth
+        return self._growth
 
     @called_as("tf.train.CheckpointManager.save")
     def save(
@@ -189,55 +193,39 @@ class CheckpointManager(Advised):
         """
         number = None if step is None else whole_number(step, "step")
         self._raise_failure()
-        if number in self._saved or not (force or not check_interval or self._interval.is_over(number)):
+        if number in self._saved or not (force or not check_interval or self._is_due(number)):
             if number is not None and number not in self._saved and self.snapshots.is_due():
                 self.snapshots.take(number, lambda: self.checkpoint.contents(number, objects))
             return None
         self.wait_until_finished()
         self.checkpoint.save_counter.assign_add(1)
-        self._interval.restart()
+        for policy in self._save_when:
+            policy.restart()
         at = int(self.checkpoint.save_counter.numpy()) if number is None else number
         self._progress.note(at)
-        if worlds.running() is not None:
-            self._begin_in_world(number, at, objects)
-            return str(self.path(at))
-        coordination = Coordination(f"Saving step {at} to {self.directory}", self._timeout)
-        contents = functools.partial(self.checkpoint.contents, number, objects)
-        self._begin(at, coordination.tried(PREPARED, contents, could_not_write(self.path(at))), coordination)
-        return str(self.path(at))
-
-    def _begin_in_world(self, number: int | None, step: int, objects: Mapping[str, PyTree]) -> None:
-        """Writes a checkpoint, or lets a thread write it, where workers come and go."""
-        from replicax.checkpoint.elastic_save import begun_save
-
+        path = self.path(at)
         if jax.process_index() == 0:
-            self._folder.clean()
-            self._folder.warn_of_strangers(step)
-        self._world_save = begun_save(
-            f"Saving step {step} to {self.directory}",
+            self._folder.warn_of_strangers(at)
+        self._folder.known.add(at)
+        self._saved.add(at)
+        self._running = begin_save(
+            f"Saving step {at} to {self.directory}",
+            path,
+            lambda: path,
+            ToSave(self.checkpoint, number, objects),
             self._timeout,
-            lambda: self.path(step),
-            lambda: self.checkpoint.contents(number, objects),
-            committed=lambda: self._folder.delete_old(step),
+            in_background=self._async,
+            before=self._folder.clean,
+            committed=lambda: self._folder.delete_old(at),
+            failed=lambda: self._saved.discard(at),
         )
-        self._folder.known.add(step)
-        self._saved.add(step)
         if not self._async:
             self.wait_until_finished()
+        return str(path)
 
-    def _begin(self, step: int, contents: Contents, coordination: Coordination) -> None:
-        """Writes a checkpoint, or starts a thread that writes it."""
-        if self._async:
-            contents = Contents(copied(contents.arrays), contents.state, contents.step, contents.notes)
-        if coordination.is_chief:
-            self._folder.warn_of_strangers(step)
-        self._folder.known.add(step)
-        self._saved.add(step)
-        if self._async:
-            write = functools.partial(self._save, step, contents, coordination)
-            self._background = BackgroundSave(self.directory, write)
-        else:
-            self._save(step, contents, coordination)
+    def _is_due(self, step: int | None) -> bool:
+        due = [policy.is_due(step) for policy in self._save_when]  # All are asked: some count the calls.
+        return any(due)
 
     @activity.phase(activity.CHECKPOINT)
     def wait_until_finished(self) -> None:
@@ -247,10 +235,9 @@ class CheckpointManager(Advised):
             CheckpointError: The background save failed.
         """
         wait_for(self.directory)
-        save, self._world_save = self._world_save, None
+        save, self._running = self._running, None
         if save is not None:
             save.wait()
-        self._raise_failure()
 
     def all_steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints in the directory, in ascending order."""
@@ -285,7 +272,7 @@ class CheckpointManager(Advised):
         if step is None and (found := self._restored_snapshot()) is not None:
             return found.status
         if step is None:
-            step = agreed_latest(self.directory, self.latest_step, self._timeout)
+            step = self._agreed_latest()
         if step is None:
             raise CheckpointError(f"There is no complete checkpoint in {self.directory}.")
         return self._restore(step, partial, verify)
@@ -316,7 +303,7 @@ class CheckpointManager(Advised):
         self.wait_until_finished()
         if (found := self._restored_snapshot()) is not None:
             return found.step
-        step = agreed_latest(self.directory, self.latest_step, self._timeout)
+        step = self._agreed_latest()
         of_tensorflow = latest_checkpoint(self.directory) if step is None else None
         if step is not None:
             self._restore(step)
@@ -326,6 +313,18 @@ class CheckpointManager(Advised):
         elif self._init_fn is not None:
             self._init_fn()
         return step
+
+    def _agreed_latest(self) -> int | None:
+        """Returns the newest step as the chief sees it; all processes call this together."""
+
+        def look(coordination: Coordination) -> int | None:
+            coordination.check_same("directory", str(self.directory))
+            latest = self.latest_step() if coordination.is_chief else None
+            said = coordination.from_chief("latest step", "" if latest is None else str(latest))
+            return int(said) if said else None
+
+        name = f"Looking for the newest checkpoint in {self.directory}"
+        return coordinated(name, self._timeout, look, alone=self.latest_step)
 
     def _restore(self, step: int, partial: bool = False, verify: bool = True) -> LoadStatus:
         status = self.checkpoint.restore(self.path(step), partial=partial, verify=verify)
@@ -339,18 +338,21 @@ class CheckpointManager(Advised):
     def _go_on_from(self, step: int) -> None:
         # A training that has begun on its own is still the same when it goes back to one of its steps.
         self._folder.known.update([step] if self._saved else self.all_steps())
-        self._interval.restart()
+        for policy in self._save_when:
+            policy.restart()
 
     def get_state(self) -> dict[str, PyTree]:
         """Returns what a manager in a worker that joins an elastic job has to know."""
         known, saved = sorted(self._folder.known), sorted(self._saved)
-        return {"known": known, "saved": saved, "interval": self._interval.last, **self._progress.get_state()}
+        save_when = [policy.get_state() for policy in self._save_when]
+        return {"known": known, "saved": saved, "save_when": save_when, **self._progress.get_state()}
 
     def set_state(self, state: Mapping[str, PyTree]) -> None:
         """Goes on where a manager in another worker is, which has returned `state`."""
         self._folder.known.update(state["known"])
         self._saved.update(state["saved"])
-        self._interval.last = state["interval"]
+        for policy, own in zip(self._save_when, state["save_when"], strict=True):
+            policy.set_state(own)
         self._folder.is_clean = True
         self._progress.set_state(state)
 
@@ -374,45 +376,8 @@ class CheckpointManager(Advised):
             error.add_note(f"The last checkpoint was not saved either: {failure}")
 
     def _raise_failure(self) -> None:
-        if self._background is not None:
-            self._background.raise_failure()
-
-    def _save(self, step: int, contents: Contents, coordination: Coordination) -> None:
-        try:
-            if coordination.is_chief:
-                self._folder.clean()
-            write_in_place(self.path(step), contents, coordination, committed=lambda: self._folder.delete_old(step))
-        except BaseException as error:
-            self._saved.discard(step)
-            if isinstance(error, CheckpointError) or not isinstance(error, Exception):
-                raise
-            raise CheckpointError(f"Step {step} could not be saved to {self.directory}: {error!r}") from error
-
-
-class _SaveInterval:
-    """Decides whether it is time to save: at multiples of `steps`, or when `counter` has grown by `growth`."""
-
-    def __init__(self, steps: int, counter: VariableLike | None, growth: int | None):
-        if growth is not None and (counter is None or steps != 1):
-            raise ArgumentError(
-                "`checkpoint_interval` is the growth of `step_counter` between saves, so it needs one, and excludes "
-                "`save_interval_steps`."
-            )
-        self.growth = growth
-        self._steps, self._counter = steps, counter
-        self.last: int | None = None  # the counter at the last save or restore
-
-    def is_over(self, step: int | None) -> bool:
-        """Returns whether it is time to save at a step; None is a step without a number."""
-        if self.growth is not None:
-            count = whole_number(self._counter, "step_counter")
-            return self.last is None or count >= self.last + self.growth
-        return step is None or step % self._steps == 0
-
-    def restart(self) -> None:
-        """Begins the next interval, after a save or restore."""
-        if self.growth is not None:
-            self.last = whole_number(self._counter, "step_counter")
+        if self._running is not None:
+            self._running.raise_failure()
 
 
 _STEP = "step"

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import jax
 import numpy as np
 
 from replicax.checkpoint.checkpoint import Checkpoint
-from replicax.checkpoint.kept_for_good import PermanentCheckpoints
-from replicax.checkpoint.places import Directory, Place
-from replicax.checks import checked_int, is_real
+from replicax.checkpoint.places import Directory
+from replicax.checkpoint.policies import CounterGrowth, EveryHours, EverySteps, KeepPolicy, Newest, SavePolicy, listed
+from replicax.checks import checked_int
 from replicax.contracts.variable_access import VariableLike
 from replicax.errors import ArgumentError
 from replicax.typing import PyTree
+
+DEFAULT_TO_KEEP = 3
 
 
 def check_counts(**counts: int | None) -> None:
@@ -72,13 +75,32 @@ def checked_name(name: str | None) -> str | None:
     return name
 
 
-def permanent_checkpoints(directory: Place, hours: float | None) -> PermanentCheckpoints | None:
-    """Returns the checkpoints that are kept for good; None if `hours` is None."""
-    if hours is None:
-        return None
-    if not is_real(hours) or not hours > 0:
-        raise ArgumentError(f"`keep_checkpoint_every_n_hours` is a number above 0, got {hours!r:.100}.")
-    return PermanentCheckpoints(directory, float(hours))
+def save_policies(given: object, steps: int, counter: VariableLike | None, growth: int | None) -> list[SavePolicy]:
+    """Returns what says when to save, of all arguments that do."""
+    if growth is not None and (counter is None or steps != 1):
+        raise ArgumentError(
+            "`checkpoint_interval` is the growth of `step_counter` between saves, so it needs one, and excludes "
+            "`save_interval_steps`."
+        )
+    if given is None:
+        if growth is None:
+            return [EverySteps(steps)]
+        return [CounterGrowth(lambda: whole_number(counter, "step_counter"), growth)]
+    if growth is not None or steps != 1:
+        raise ArgumentError("`save_when` says when to save: leave out `save_interval_steps` and `checkpoint_interval`.")
+    return cast("list[SavePolicy]", listed(given, SavePolicy, "save_when"))
+
+
+def keep_policies(given: object, max_to_keep: int | None, hours: float | None) -> list[KeepPolicy]:
+    """Returns what says which checkpoints are kept, of all arguments that do."""
+    if given is None:
+        return [Newest(max_to_keep), *([] if hours is None else [EveryHours(hours)])]
+    if hours is not None or max_to_keep != DEFAULT_TO_KEEP:
+        raise ArgumentError(
+            "`keep` says which checkpoints are kept: put Newest(...) and EveryHours(...) into it, and leave out "
+            "`max_to_keep` and `keep_checkpoint_every_n_hours`."
+        )
+    return cast("list[KeepPolicy]", listed(given, KeepPolicy, "keep"))
 
 
 def whole_number(given: int | jax.Array | np.ndarray | VariableLike | None, name: str) -> int:

@@ -35,6 +35,11 @@ class NumberedCheckpoint:
         return self.written_ns / 1e9
 
     @property
+    def notes(self) -> dict[str, object]:
+        """What it notes of its training, by name."""
+        return dict(read_metadata(self.path).notes)
+
+    @property
     def written_ns(self) -> int:
         """When it was completed, in nanoseconds since the epoch; a `FileNotFoundError` if it is gone."""
         if isinstance(self.path, Path):

@@ -16,16 +16,14 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import ParamSpec, TypeVar
 
-import replicax.contracts.worlds as worlds
 from replicax.checkpoint.checkpoint import Checkpoint
-from replicax.checkpoint.elastic_stop import ElasticStop
 from replicax.checkpoint.manager import CheckpointManager
 from replicax.checkpoint.metadata import read_metadata
 from replicax.checkpoint.places import Directory
-from replicax.checkpoint.stop_agreement import StopAgreement
 from replicax.checks import checked_seconds
 from replicax.errors import ArgumentError, ClusterError
 from replicax.errors.exit_codes import ExitCode
+from replicax.group.stop_vote import StopVote
 from replicax.typing import PyTree
 
 _log = logging.getLogger(__name__)
@@ -77,14 +75,14 @@ class PreemptionWatch:
 
     def __init__(self, config: TerminationConfig):
         self._config = config
-        self._agreement = agreement = _agreement(config)
+        self._vote = vote = StopVote(_careful(config.termination_watcher_fn))
         # In an elastic job a worker leaves alone, and all stop only when all of them are ended: then there is no time.
-        self._last = not config.grace_period or isinstance(agreement, ElasticStop)
+        self._last = not config.grace_period or vote.is_final
         self._closed = False
         self._before: signal.Handlers | int | Callable[[int, FrameType | None], object] | None = None
         self._handler: Callable[[int, FrameType | None], object] | None = None
         if threading.current_thread() is threading.main_thread():  # Only there can signals be handled.
-            self._handler = lambda number, frame: agreement.preempt()
+            self._handler = lambda number, frame: vote.preempt()
             self._before = signal.signal(signal.SIGTERM, self._handler)
         self._at_exit = functools.partial(_close, weakref.ref(self))
         atexit.register(self._at_exit)
@@ -93,17 +91,17 @@ class PreemptionWatch:
         """Returns what to do here, the same in all processes: `""`, `"save"`, or `"exit"` (save and end)."""
         if self._closed:
             return ""
-        preempted, grace = self._agreement.preempted_at, self._config.grace_period
+        preempted, grace = self._vote.preempted_at, self._config.grace_period
         if grace and self._last and preempted is not None:
             left = preempted + grace - time.monotonic()
             if left < _STEPS_OF_MARGIN * step_seconds:
-                self._agreement.preempt()
-        if not self._agreement.check():
+                self._vote.preempt()
+        if not self._vote.check():
             return ""
         if self._last:
             return "exit"
         self._last = True
-        self._agreement.renew()
+        self._vote.renew()
         return "save"
 
     def close(self) -> None:
@@ -113,7 +111,7 @@ class PreemptionWatch:
             # None is a handler that Python did not install, such as JAX's own, which cannot be restored.
             signal.signal(signal.SIGTERM, signal.SIG_DFL if self._before is None else self._before)
         self._handler = None
-        self._agreement.close()
+        self._vote.close()
         atexit.unregister(self._at_exit)
 
 
@@ -246,13 +244,6 @@ class PreemptionCheckpointHandler:
         if todo == "exit":
             self._watch.close()
             (self._config.exit_fn or resume_exit)()
-
-
-def _agreement(config: TerminationConfig) -> StopAgreement | ElasticStop:
-    running = worlds.running()
-    if running is None or running.preemption is None:
-        return StopAgreement(_careful(config.termination_watcher_fn))
-    return ElasticStop(running, running.preemption, _careful(config.termination_watcher_fn))
 
 
 def _careful(watcher: Callable[[], bool] | None) -> Callable[[], bool] | None:

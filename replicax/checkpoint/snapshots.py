@@ -175,7 +175,7 @@ class MemorySnapshots:
             save = Save(coordination, could_not_write(path))
             save.agree(lambda: (path, self._checked(contents, raised)))
             save.write(
-                contents,
+                lambda: contents,
                 lambda: self._delete_others(step),
                 told.extend,
                 lambda: [self._clock() - begun, seconds_per_call],

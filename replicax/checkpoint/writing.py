@@ -50,10 +50,10 @@ def write(directory: Directory, contents: Contents) -> Place:
     coordination = Coordination(f"Writing the checkpoint {directory}", TIMEOUT_S)
     save = Save(coordination, could_not_write(directory))
     save.agree(lambda: (new_directory(directory), document_of(contents.arrays, contents.state, contents.step)))
-    return save.write(contents)
+    return save.write(lambda: contents)
 
 
-def could_not_write(directory: Directory) -> str:
+def could_not_write(directory: object) -> str:
     """Returns what to say when a checkpoint cannot be written."""
     return f"The checkpoint {directory} could not be written"
 
@@ -74,7 +74,7 @@ def write_in_place(
     """Writes a checkpoint; one that has the name already is replaced when the new one is complete."""
     save = Save(coordination, could_not_write(path))
     save.agree(lambda: (path, document_of(contents.arrays, contents.state, contents.step)))
-    return save.write(contents, committed)
+    return save.write(lambda: contents, committed)
 
 
 class Save:
@@ -111,26 +111,28 @@ class Save:
     @writing()
     def write(
         self,
-        contents: Contents,
-        committed: Callable[[], None] | None = None,
+        contents_of: Callable[[], Contents],
+        committed: Callable[[], object] | None = None,
         report: Callable[[Sequence[Any]], None] | None = None,
         note: Callable[[], object] = lambda: None,
     ) -> Place:
         """Writes it, and returns its path when it is complete. `report` gets the `note` of each process at its end."""
         coordination, target = self._coordination, self._target
         files: dict[str, tuple[int, str]] = {}
+        found: list[Contents] = []
 
         def commit_here() -> object:
             if coordination.is_chief:
                 if missing := target.missing({name: size for name, (size, _) in files.items()}):
                     raise CheckpointError(_UNSEEN.format(path=self.path, missing=", ".join(missing[:_MOST_SHOWN])))
-                commit(target, contents, files, jax.process_count())
+                commit(target, found[0], files, jax.process_count())
                 if committed is not None:
                     committed()  # before the other processes go on
             return note()
 
         def write_here() -> dict[str, tuple[int, str]]:
-            return save_files(target, contents, coordination.is_chief, jax.process_index())
+            found.append(contents_of())
+            return save_files(target, found[0], coordination.is_chief, jax.process_index())
 
         try:
             for own in coordination.run_and_tell("parts written", write_here, self._failed):

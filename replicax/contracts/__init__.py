@@ -1,1 +1,1 @@
-"""The contracts between rooms: the host of a program (a strategy), placements, variables, worlds."""
+"""The contracts between rooms: the host of a program (a strategy), placements, variables, groups."""

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding
 
+from replicax.contracts.group import Group
 from replicax.contracts.variable_access import (
     TreeLeaf,
     VariableLike,
@@ -24,10 +25,7 @@ from replicax.contracts.variable_access import (
 from replicax.errors import ContextError
 from replicax.typing import PyTree
 
-if TYPE_CHECKING:
-    from replicax.contracts.worlds import Worlds
-
-
+_ALONE = Group()
 MIRRORED = "mirrored"
 
 
@@ -59,9 +57,9 @@ class Placement:
         return False
 
     @property
-    def worlds(self) -> Worlds | None:
-        """The worlds of this process, if workers may come and go."""
-        return None
+    def group(self) -> Group:
+        """The processes that the devices belong to; by default this one alone."""
+        return _ALONE
 
     @property
     def workers(self) -> tuple[str, ...]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-#: The function that exchanges the messages of all processes.
-EXCHANGE = "exchange of messages"
+#: The class of the group of all processes that JAX connects.
+FIXED_GROUP = "the fixed group"
 #: The tables of other libraries' names.
 NAME_TABLES = "tables of names"
 #: The function that plans a training step of a Keras model.

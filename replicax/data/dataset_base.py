@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 from jax.sharding import Mesh
 
-import replicax.contracts.worlds as worlds
 import replicax.runtime.activity as activity
+from replicax.contracts.group import current_group
 from replicax.data.auto_shard import DatasetReading
 from replicax.data.batch_placement import ROWS, VALUES, Form
 from replicax.data.input_options import AutoShardPolicy, InputOptions
 from replicax.data.input_steps import StepByStep
 from replicax.data.input_times import InputTimes
-from replicax.data.iterator import ElasticIterator, PassIterator, check_outside_of_programs
+from replicax.data.iterator import PassIterator, check_outside_of_programs
 from replicax.data.passes import Agreement, Pass, SeenBatches
 from replicax.data.position import Position
 from replicax.data.receivers import InputWorkers, Receivers, ReceiversByWorld
@@ -59,7 +59,7 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
 
     def _readers(self) -> InputWorkers:
         """Returns the workers among whom the source is divided: where they come and go, each reads all of it."""
-        if not worlds.number():
+        if not current_group().may_change:
             return self._fed.workers
         if self._options.auto_shard_policy is AutoShardPolicy.OFF:
             raise ElasticError(
@@ -90,9 +90,8 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
 
         check_outside_of_programs("A distributed dataset was iterated over")
         self._passes += 1
-        kind = ElasticIterator if worlds.number() else PassIterator
         opened = self._opened(form, activity.FIRST_BATCH if self._passes == 1 else activity.INPUT)
-        return kind(open_pass, opened, lambda: self._seen.spec, source=self)
+        return PassIterator(open_pass, opened, lambda: self._seen.spec, source=self)
 
     def _opened(self, form: Form, phase: str) -> Pass:
         """Opens the next pass, or continues the one that was begun to look at its first step."""
@@ -105,7 +104,7 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
     def _begin(self) -> Pass:
         position, receivers = self._next_position.at_start(), self._fed
         agreement: Agreement
-        if worlds.number():
+        if current_group().may_change:
             agreement = WholeBatches(self._receivers, self._options, self._seen.note)
             steps = self._reading.whole(position, receivers.num_replicas)
         else:
@@ -170,9 +169,8 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
     def shard_report(self) -> str:
         """Runs through the source and returns a line for each worker; all workers must call it together."""
         self._check_can_continue()
-        running = worlds.running()
-        if running is not None:
-            return report_of_world(running, self._summary)
+        if current_group().may_change:
+            return report_of_world(self._summary)
         agreement = self._step_by_step(self._fed)
         summary, source = self._reading.summarize(agreement)
         return report(summary, source, self._fed.workers, agreement.channel)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from jax.sharding import Mesh
 
-import replicax.contracts.worlds as worlds
+from replicax.contracts.group import current_group
 from replicax.data.auto_shard import FunctionReading, choose_reading
 from replicax.data.batch_split import kept_rows
 from replicax.data.dataset_base import DistributedDatasetBase
@@ -89,7 +89,7 @@ class DistributedDataset(DistributedDatasetBase):
         # Steps that are dropped for lack of rows are subtracted for arrays only; and a Grain dataset with a `filter`
         # counts what the filter removes.
         last_rows = self._batches.last_rows
-        if last_rows is None or worlds.number():
+        if last_rows is None or current_group().may_change:
             return len(self._batches)
         return len(self._batches) - (not kept_rows(last_rows, self._fed.num_replicas, self._options.remainder))
 

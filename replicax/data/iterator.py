@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Protocol
 
 import replicax.context as context
-import replicax.contracts.worlds as worlds
+from replicax.contracts.group import current_group
 from replicax.data.optional_batch import Optional
 from replicax.data.passes import NO_BATCH, Pass
 from replicax.data.position import Position
@@ -105,15 +104,16 @@ class PassIterator(DistributedIterator):
 
     def _begin(self, opened: Pass) -> None:
         super().__init__(opened.steps, self._spec)
+        self._given = opened.given
         self._shards, self._position = opened.shards, opened.position
         # In the thread of the program, where all workers do the same in the same order.
         self._leave = weakref.finalize(self, opened.leave)
 
     def __next__(self) -> PyTree:
+        check_outside_of_programs("next() of a distributed iterator was called")
+        current_group().boundary(self, self._source)  # Between two batches, workers that have come are taken in.
         try:
-            value, rows_read = super().__next__()
-        except ContextError:
-            raise
+            value, rows_read = self._ahead.pop() if self._ahead else next(self._steps)
         except StopIteration:
             self._leave()
             self._position.finish()
@@ -122,7 +122,7 @@ class PassIterator(DistributedIterator):
             self._leave()
             raise
         self._position.add(self._shards, rows_read)
-        return value
+        return self._given(value)
 
     def close(self) -> None:
         self._leave()
@@ -137,26 +137,6 @@ class PassIterator(DistributedIterator):
         position = Position.of(state)
         self.close()
         self._begin(self._open_pass(position))
-
-
-class ElasticIterator(PassIterator):
-    """One pass over a distributed dataset where workers come and go."""
-
-    def __next__(self) -> PyTree:
-        check_outside_of_programs("next() of a distributed iterator was called")
-        running = worlds.running()
-        if running is not None:
-            running.boundary(self, self._source)  # Between two batches, workers that have come are taken in.
-        given: Given = super().__next__()
-        # A batch that was read ahead for an earlier world is split anew, from its rows in host memory.
-        return given.value()
-
-
-class Given(Protocol):
-    """A batch that was read ahead."""
-
-    def value(self) -> PyTree:
-        """Returns the batch on the devices of the present world."""
 
 
 def check_outside_of_programs(what: str) -> None:

@@ -46,6 +46,9 @@ class Agreement(Protocol):
     def placed(self, data: PyTree) -> PyTree:
         """Puts the data of a step on the devices; in the thread that prefetches."""
 
+    def given(self, placed: PyTree) -> PyTree:
+        """Returns what the loop gets for what `placed` has made, which may have been before others took part."""
+
     def close(self) -> None:
         """Ends the exchange of messages with the other workers, if there is one."""
 
@@ -91,7 +94,7 @@ class Pass:
         self, steps: Generator[InputStep], agreement: Agreement, position: Position, shards: int, seen: SeenBatches
     ):
         self.position, self.shards = position, shards  # shards: of the source
-        self.leave = agreement.close
+        self.leave, self.given = agreement.close, agreement.given
         self._agreement = agreement
         # No generator refers to this object, so that whoever drops it drops them, without a garbage collector.
         self._kept = _kept(steps, agreement, position, seen)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from jax.sharding import Mesh
 
-import replicax.contracts.worlds as worlds
 from replicax.cluster.key_value_store import ServiceStore, Store
+from replicax.contracts.group import current_group
 from replicax.errors import ArgumentError
 
 
@@ -74,11 +74,14 @@ class ReceiversByWorld:
 
     def __init__(self, first: Receivers, anew: Callable[[], Receivers] | None):
         self._anew = anew  # returns the receivers in a later world; None if they never change
-        self.latest = (worlds.number(), first)  # of the world in which `now` was called last; any thread may read it
+        self.latest = (
+            current_group().number,
+            first,
+        )  # of the world in which `now` was called last; any thread may read it
 
     def now(self) -> tuple[int, Receivers]:
         """Returns the number of the present world and its receivers; for the thread that moves between worlds."""
-        number = worlds.number()
+        number = current_group().number
         if number != self.latest[0]:
             self.latest = (number, self.latest[1] if self._anew is None else self._anew())
         return self.latest

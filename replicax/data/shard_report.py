@@ -11,8 +11,7 @@ from typing import TypedDict
 import jax
 import numpy as np
 
-import replicax.contracts.worlds as worlds
-from replicax.cluster.exchange import exchanged
+from replicax.contracts.group import as_arrays, as_messages, current_group
 from replicax.data.batch_split import SplitBatch
 from replicax.data.batches import count_rows
 from replicax.data.receivers import InputWorkers
@@ -86,24 +85,17 @@ def report(
     return _lines(workers.names, summaries, source)
 
 
-def report_of_world(running: worlds.Worlds, summarize: Callable[[], tuple[ShardSummary, np.ndarray]]) -> str:
-    """Reports on an elastic job: a line for each member of the present world."""
-    source: np.ndarray | None = None
+def report_of_world(summarize: Callable[[], tuple[ShardSummary, np.ndarray]]) -> str:
+    """Returns a line for each member of a group that may change."""
+    group, source = current_group(), None
 
     def run() -> list[bytes]:
         nonlocal source
         summary, source = summarize()
-        name = running.world.names[running.world.index].encode()
-        own = len(name).to_bytes(4, "big") + name + summary.encode()
-        return [own] if len(running.world.members) == 1 else exchanged(own)
+        name = group.world.names[group.world.index].encode()
+        return group.messages(len(name).to_bytes(4, "big") + name + summary.encode())
 
-    def outcome(messages: list[bytes]) -> list[np.ndarray]:
-        return [np.frombuffer(message, np.uint8) for message in messages]
-
-    def adopted(arrays: list[np.ndarray]) -> list[bytes]:
-        return [array.tobytes() for array in arrays]
-
-    messages = running.attempt(lambda: running.executed(run, outcome, adopted))
+    messages = group.attempt(lambda: group.executed(run, as_arrays, as_messages))
     ends = [4 + int.from_bytes(message[:4], "big") for message in messages]
     names = [message[4:end].decode() for message, end in zip(messages, ends, strict=True)]
     summaries = [ShardSummary.decode(message[end:]) for message, end in zip(messages, ends, strict=True)]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax
 
-import replicax.contracts.worlds as worlds
+from replicax.contracts.group import current_group
 from replicax.data.batch_placement import VALUES
 from replicax.data.batch_split import SplitBatch
 from replicax.data.batches import count_rows
@@ -50,6 +50,10 @@ class WholeBatches:
     def placed(self, data: PyTree) -> ReadAhead:
         """Puts a batch on the devices of the world in which it is read; it can be split anew for a later one."""
         return ReadAhead(self, data)
+
+    def given(self, placed: ReadAhead) -> PyTree:
+        """Returns a batch on the devices of the present world."""
+        return placed.value()
 
     def close(self) -> None:
         """Does nothing: no worker waits for messages of this one."""
@@ -96,7 +100,7 @@ class _Rows:
         self._later: tuple[int, list[Leaf]] | None = None
 
     def leaves(self) -> Sequence[Leaf]:
-        number = worlds.number()
+        number = current_group().number
         if self._later is None or self._later[0] != number:
             self._later = (number, _leaves(self._agreement.now(self._batch).value))
         return self._later[1]
@@ -115,7 +119,7 @@ class ReadAhead:
     def value(self) -> PyTree:
         """Returns the batch on the devices of the present world."""
         placed = self._placed
-        if placed is None or placed.number != worlds.number():
+        if placed is None or placed.number != current_group().number:
             placed = self._agreement.now(self._batch)
         self._agreement.note(self._batch)
         return placed.value

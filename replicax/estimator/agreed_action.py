@@ -1,6 +1,6 @@
 """Decisions that the workers of a training carry out at the same step, though one of them takes them.
 
-Nothing is exchanged before a process asks (`checkpoint/stop_agreement.py`); the steps that others have begun by then
+Nothing is exchanged before a process asks (`group/stop_vote.py`); the steps that others have begun by then
 are done first.
 """
 
@@ -9,15 +9,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from replicax.checkpoint.stop_agreement import StopAgreement
+from replicax.group.stop_vote import StopVote
 from replicax.strategies import Strategy
 
 
 class Together:
     """An action to do after a step: at once in one process; with several, after a step on which all agree."""
 
-    def __init__(self, agreement: StopAgreement | None = None):
-        self._agreement = agreement
+    def __init__(self, vote: StopVote | None = None):
+        self._vote = vote
         self._asked = False
 
     def ask(self) -> None:
@@ -25,17 +25,17 @@ class Together:
         if self._asked:
             return
         self._asked = True
-        if self._agreement is not None:
-            self._agreement.preempt()
+        if self._vote is not None:
+            self._vote.preempt()
 
     def check(self) -> bool:
         """Returns whether to do it now: the same in all processes; each calls it after every step."""
-        if self._agreement is None:
+        if self._vote is None:
             now, self._asked = self._asked, False
             return now
-        if not self._agreement.check():
+        if not self._vote.check():
             return False
-        self._agreement.renew()
+        self._vote.renew()
         self._asked = False
         return True
 
@@ -46,8 +46,8 @@ def together(strategy: Strategy) -> Iterator[Together]:
     if not strategy.placement.spans_processes:
         yield Together()
         return
-    agreement = StopAgreement()
+    vote = StopVote()
     try:
-        yield Together(agreement)
+        yield Together(vote)
     finally:
-        agreement.close()
+        vote.close()

@@ -4,7 +4,9 @@ The problem: a collective has no time limit. If one process does not come, all o
 exception reaches them; and a process that is slow looks like one that is lost. Two lines of `try` around a step cannot
 tell these cases apart, cannot leave a collective, and cannot make all others leave it at the same step.
 
-A job is of one of two kinds, and each has a sub-room:
+Whoever does something together with others asks `contracts.group.current_group()`, and need not know of which kind the
+job is: a fixed one (`fixed_group.py`) is an elastic one whose members may not change. `stop_vote.py` is for both. Each
+kind has a sub-room:
 
 - *Fixed* jobs (`health/`): all processes stay, or the job ends. Each one runs a health server and a monitor; whoever is
   dead, hung or somewhere else is named in a report on all of them, and all end with an exit code that says what a
@@ -19,7 +21,7 @@ The loss of a worker in an elastic job, through the files of `membership/`:
 2. In each survivor a thread reads the store (`interrupter.py`). It finds that a member is over, or silent, calls for a
    new quorum, and shuts down the connections of the collective, in which the thread that trains waits; so that raises.
    Where a message was sent in part, the wait is broken off by a signal (`interrupted_wait.py`).
-3. `elastic_worlds.py`, `ElasticWorlds.attempt` takes the error for a loss, and lets the survivors meet.
+3. `elastic_group.py`, `ElasticGroup.attempt` takes the error for a loss, and lets the survivors meet.
 4. `elastic_meeting.py`: each process computes from the store what the next quorum is (`quorum.py`: pure functions, no
    clock) and proposes it. The store keeps the first proposal, so nobody leads, and two halves cannot both go on.
 5. The members of the quorum make new connections. One that has completed the call in which others were interrupted

@@ -9,9 +9,9 @@ from typing import Protocol
 import jax
 from jax.sharding import SingleDeviceSharding
 
-import replicax.contracts.worlds as worlds
 from replicax.cluster.key_value_store import ServiceStore, Store
 from replicax.cluster.signing import SignedStore
+from replicax.contracts.group import current_group
 from replicax.errors import BatchError, ElasticError
 from replicax.typing import Leaf, PyTree
 from replicax.values import PerReplica
@@ -47,7 +47,7 @@ def note_source(leaves: Sequence[Leaf], source: Source) -> None:
 def renewed(tree: PyTree) -> PyTree:
     """Returns `tree` for the present world: batches of an earlier one have the same global rows, split anew."""
     leaves, treedef = flattened(tree, _is_stacked)
-    number = worlds.number()
+    number = current_group().number
     sources: dict[int, Source] = {}
     present = [_present(leaf, number, sources) for leaf in leaves]
     if sources:
@@ -105,10 +105,10 @@ class Comparison:
 
     def make(self, sources: Sequence[Source]) -> None:
         """Compares the batches in the arguments of this process's next call, if that is one to compare."""
-        running = worlds.running()
-        if running is None or len(running.world.members) == 1:
+        group = current_group()
+        world, calls = group.world, group.calls
+        if len(world.members) == 1:
             return
-        world, calls = running.world, running.calls
         if world.number != self._world:
             self._world, self._first = world.number, calls
         if calls - self._first >= _FIRST_CALLS_OF_A_WORLD and calls % _CALLS_BETWEEN_COMPARISONS:

@@ -12,7 +12,7 @@ from replicax.checks import environment_names
 from replicax.checks.environment_names import ELASTIC, LIFE, LOG_DIR, MEETING, PS_SERVERS, PS_WORKERS
 from replicax.cluster.addresses import join_address
 from replicax.cluster.own_address import LOOPBACK
-from replicax.contracts.worlds import Incarnation
+from replicax.contracts.group import Incarnation
 from replicax.group.membership.launcher_news import ElasticRange
 from replicax.job.options import Options
 from replicax.job.processes.task import CHIEF, EVALUATOR, WORKER, PlannedTask, common_environment, jax_environment

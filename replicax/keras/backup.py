@@ -15,12 +15,12 @@ from typing import Any
 import jax
 import numpy as np
 
-import replicax.contracts.worlds as worlds
 from replicax.checkpoint import CheckpointManager, read_metadata
 from replicax.checkpoint.places import absolute, delete_all
 from replicax.checkpoint.preemption import PreemptionWatch, TerminationConfig, resume_exit
 from replicax.checks import is_int
 from replicax.compat.keras import set_initial_epoch
+from replicax.contracts.group import current_group
 from replicax.errors import ArgumentError, CheckpointError
 from replicax.keras.random_state import Generators
 
@@ -118,14 +118,12 @@ class _BackupAndRestore:
 
     def _newest_restored(self) -> int | None:
         """Restores the newest backup, if there is one, and returns its number."""
-        running = worlds.running()
-        if running is None:
-            return self._manager.restore_or_initialize()
-        state = running.state
+        group = current_group()
+        state = group.state
         try:
             return self._manager.restore_or_initialize()
         finally:
-            running.state = state  # A newcomer joins the `fit`, and not the manager.
+            group.offer(state)  # A newcomer joins the `fit`, and not the manager.
 
     def get_state(self) -> dict[str, Any]:
         """Returns what the callback of a worker has to know that joins a running `fit`."""

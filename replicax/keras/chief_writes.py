@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import replicax.context as context
 from replicax.compat.keras import is_default_hook, stop_writing, write_only_if
+from replicax.contracts.group import current_group
 from replicax.contracts.strategy import StrategyBase
 from replicax.contracts.variable_access import VariableLike, array_of, name_of
 from replicax.errors import ArgumentError, CheckpointError
-from replicax.keras.all_workers import is_elastic, told_by_all
 from replicax.variables import collected, lies_in_several_processes
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def save_on_workers(model: Any, path: Any, write: Callable[[], Any], strategy: S
     """Lets the chief write a model to a file, whether all workers save it, or a callback in a loop does."""
     is_chief = strategy.placement.is_chief
     in_callback = model._replicax.loops and not model._replicax.saves_together
-    if is_elastic(strategy):  # Every worker has all variables.
+    if strategy.placement.group.may_change:  # Every worker has all variables.
         if not in_callback:
             return written_by_chief(f"saving the model to {path}", write, strategy)
         return write() if is_chief else None
@@ -68,8 +68,9 @@ def written_by_chief(what: str, write: Callable[[], object], strategy: StrategyB
                 problems.append(error)
 
     # Asked only when `as_chief` has been called: the message is made before.
-    told_by_all(what, None, as_chief)
-    told = told_by_all(f"the end of {what}", [repr(error) for error in problems])
+    group = current_group()
+    group.exchange(what, None, as_chief)
+    told = group.exchange(f"the end of {what}", [repr(error) for error in problems])
     if problems:
         raise problems[0]
     elsewhere = [problem for each in told for problem in each]

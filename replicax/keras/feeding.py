@@ -15,7 +15,6 @@ from replicax.contracts.strategy import StrategyBase
 from replicax.data import DatasetCreator, DistributedDataset, DistributedDatasetFromFunction, FileSource, RowBatches
 from replicax.data.batch_placement import owned_copy
 from replicax.errors import BatchError, StrategyMismatchError
-from replicax.keras.all_workers import is_elastic
 from replicax.runtime.transfer import put, spans_processes
 from replicax.typing import Leaf, PyTree
 from replicax.values import PerReplica, is_per_replica
@@ -104,7 +103,7 @@ def as_keras_data(data: Any, strategy: StrategyBase) -> Any:
         raise StrategyMismatchError(
             f"The dataset was distributed by another strategy than the model's, {strategy!r}. Use that one."
         )
-    return _adapter_class()(data, is_elastic(strategy))
+    return _adapter_class()(data, strategy.placement.group.may_change)
 
 
 def dataset_of(data: Any) -> Any:

@@ -16,9 +16,9 @@ import numpy as np
 from replicax.checkpoint.joining import OF_FIT
 from replicax.cluster.signing import pickled, unpickled
 from replicax.compat.keras import set_initial_epoch, set_steps_seen
+from replicax.contracts.group import Group
 from replicax.contracts.strategy import StrategyBase
 from replicax.contracts.variable_access import array_of, set_array
-from replicax.contracts.worlds import Worlds
 from replicax.errors import ElasticError
 from replicax.keras.chief_writes import Writers
 from replicax.keras.random_state import Generators
@@ -45,19 +45,19 @@ class Position(NamedTuple):
 
 
 class Progress:
-    """The progress of a `fit` where workers come and go; `contracts.worlds.State` says what `give` and `take` do."""
+    """The progress of a `fit` where workers come and go; `contracts.group.State` says what `give` and `take` do."""
 
     def __init__(
         self,
         model: keras.Model,
         strategy: StrategyBase,
-        worlds: Worlds,
+        group: Group,
         writers: Writers,
         callbacks: Sequence[Any],
         dataset: Any,
         takes_in: bool,
     ):
-        self._model, self._strategy, self._worlds, self._writers = model, strategy, worlds, writers
+        self._model, self._strategy, self._group, self._writers = model, strategy, group, writers
         # The dataset is None for data that is not distributed. Newcomers come to the first `fit`, so no other one takes
         # them in.
         self._callbacks, self._dataset, self._takes_in = callbacks, dataset, takes_in
@@ -115,9 +115,9 @@ class Progress:
 
     def begin(self) -> None:
         """Waits until the others take this process in, if it is a newcomer. All variables exist now."""
-        if self._worlds.is_taken_in:
+        if self._group.is_member:
             return
-        self._worlds.join()
+        self._group.join()
         if self._given is None:
             return
         optimizer = self._model.optimizer
@@ -164,7 +164,7 @@ class Progress:
             if iterator is not self._iterator:
                 self._iterator, self._taken, self._drawn = iterator, 0, None
             if self._takes_in:
-                self._worlds.boundary()
+                self._group.boundary()
         if self._drawn is None:  # The first batch is drawn next: one that comes later must draw the same.
             self._drawn = Generators.here()
         return False

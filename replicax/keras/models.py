@@ -33,7 +33,7 @@ from replicax.contracts.strategy import StrategyBase
 from replicax.contracts.variable_access import layout_of
 from replicax.data.sources import check_batch_size
 from replicax.errors import ArgumentError, BatchError, ContextError
-from replicax.keras.all_workers import check_same_file, has_workers, is_elastic
+from replicax.keras.all_workers import check_same_file, has_workers
 from replicax.keras.chief_writes import save_on_workers, write_atomically
 from replicax.keras.custom_objects import remembering_arguments
 from replicax.keras.feeding import as_keras_data, dataset_of
@@ -316,7 +316,9 @@ def _whole_or_not_at_all(original: Callable[..., Any]) -> Callable[..., Any]:
 def _check_file(model: Any, path: str) -> None:
     strategy = strategy_of(model)
     # In a loop a callback loads, which decides alike. Where workers come and go, they take the values of others.
-    if strategy is not None and has_workers(strategy) and not is_elastic(strategy) and not model._replicax.loops:
+    if strategy is None or strategy.placement.group.may_change or model._replicax.loops:
+        return
+    if has_workers(strategy):
         check_same_file("load_weights", path)
 
 

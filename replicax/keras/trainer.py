@@ -20,14 +20,12 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-import replicax.contracts.worlds as worlds
 import replicax.runtime.activity as activity
 from replicax.cluster.signing import pickled, unpickled
+from replicax.contracts.group import Group, current_group
 from replicax.contracts.strategy import StrategyBase, owner_of
 from replicax.contracts.variable_access import VariableLike, array_of, name_of
-from replicax.contracts.worlds import Worlds
 from replicax.errors import ArgumentError
-from replicax.group.renewal import renewed
 from replicax.keras.all_workers import has_workers
 from replicax.keras.feeding import Feed
 from replicax.keras.loop_state import Progress
@@ -129,7 +127,7 @@ class _LoopStep:
 
     def __init__(self, make: Callable[[], RunnableStep], memory: ModelMemory, trains: bool, predicts: bool):
         self._make, self._memory, self._trains, self._predicts = make, memory, trains, predicts
-        self._runnable, self._world = make(), worlds.number()
+        self._runnable, self._world = make(), current_group().number
         self._waiting = activity.phase(activity.FIRST_BATCH)
         self._is_new = True
 
@@ -148,21 +146,18 @@ class _LoopStep:
             data = next(iterator)
         if self._is_new:
             self._is_new, self._waiting = False, activity.phase(activity.INPUT)
-        running = worlds.running()
-        outputs = self._run(data) if running is None else running.attempt(lambda: self._run_in_world(data))
+        outputs = current_group().attempt(lambda: self._run(data))
         self._memory.count_step(None if self._predicts else data)
         if progress is not None:
             progress.count()
         return outputs, nothing
 
     def _run(self, data: PyTree) -> PyTree:
-        return self._runnable.run(self._runnable.feed.placed(data))
-
-    def _run_in_world(self, data: PyTree) -> PyTree:
         """Makes the step with the workers that there are now: each time the rows are split among these."""
-        if self._world != worlds.number():
-            self._runnable, self._world = self._make(), worlds.number()
-        return self._run(renewed(data))
+        group = current_group()
+        if self._world != group.number:
+            self._runnable, self._world = self._make(), group.number
+        return self._runnable.run(self._runnable.feed.placed(group.renewed(data)))
 
 
 def _give_back(groups: Sequence[Sequence[VariableLike]], state: State) -> None:
@@ -207,17 +202,17 @@ class _EagerStep:
 
     def __call__(self, data: PyTree) -> PyTree:
         with self._calls.one() as call:
-            if self._strategy.placement.worlds is None:
+            group = self._strategy.placement.group
+            if not group.may_change:
                 self._place()
             if call is not None:
                 kinds = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree_util.tree_leaves(data))
                 call.prepare(None, lambda: kinds)
             if self._strategy.counts_steps:
                 return self._counted(data)
-            running = self._strategy.placement.worlds
-            if running is None:
+            if not group.may_change:
                 return self._step.eager(data)
-            return _eager_in_world(running, self._step, data, self._place)
+            return _eager_again(group, self._step, data, self._place)
 
     def _counted(self, data: PyTree) -> PyTree:
         trains = self._step.optimizer is not None
@@ -236,7 +231,7 @@ class _EagerStep:
         store_values(variables, placement.load(variables, placement.replicas, homes))
 
 
-def _eager_in_world(running: Worlds, step: KerasStep, data: PyTree, place: Callable[[], None]) -> PyTree:
+def _eager_again(group: Group, step: KerasStep, data: PyTree, place: Callable[[], None]) -> PyTree:
     """Makes a step that counts on all workers, or on none, where they come and go; returns the whole outputs."""
 
     def run() -> tuple[PyTree, list[jax.Array]]:
@@ -261,7 +256,7 @@ def _eager_in_world(running: Worlds, step: KerasStep, data: PyTree, place: Calla
         values = [put(value, home) for value, home in zip(arrays[1:], homes, strict=True)]
         return jax.tree.map(jax.numpy.asarray, unpickled(_OUTPUTS, arrays[0].tobytes())), values
 
-    outputs, values = running.executed(run, outcome, adopted)
+    outputs, values = group.executed(run, outcome, adopted)
     store_values(step.variables, values)
     return outputs
 

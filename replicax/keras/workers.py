@@ -21,11 +21,11 @@ import numpy as np
 
 import replicax.runtime.activity as activity
 from replicax.compat.keras import epoch_iterator_noted, initial_epoch, set_initial_epoch
+from replicax.contracts.group import Group, current_group
 from replicax.contracts.strategy import StrategyBase
-from replicax.contracts.worlds import Worlds, running
 from replicax.data.input_steps import digest
 from replicax.errors import BatchError
-from replicax.keras.all_workers import check_same_names, is_elastic, make_alike, told_by_all
+from replicax.keras.all_workers import check_same_names, make_alike
 from replicax.keras.chief_writes import Writers, callbacks_of_worker, listed
 from replicax.keras.feeding import dataset_of
 from replicax.keras.loop_state import Progress
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 def loop_of_workers(given: inspect.BoundArguments, strategy: StrategyBase, loop: str) -> Iterator[None]:
     """Prepares the arguments of a loop for this worker, and lets all workers draw the same random numbers in it."""
     trains = loop == "fit"
-    if is_elastic(strategy):
+    if strategy.placement.group.may_change:
         with _elastic_callbacks(given, strategy, trains):
             # All go on from the state of the first; who comes later is given it by the others.
-            Generators.of_json(*told_by_all(loop, Generators.here().as_json())[0]).set()
+            Generators.of_json(*current_group().exchange(loop, Generators.here().as_json())[0]).set()
             yield
         return
     placement = strategy.placement
@@ -62,7 +62,7 @@ def _begin_alike(given: inspect.BoundArguments, strategy: StrategyBase, loop: st
     # Every worker reads the same global batches, so shuffling and random augmentation must be the same everywhere: the
     # global generators of NumPy and Python go on from the chief's state, and have advanced alike afterwards.
     own = Generators.here().as_json() if strategy.placement.is_chief else None
-    told = told_by_all(loop, [own, _described(given)])
+    told = current_group().exchange(loop, [own, _described(given)])
     for name in sorted({name for _, each in told for name in each}):
         found = [each.get(name, "nothing") for _, each in told]
         if any(each != found[0] for each in found):
@@ -120,14 +120,13 @@ def _elastic_callbacks(given: inspect.BoundArguments, strategy: StrategyBase, tr
     if given.arguments.get("verbose", "auto") != 0 and not has_bar:
         own.append(keras.callbacks.ProgbarLogger())  # Keras would add it, for all workers.
     writers = Writers(own, strategy)
-    worlds = running()
-    assert worlds is not None
+    group = current_group()
     with contextlib.ExitStack() as stack:
         stack.enter_context(writers.installed())
         first, last = [], []
         if trains:
-            progress = _progress(given, strategy, worlds, writers, own)
-            stack.enter_context(_given_to_newcomers(progress, model, worlds))
+            progress = _progress(given, strategy, group, writers, own)
+            stack.enter_context(_given_to_newcomers(progress, model, group))
             first, last = [_first_class()(progress)], [_decides_alike(strategy, writers)]
         if held is None:
             given.arguments["callbacks"] = [*first, *own, *last]
@@ -140,23 +139,23 @@ def _elastic_callbacks(given: inspect.BoundArguments, strategy: StrategyBase, tr
 
 
 def _progress(
-    given: inspect.BoundArguments, strategy: StrategyBase, worlds: Worlds, writers: Writers, callbacks: Sequence[Any]
+    given: inspect.BoundArguments, strategy: StrategyBase, group: Group, writers: Writers, callbacks: Sequence[Any]
 ) -> Progress:
     model = given.arguments["self"]
     model._replicax.fits += 1
-    takes_in = model._replicax.fits == 1 and not isinstance(worlds.state, Progress)
+    takes_in = model._replicax.fits == 1 and not isinstance(group.state, Progress)
     dataset = dataset_of(given.arguments.get("x"))
-    return Progress(model, strategy, worlds, writers, callbacks, dataset, takes_in)
+    return Progress(model, strategy, group, writers, callbacks, dataset, takes_in)
 
 
 @contextlib.contextmanager
-def _given_to_newcomers(progress: Progress, model: keras.Model, worlds: Worlds) -> Iterator[None]:
+def _given_to_newcomers(progress: Progress, model: keras.Model, group: Group) -> Iterator[None]:
     """Lets workers that come in a `with` block join a `fit`."""
     membership: Any = model._replicax
     before, membership.progress = membership.progress, progress
-    state = worlds.state
+    state = group.state
     if not isinstance(state, Progress):  # A `fit` in a callback of another one lets nobody in.
-        worlds.state = progress
+        group.offer(progress)
 
     def note(epoch_iterator: object) -> None:
         progress.epoch_iterator = progress.epoch_iterator or epoch_iterator  # The first is that of the training data.
@@ -165,7 +164,8 @@ def _given_to_newcomers(progress: Progress, model: keras.Model, worlds: Worlds) 
         with epoch_iterator_noted(model, note):
             yield
     finally:
-        membership.progress, worlds.state = before, state
+        membership.progress = before
+        group.offer(state)
 
 
 @functools.cache
@@ -211,15 +211,14 @@ def _alike_class() -> type:
             if self._writers is not None and self._writers.goes_on:
                 return  # The others have agreed on the beginning long ago.
             epoch = int(initial_epoch(self.model) or 0)
-            set_initial_epoch(self.model, told_by_all("the first epoch of fit", epoch)[0])
+            set_initial_epoch(self.model, current_group().exchange("the first epoch of fit", epoch)[0])
             self._make_variables_alike()
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             check_same_names(sorted(logs or {}), self._strategy.placement.workers[jax.process_index()])
             self._make_variables_alike()
-            stop = bool(self.model.stop_training)
-            catch_up = None if self._writers is None else self._writers.catch_up
-            self.model.stop_training = told_by_all("the end of an epoch of fit", stop, catch_up)[0]
+            stop, catch_up = bool(self.model.stop_training), [] if self._writers is None else [self._writers.catch_up]
+            self.model.stop_training = current_group().exchange("the end of an epoch of fit", stop, *catch_up)[0]
             if self._writers is not None:
                 self._writers.settle()
 

@@ -50,7 +50,7 @@ class BoundVariables:
         self.constant = [variable for variable in read if id(variable) not in updated]
         self._elsewhere = [variable for variable in read if lives_elsewhere(variable)]
         self._here = [variable for variable in self.updated if not lives_elsewhere(variable)]
-        self._overwrites = strategy.placement.worlds is None
+        self._overwrites = not strategy.placement.group.may_change
         self._mesh = _mesh_of_layouts(read)
         # Empty where nothing places values: variables are left where they are.
         shardings = [(variable, self.sharding(variable)) for variable in read]

@@ -20,7 +20,6 @@ from jax.sharding import NamedSharding
 from replicax.compat.jax_tracing import is_kept_by_jax, trace_state_clean
 from replicax.contracts.strategy import CompiledStep, StrategyBase, or_null, owner_of
 from replicax.contracts.variable_access import array_of, is_trained, lives_elsewhere, shape_of
-from replicax.contracts.worlds import Worlds
 from replicax.errors import ProgramError
 from replicax.program.bound_variables import BoundVariables
 from replicax.program.captured_arrays import captured_error
@@ -76,7 +75,7 @@ class CompiledPass:
         #: Whether a device of this process is among those that the program runs on.
         self._takes_part = not self._is_partial or placement.takes_part(self._replicas)
         self._host_calls = HostCalls.of(name, self._function.program)
-        self._worlds = placement.worlds
+        self._group = placement.group
         #: How results are sharded over the devices when the program ends; those of a partial batch are cut afterwards.
         self._layouts = {} if self._is_partial or view is not None else self.returned.layouts
         self.variables = BoundVariables(
@@ -88,7 +87,7 @@ class CompiledPass:
         self._is_noted = True  # whether a call is noted: in one process only the first, which compiles
         self._counted_by = self._counters()
         self._is_marked = bool(self.returned.counted or self.returned.passed)
-        if self._worlds is not None:
+        if self._group.may_change:
             placement.follow([*self.variables.written, *self.variables.constant])
 
     def _counters(self) -> list[tuple[StrategyBase, bool]]:
@@ -125,13 +124,13 @@ class CompiledPass:
             taken = [*variables.updated, *variables.constant]
             return self._host.compile_cut(pure, taken, variables.written, self._replicas)
         # Where some devices belong to other processes, each of these must be able to read the results.
-        is_read_everywhere = self._is_partial or self._view is not None or self._worlds is not None
+        is_read_everywhere = self._is_partial or self._view is not None or self._group.may_change
         results = self._host.placement.result_sharding(self._replicas) if is_read_everywhere else None
         leaves = [self._layouts.get(i, results) for i in range(self.returned.structure.num_arrays)]
         out_shardings = ([variables.sharding(variable) for variable in variables.written], leaves)
         # A function of the host may fail when the program has begun: the old values are kept until it has ended.
         # Where workers may be lost, they are kept too, and so are the arguments: the program may run once more.
-        keeps = self._is_partial or self._worlds is not None
+        keeps = self._is_partial or self._group.may_change
         donate = () if keeps else (2,) if self._host_calls else (0, 2)
         return jax.jit(pure, donate_argnums=donate, out_shardings=out_shardings)
 
@@ -165,8 +164,8 @@ class CompiledPass:
         return float(max(rows, default=1))
 
     def _call(self, arrays: Arrays) -> PyTree:
-        if self._worlds is not None:
-            return self._call_in_world(self._worlds, arrays)
+        if self._group.may_change:
+            return self._call_again(arrays)
         if not self._is_noted:
             return self._call_in_turn(arrays, None)
         with self._calls.one() as call:
@@ -233,9 +232,8 @@ class CompiledPass:
             self._mark(leaves, arrays)
         return self.returned.structure.rebuild(leaves)
 
-    def _call_in_world(self, worlds: Worlds, arrays: Arrays) -> PyTree:
+    def _call_again(self, arrays: Arrays) -> PyTree:
         """Runs the program where workers may be lost: it counts when it has ended, and until then changes nothing."""
-
         from replicax.program.elastic_outcome import heard_outcome, told_outcome
 
         written, constant = self.variables.written, self.variables.constant
@@ -260,7 +258,7 @@ class CompiledPass:
             store_values(constant, values[len(written) :])
             return values[: len(written)], leaves
 
-        new_values, leaves = worlds.executed(run, outcome, adopted, self._nbytes)
+        new_values, leaves = self._group.executed(run, outcome, adopted, self._nbytes)
         store_values(self.variables.written, new_values)
         apply_changes(self.returned.changes)
         self._mark(leaves, arrays)
@@ -279,8 +277,7 @@ class CompiledPass:
                         call.sent(next(iter([*outputs[0][:1], *outputs[1][:1]]), None))
                     if self._host_calls is not None:
                         self._host_calls.wait(outputs)
-                    if self._worlds is not None:
-                        self._worlds.wait(outputs)
+                    self._group.wait(outputs)
                 return self._everywhere(*outputs)
 
     def _everywhere(self, new_values: list[jax.Array], leaves: list[jax.Array]) -> Outputs:

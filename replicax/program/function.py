@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 import replicax.context as context
-import replicax.contracts.worlds as worlds
 from replicax.contracts.advice import Advised
 from replicax.contracts.called_as import called_as
+from replicax.contracts.group import current_group
 from replicax.contracts.variable_access import VariableLike
 from replicax.errors import ArgumentError, ProgramError
 from replicax.program.call_checks import check_function
@@ -53,23 +53,20 @@ class ProgramCache:
         self._donate_argnums = frozenset(donate_argnums)
         self._programs: dict[Hashable, list[Program]] = {}
         self._lock = threading.Lock()
-        self._world = worlds.number()
+        self._world = 0
 
     def __call__(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
         """Runs the function compiled for these arguments, compiling it first if they are of a new kind."""
-        running = worlds.present
-        if running is not None:
-            return running.attempt(lambda: self._call_in_world(*running.renewed((args, kwargs))))
-        program, arrays = self.program(args, kwargs)
-        return program(arrays)
+        group = current_group()
 
-    def _call_in_world(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
-        """Runs it in an elastic job: each world has programs, and shares of a batch, of its own."""
-        if self._world != worlds.number():
-            self._programs.clear()
-            self._world = worlds.number()
-        program, arrays = self.program(args, kwargs)
-        return program(arrays)
+        def call() -> PyTree:
+            if self._world != group.number:  # Each world has programs, and shares of a batch, of its own.
+                self._programs.clear()
+                self._world = group.number
+            program, arrays = self.program(*group.renewed((args, kwargs)))
+            return program(arrays)
+
+        return group.attempt(call)
 
     def program(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> tuple[Program, list[jax.Array]]:
         """Returns the program for these arguments, traced if they are of a new kind, and its array arguments."""

@@ -121,14 +121,7 @@ class Strategy(StrategyBase):
         if not isinstance(name, str):
             raise ArgumentError(f"`name` is a string, got {name!r:.100}.")
         self._check_cross_replica("strategy.barrier")
-        self._meet(name)
-
-    def _meet(self, name: str) -> None:
-        """Waits until all workers have come here."""
-        if self.placement.spans_processes or self.placement.worlds is not None:
-            from replicax.keras.all_workers import told_by_all
-
-            told_by_all(f"barrier {name!r}", None)
+        self.placement.group.barrier(name)
 
     # Contexts.
 

@@ -12,6 +12,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from replicax.compat.jax_tracing import beside_traces
 from replicax.compat.jax_worlds import is_of_present_client
+from replicax.contracts.group import Group
 from replicax.contracts.variable_access import (
     VariableLike,
     array_of,
@@ -21,7 +22,6 @@ from replicax.contracts.variable_access import (
     name_of,
     shape_of,
 )
-from replicax.contracts.worlds import Worlds
 from replicax.errors import ElasticError
 from replicax.program.resized_variables import refitted
 from replicax.program.storing import store_values
@@ -42,8 +42,8 @@ class Given(NamedTuple):
 class Followers:
     """The variables of a strategy, in the order in which they were made."""
 
-    def __init__(self, worlds: Worlds):
-        self.worlds = worlds
+    def __init__(self, group: Group):
+        self.group = group
         # Returns the variables of the checkpoint that the script has named, by their names there.
         self.tracked: Callable[[], Mapping[str, VariableLike]] = dict
         # Variables of another worker that this one has not made yet, with their values.

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 import replicax.runtime.activity as activity
 from replicax.compat.jax import is_random_key
 from replicax.compat.jax_tracing import beside_traces
+from replicax.contracts.group import Group, current_group
 from replicax.contracts.placement import FirstValueLike
 from replicax.contracts.variable_access import (
     TreeLeaf,
@@ -24,7 +25,6 @@ from replicax.contracts.variable_access import (
     set_array,
     shape_of,
 )
-from replicax.contracts.worlds import Worlds
 from replicax.errors import WorkersDisagreeError
 from replicax.program.storing import store_values
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -59,9 +59,11 @@ class MeshPlacement(ReplicaDevices):
         self._decide, self._lives_on_host, self._followers = decide, lives_on_host, followers
 
     @property
-    def worlds(self) -> Worlds | None:
-        """The worlds of this process, if workers may come and go."""
-        return None if self._followers is None else self._followers.worlds
+    def group(self) -> Group:
+        """The processes that the devices belong to."""
+        if self._followers is not None:
+            return self._followers.group
+        return current_group() if self.spans_processes else super().group
 
     def follow(self, variables: Sequence[VariableLike]) -> None:
         """Lets variables follow to the devices of the next world."""

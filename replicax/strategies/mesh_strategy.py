@@ -20,7 +20,6 @@ from replicax.compat.jax_tracing import constants_are_traced, prepare_tracing_an
 from replicax.compat.keras import as_tensor_of
 from replicax.contracts.strategy import PER_REPLICA, PER_ROW
 from replicax.contracts.variable_access import TreeLeaf, VariableLike, dtype_of, shape_of
-from replicax.contracts.worlds import Worlds
 from replicax.data import (
     DistributedDataset,
     DistributedDatasetFromFunction,
@@ -31,7 +30,6 @@ from replicax.data import (
 )
 from replicax.data.receivers import Receivers
 from replicax.errors import ArgumentError, ContextError, ReplicaShapeError
-from replicax.group.renewal import renewed
 from replicax.program.call_checks import check_function
 from replicax.program.function import ProgramCache, WeakProgramCaches
 from replicax.program.kept_layouts import layout_in
@@ -278,8 +276,8 @@ class MeshStrategy(Strategy):
 
     def _combined(self, each: Components, combine: Combine) -> jax.Array:
         array = getattr(each, "stacked", None)
-        if self.placement.worlds is not None and not isinstance(array, jax.core.Tracer):
-            return self._combined_in_world(self.placement.worlds, each, combine)
+        if self.placement.group.may_change and not isinstance(array, jax.core.Tracer):
+            return self._combined_again(each, combine)
         if array is None or isinstance(array, jax.core.Tracer) or not self.placement.spans_processes:
             return self._combined_here(each, combine)
         everywhere = len(array.sharding.device_set) == self.placement.mesh_for(self.placement.replicas).size
@@ -290,11 +288,12 @@ class MeshStrategy(Strategy):
             call.sent(result)
             return result
 
-    def _combined_in_world(self, worlds: Worlds, each: Components, combine: Combine) -> jax.Array:
+    def _combined_again(self, each: Components, combine: Combine) -> jax.Array:
         """Combines a value where workers come and go: results of steps are whole on each, and only batches are not."""
+        group = self.placement.group
 
         def run() -> jax.Array:
-            present = renewed(each)
+            present = group.renewed(each)
             size = self.placement.mesh_for(self.placement.replicas).size
             everywhere = len(present.stacked.sharding.device_set) == size
             combined = self._combined_here if everywhere else self._combined_elsewhere
@@ -303,8 +302,8 @@ class MeshStrategy(Strategy):
         array = getattr(each, "stacked", None)
         if array is None or not isinstance(array, jax.Array) or array.is_fully_addressable:
             return combine(each)
-        return worlds.attempt(
-            lambda: worlds.executed(run, lambda found: [host_copy(found)], lambda found: jnp.asarray(found[0]))
+        return group.attempt(
+            lambda: group.executed(run, lambda found: [host_copy(found)], lambda found: jnp.asarray(found[0]))
         )
 
     def _combined_here(self, each: Components, combine: Combine) -> jax.Array:
@@ -355,14 +354,14 @@ class MeshStrategy(Strategy):
         self, values: Sequence[jax.typing.ArrayLike], names: Sequence[str], what: str
     ) -> Sequence[jax.typing.ArrayLike]:
         """Returns the chief's values; see `MeshPlacement.agreed`."""
-        worlds = self.placement.worlds
-        if worlds is None:
+        group = self.placement.group
+        if not group.may_change:
             return self.placement.agreed(values, names, what)
 
         def run() -> list[np.ndarray]:
             return [host_copy(value) for value in map(jnp.asarray, self.placement.agreed(values, names, what))]
 
-        return worlds.attempt(lambda: worlds.executed(run, _itself, _itself))
+        return group.attempt(lambda: group.executed(run, _itself, _itself))
 
     def local_results(self, value: PyTree) -> tuple[PyTree, ...]:
         """Returns the components of `value`, one for each replica of this process.
@@ -388,7 +387,7 @@ class MeshStrategy(Strategy):
 
     def _of_this_process(self, each: Components | None) -> Components | None:
         """Returns a value with the components of this process, where each process has those of all."""
-        whole = self.placement.worlds is not None and isinstance(each, PerReplica) and each.stacked.is_fully_addressable
+        whole = self.placement.group.may_change and isinstance(each, PerReplica) and each.stacked.is_fully_addressable
         if not whole or not isinstance(each, PerReplica) or each.num_replicas != self.num_replicas_in_sync:
             return each
         return PerReplica(each.stacked[np.array(self.placement.processes.local)])

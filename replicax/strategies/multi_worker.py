@@ -146,7 +146,7 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
         self, elastic: Elastic, resolver: ClusterResolver | None, start_timeout: float, stall_timeout: float | None
     ) -> MeshPlacement:
         """Waits for the other workers, unless they train already, and returns the first placement."""
-        from replicax.group.membership.opening import open_worlds
+        from replicax.group.membership.opening import open_group
         from replicax.strategies.elastic_variables import Followers
         from replicax.strategies.newcomer_state import StrategyState
 
@@ -154,15 +154,15 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
         keep_freed_memory()
         most = elastic.max_workers or config.num_processes
         patience_s = stall_timeout_from(stall_timeout)
-        worlds = open_worlds(config, elastic.min_workers, most, start_timeout, patience_s)
-        self._set_workers(Workers(resolver, config, worlds.world.names))
-        self._followers = Followers(worlds)
-        worlds.always.append(StrategyState(self._followers, lambda: self.placement))
-        worlds.changes.append(self._change_world)
+        group = open_group(config, elastic.min_workers, most, start_timeout, patience_s)
+        self._set_workers(Workers(resolver, config, group.world.names))
+        self._followers = Followers(group)
+        group.always.append(StrategyState(self._followers, lambda: self.placement))
+        group.changes.append(self._change_world)
         return self._placement_in(self._followers)
 
     def _placement_in(self, followers: Followers) -> MeshPlacement:
-        self._set_workers(self._joined._replace(names=followers.worlds.world.names))
+        self._set_workers(self._joined._replace(names=followers.group.world.names))
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
         return MeshPlacement(devices, workers=self.workers, followers=followers)
 
@@ -182,7 +182,7 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
     @property
     def worker_index(self) -> int:
         """Number of this process among the workers that train now."""
-        return super().worker_index if self._followers is None else self._followers.worlds.world.index
+        return super().worker_index if self._followers is None else self._followers.group.world.index
 
     @property
     def is_chief(self) -> bool:

@@ -15,7 +15,7 @@ from replicax.strategies.mesh_placement import MeshPlacement
 
 
 class StrategyState:
-    """The state that a worker gets of a strategy in any case; `contracts.worlds.State` says what the methods do."""
+    """The state that a worker gets of a strategy in any case; `contracts.group.State` says what the methods do."""
 
     def __init__(self, followers: Followers, placement: Callable[[], MeshPlacement]):
         self._followers, self._placement = followers, placement

@@ -10,8 +10,8 @@ import jax
 import replicax.group.health as health
 from replicax.cluster import ClusterConfig, ClusterResolver, Task, cluster_of, detect_cluster
 from replicax.compat.jax_processes import connected_as
+from replicax.contracts.group import current_group
 from replicax.contracts.strategy import StrategyBase
-from replicax.contracts.worlds import running
 from replicax.errors import ArgumentError, ClusterError
 from replicax.group.health import DEFAULT_STALL_TIMEOUT_S, stall_timeout_from, start
 from replicax.runtime.devices import chosen_devices
@@ -82,7 +82,8 @@ def own_devices(
 ) -> list[jax.Device]:
     """Returns the devices of a strategy of one process. One of several processes has to ask for its own."""
     # Beside a strategy of all workers, which watches them, this one is for something of this process.
-    if is_default(devices) and not strategy.waits_for_workers and health.running() is None and running() is None:
+    is_watched = health.running() is not None or current_group().may_change
+    if is_default(devices) and not strategy.waits_for_workers and not is_watched:
         found = _one_of_several()
         if found:
             name = type(strategy).__name__

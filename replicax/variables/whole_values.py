@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import replicax.context as context
 import replicax.runtime.activity as activity
-from replicax.contracts import upper_rooms
+from replicax.contracts.group import current_group
 from replicax.contracts.variable_access import VariableLike, name_of
 from replicax.errors import WorkersDisagreeError
 from replicax.runtime.calls import place_in_program, take_back, together
@@ -65,8 +65,8 @@ def _agree(what: str, kind: str) -> None:
     ):
         calls, digest = place = place_in_program()
         own = f"{what} {kind}\n{calls} steps and other calls before it\n{digest}"
-        exchanged = upper_rooms.load(upper_rooms.EXCHANGE)
-        told = [message.decode(errors="replace").partition("\n") for message in exchanged(own.encode())]
+        messages = current_group().messages(own.encode())
+        told = [message.decode(errors="replace").partition("\n") for message in messages]
     # One that reads alone must not be paired with another worker's later read: the collectives of the steps between
     # the two are on their way already.
     if len({_without_numbers(read) for read, _, _ in told}) > 1 or len({after for _, _, after in told}) > 1:

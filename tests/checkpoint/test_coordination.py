@@ -173,7 +173,7 @@ def as_processes(processes, monkeypatch):
     own: dict[int, Coordination] = {}
 
     def run(function):
-        for module in ("checkpoint", "manager", "writing"):
+        for module in ("checkpoint", "manager", "saving", "writing"):
             monkeypatch.setattr(
                 f"replicax.checkpoint.{module}.Coordination", lambda *_, **__: own[threading.get_ident()]
             )

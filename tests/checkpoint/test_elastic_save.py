@@ -12,19 +12,23 @@ import pytest
 import replicax as rx
 from replicax.checkpoint import elastic_save
 from replicax.checkpoint.contents import Contents
-from replicax.checkpoint.elastic_save import WorldSave
+from replicax.checkpoint.elastic_save import ElasticSave
 from replicax.checkpoint.metadata import read_metadata
-from replicax.contracts.worlds import World
+from replicax.contracts.group import Group, World
 from replicax.errors import CheckpointError
 
+NOTHING = lambda: None  # noqa: E731
 VALUE = np.arange(6, dtype=np.float32)
 
 
-class Worlds:
+class Worlds(Group):
     """The worlds of one worker, which are changed by hand. The others tell nothing."""
 
+    world = World(0, 0, (), ())
+
     def __init__(self, own: int, *members: int):
-        self.own, self.changes = own, []
+        super().__init__()
+        self.own = own
         self.change(*members)
 
     def change(self, *members: int, newcomers: tuple[int, ...] = ()) -> None:
@@ -32,9 +36,6 @@ class Worlds:
         self.world = World(1, members.index(self.own), members, names, newcomers)
         for change in list(self.changes):
             change()
-
-    def attempt(self, call):
-        return call()
 
 
 class NoFailures:
@@ -55,9 +56,9 @@ def quiet_others(monkeypatch):
     monkeypatch.setattr(elastic_save, "Exchange", NoFailures)
 
 
-def begun(worlds: Worlds, path: Path, token: str = "t", timeout_s: float = 0.5, committed=lambda: None) -> WorldSave:
+def begun(worlds: Worlds, path: Path, token: str = "t", timeout_s: float = 0.5, committed=NOTHING) -> ElasticSave:
     contents = Contents({"w": VALUE}, {"epoch": {"value": 2}}, 7)
-    return WorldSave(worlds, path, contents, token, list(worlds.world.members), timeout_s, committed)
+    return ElasticSave(worlds, path, contents, token, list(worlds.members), timeout_s, committed, failed=NOTHING)
 
 
 def test_the_first_worker_writes_and_says_so_when_it_is_complete(tmp_path):

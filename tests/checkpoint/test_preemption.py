@@ -12,10 +12,7 @@ from typing import Any
 import pytest
 
 import replicax as rx
-from replicax.checkpoint import stop_agreement
-from replicax.checkpoint.stop_agreement import StopAgreement
-from replicax.errors import ArgumentError, CheckpointError, ClusterError
-from tests.cluster.fake_store import FakeStore
+from replicax.errors import ArgumentError, ClusterError
 
 
 def terminate() -> None:
@@ -172,58 +169,3 @@ def test_parameter_servers_are_refused(tmp_path: Path):
 
     with pytest.raises(ClusterError, match="parameter servers"):
         rx.PreemptionCheckpointHandler(Resolver(), rx.Checkpoint(v=rx.Variable(0)), tmp_path)
-
-
-# The agreement among processes, each played by a thread with a store that they share.
-
-
-@pytest.fixture
-def agreements(monkeypatch: pytest.MonkeyPatch):
-    store = FakeStore()
-    made = []
-
-    def make(timeout_s: float = 10.0, processes: int = 3) -> list[StopAgreement]:
-        for process in range(processes):
-            monkeypatch.setattr(stop_agreement, "_numbers", iter([7]))
-            made.append(StopAgreement(timeout_s=timeout_s, process=process, count=3, store=store))
-        return made
-
-    yield make
-    for each in made:
-        each.close()
-
-
-def test_workers_agree_on_one_check(agreements):
-    """Each runs at its own pace, up to a few steps ahead of the others; none may pass the agreed check."""
-    workers = agreements()
-    stopped, last = [0] * 3, [0] * 3
-
-    def work(worker: int) -> None:
-        while not workers[worker].check():
-            last[worker] += 1
-            while last[worker] > min(last) + 5:
-                time.sleep(0.001)
-            time.sleep(0.001 * (worker + 1))
-            if worker == 2 and last[2] == 20:
-                workers[2].preempt()
-        stopped[worker] = last[worker]
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert len(set(stopped)) == 1
-    assert stopped[0] >= 20
-    for worker in workers:
-        worker.renew()
-    assert not any(worker.check() for worker in workers)
-
-
-def test_a_worker_that_does_not_answer_is_named(agreements):
-    first, _ = agreements(timeout_s=0.5, processes=2)
-    first.preempt()
-    while not first._halted:
-        time.sleep(0.01)
-    with pytest.raises(CheckpointError, match="nothing was heard of process 2"):
-        first.check()

@@ -3,7 +3,7 @@
 from typer.testing import CliRunner
 
 from replicax.cli.app import app
-from replicax.contracts.worlds import Incarnation
+from replicax.contracts.group import Incarnation
 from replicax.group.membership.membership_log import MembershipLog
 
 

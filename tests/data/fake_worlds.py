@@ -1,4 +1,4 @@
-"""Worlds of one process: membership that a test changes."""
+"""A group of one process: membership that a test changes."""
 
 from __future__ import annotations
 
@@ -8,25 +8,32 @@ from typing import Any
 import jax
 import pytest
 
-import replicax.contracts.worlds as worlds
-from replicax.contracts.worlds import World
+import replicax.contracts.group as groups
+from replicax.contracts.group import Group, World
 from replicax.data.receivers import Receivers
 from replicax.runtime import replica_mesh
 
 
-class FakeWorlds:
-    """Worlds whose replicas are the first devices of this process.
+class FakeGroup(Group):
+    """A group whose replicas are the first devices of this process.
 
     Attributes:
         at_boundary: Called at each boundary; a test changes the world there.
         boundaries: How many there were.
     """
 
+    may_change = True
+
     def __init__(self, replicas: int):
+        super().__init__()
         self.present = 1
         self.replicas = replicas
         self.at_boundary: Callable[[], None] = lambda: None
         self.boundaries = 0
+
+    @property
+    def number(self) -> int:
+        return self.present
 
     @property
     def world(self) -> World:
@@ -36,10 +43,9 @@ class FakeWorlds:
         self.present += 1
         self.replicas = replicas
 
-    def attempt(self, call: Callable[[], Any]) -> Any:
-        return call()
-
-    def executed(self, run: Callable[[], Any], outcome_of: Callable[[Any], Any], adopted: Callable[[Any], Any]) -> Any:
+    def executed(
+        self, run: Callable[[], Any], outcome_of: Callable[[Any], Any], adopted: Callable[[Any], Any], nbytes: int = 0
+    ) -> Any:
         """Returns the outcome as if this process had taken it over from another one."""
         return adopted(outcome_of(run()))
 
@@ -52,9 +58,8 @@ class FakeWorlds:
         return Receivers.of(self.replicas, meshes.__getitem__, None)
 
 
-def install(monkeypatch: pytest.MonkeyPatch, replicas: int) -> FakeWorlds:
+def install(monkeypatch: pytest.MonkeyPatch, replicas: int) -> FakeGroup:
     """Makes this process elastic."""
-    made = FakeWorlds(replicas)
-    monkeypatch.setattr(worlds, "running", lambda: made)
-    monkeypatch.setattr(worlds, "number", lambda: made.present)
+    made = FakeGroup(replicas)
+    monkeypatch.setattr(groups, "_present", made)
     return made

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-import replicax.contracts.worlds as worlds
+import replicax.contracts.group as groups
+from replicax.contracts.group import Group
 from replicax.data import DistributedDataset, DistributedDatasetFromFunction, FileSource, InputOptions, InputWorkers
 from replicax.data.batch_placement import Form
 from replicax.data.batch_split import SplitBatch
@@ -43,6 +44,23 @@ class Member:
     batch: Any = None
 
 
+class Seen(Group):
+    """The group as the member whose place this process has taken sees it."""
+
+    may_change = True
+
+    def __init__(self, job: Job):
+        super().__init__()
+        self._job = job
+
+    @property
+    def number(self) -> int:
+        return self._job.current.number
+
+    def renewed(self, tree: Any) -> Any:
+        return renewed(tree)
+
+
 class Job:
     """Workers in one process, which takes the place of one after the other.
 
@@ -68,16 +86,6 @@ class Job:
         names = tuple(f"worker:{i}" for i in range(len(self.replicas)))
         workers = InputWorkers(index, names, tuple(self.replicas))
         return Receivers(sum(self.replicas), lambda _: None, workers)  # type: ignore[arg-type, return-value]
-
-    def running(self) -> Job:
-        return self
-
-    @property
-    def world(self) -> worlds.World:
-        return worlds.World(self.number, 0, (0,), ("worker:0",))
-
-    def boundary(self, *places: object) -> None:
-        pass
 
     def join(self, replicas: int) -> Member:
         self.replicas.append(replicas)
@@ -185,8 +193,7 @@ def test_random_changes(data, kind, prefetch, remainder):
     options = InputOptions(prefetch=prefetch, remainder=remainder)
     job = Job(dataset_of(kind, size, options), replicas)
     with contextlib.closing(job), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worlds, "running", lambda: job)
-        patch.setattr(worlds, "number", lambda: job.current.number)
+        patch.setattr(groups, "_present", Seen(job))
         job.enter_all()
         for member in job.members:
             job.open(member)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import replicax.contracts.worlds as worlds
-from replicax.contracts.worlds import World
+import replicax.contracts.group as groups
+from replicax.contracts.group import World
 from replicax.errors import BatchError, ElasticError
 from replicax.group import renewal
 from replicax.group.renewal import Comparison, note_source, renewed
@@ -39,14 +39,12 @@ def batch(text: str) -> list[Rows]:
 @pytest.fixture
 def member(monkeypatch):
     """Takes the place of a member in its next call."""
-    made = SimpleNamespace(calls=0, world=None)
 
     def become(index: int, calls: int, number: int = 1, count: int = 3):
         names = tuple(f"worker:{i}" for i in range(count))
-        made.world, made.calls = World(number, index, tuple(range(count)), names), calls
+        world = World(number, index, tuple(range(count)), names)
+        monkeypatch.setattr(groups, "_present", SimpleNamespace(number=number, calls=calls, world=world))
 
-    monkeypatch.setattr(worlds, "running", lambda: made)
-    monkeypatch.setattr(worlds, "number", lambda: made.world.number)
     return become
 
 

@@ -21,7 +21,7 @@ class Worlds:
     """Gives a fit's place at one of its boundaries; lets a newcomer take one."""
 
     def __init__(self, gives_at: int | None = None, given: bytes | None = None):
-        self.is_taken_in, self._given, self._gives_at = given is None, given, gives_at
+        self.is_member, self._given, self._gives_at = given is None, given, gives_at
         self._boundaries = itertools.count()
         self.progress: Any = None
         self.gave: bytes | None = None

@@ -23,7 +23,7 @@ import keras
 import numpy as np
 
 import replicax as rx
-import replicax.contracts.worlds as worlds
+from replicax.contracts.group import current_group
 
 ROWS, BATCH, EPOCHS, WAITS_IN, WORKERS = 125, 12, 6, 4, 3
 _SECONDS_TO_WAIT = 240
@@ -150,9 +150,9 @@ class Faults(keras.callbacks.Callback):
         self.come_to("epoch")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        running: Any = worlds.running()
+        group: Any = current_group()
         deadline = time.monotonic() + _SECONDS_TO_WAIT
-        while epoch == WAITS_IN and self._strategy.num_workers + len(running._interrupter._waiting) < WORKERS:
+        while epoch == WAITS_IN and self._strategy.num_workers + len(group._interrupter._waiting) < WORKERS:
             assert time.monotonic() < deadline, "a lost worker did not come again"
             time.sleep(0.1)
 

@@ -30,7 +30,7 @@ import keras
 import numpy as np
 
 import replicax as rx
-import replicax.contracts.worlds as worlds
+from replicax.contracts.group import current_group
 
 BATCH, ROWS, STEPS, WAITS_AT, WORKERS = 12, 90, 40, 30, 3  # The last batch of a pass has 6 rows.
 _SECONDS_TO_WAIT = 240
@@ -197,10 +197,10 @@ class Faults:
 
 def wait_for_all(strategy: Any) -> None:
     """Lets newcomers in until all workers are there; each of the others calls it at the same step."""
-    running = worlds.running()
+    group = current_group()
     deadline = time.monotonic() + _SECONDS_TO_WAIT
-    while running is not None and len(running.world.members) < WORKERS:
-        assert time.monotonic() < deadline, f"only {running.world} after {_SECONDS_TO_WAIT} s"
+    while group.may_change and len(group.members) < WORKERS:
+        assert time.monotonic() < deadline, f"only {group.world} after {_SECONDS_TO_WAIT} s"
         strategy.join()
         time.sleep(0.05)
 
@@ -224,7 +224,7 @@ def main(folder: Path, faults: Sequence[str]) -> None:
     found = training.run(after_step)
     manager.close()
     np.savez(folder / f"worker-{index}.npz", **found)
-    print(f"worker {index} is done, in {worlds.running().world if worlds.running() else None}", flush=True)
+    print(f"worker {index} is done, in {current_group().world}", flush=True)
 
 
 if __name__ == "__main__":

@@ -73,11 +73,9 @@ def present() -> tuple[int, tuple[int, ...], int]:
     """Returns the number and the members of the present world, and which of them this worker is."""
     if elastic_range() is None:
         return 0, (0,), 0
-    from replicax.contracts import worlds
+    from replicax.contracts.group import current_group
 
-    running = worlds.running()
-    assert running is not None, "The strategy has made no world."
-    world = running.world
+    world = current_group().world
     return world.number, tuple(world.members), world.members[world.index]
 
 

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax as rx
-import replicax.contracts.worlds as worlds
+from replicax.contracts.group import current_group
 from replicax.group.membership.launcher_news import elastic_range
 from tests.data.row_kinds import OPEN
 
@@ -96,9 +96,8 @@ def elastic(folder: Path, shuffled: bool) -> None:
 
     call = rx.function(lambda batch, at: strategy.run(step, args=(batch, at)))
     life = int(os.environ.get("REPLICAX_LIFE", "0"))
-    running = worlds.running()
-    assert running is not None
-    is_victim = running.world.members[running.world.index] == 1
+    group = current_group()
+    is_victim = group.members[group.world.index] == 1
     log = folder / f"rows-{os.getpid()}.jsonl"
     for at, kind in list(enumerate(datasets))[int(ended.numpy()) :]:
         for batch in datasets[kind]:
@@ -109,7 +108,7 @@ def elastic(folder: Path, shuffled: bool) -> None:
             if is_victim and life == at // 5 and done == 3 + at % 3 and at % 5 == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
             # So that a replacement comes before the end.
-            time.sleep(PAUSE_S if len(running.world.members) == whole.most else 10 * PAUSE_S)
+            time.sleep(PAUSE_S if len(group.members) == whole.most else 10 * PAUSE_S)
         strategy.run(lambda: ended.assign_add(1))
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.contracts import upper_rooms
+from replicax.contracts.group import current_group
 from replicax.errors import WorkersDisagreeError
 from replicax.variables import whole_values
 from replicax.variables.whole_values import as_numpy, lies_in_several_processes
@@ -22,7 +22,7 @@ def sharded():
 
 def exchange_by(monkeypatch, exchanged):
     """Lets the processes exchange their messages by a function."""
-    monkeypatch.setattr(upper_rooms, "load", {upper_rooms.EXCHANGE: exchanged}.__getitem__)
+    monkeypatch.setattr(current_group(), "messages", exchanged)
 
 
 def test_what_this_process_has_is_in_one_piece(sharded):

@@ -17,7 +17,7 @@ import numpy as np
 
 import replicax.runtime.activity as activity
 from replicax.cluster.patience import Patience
-from replicax.contracts.worlds import Incarnation
+from replicax.contracts.group import Incarnation
 from replicax.errors import BarrierTimeoutError, ClusterTimeoutError, MeetingError, WorkersDisagreeError
 from replicax.errors.exit_codes import ExitCode
 from replicax.group.launcher_messages import tell_launcher

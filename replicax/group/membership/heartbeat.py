@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import jax
 
-from replicax.contracts.worlds import Incarnation
+from replicax.contracts.group import Incarnation
 from replicax.errors import MeetingError
 from replicax.group.membership.job_store import JobStore
 from replicax.runtime.activity import SLOW_PHASES, Activity, now

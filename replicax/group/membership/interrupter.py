@@ -12,7 +12,7 @@ from typing import Protocol
 import jax
 
 from replicax.cluster.patience import Patience
-from replicax.contracts.worlds import Incarnation
+from replicax.contracts.group import Incarnation
 from replicax.errors import MeetingError
 from replicax.group.launcher_messages import tell_launcher
 from replicax.group.membership.heartbeat import Watch

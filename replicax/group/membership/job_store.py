@@ -27,7 +27,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from replicax.cluster.signing import SignedStore, checked
-from replicax.contracts.worlds import Incarnation
+from replicax.contracts.group import Incarnation
 from replicax.errors import MeetingError
 from replicax.group.membership.quorum import AGAIN, QuorumRecord
 

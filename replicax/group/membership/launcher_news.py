@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from replicax.checks.environment_names import ELASTIC, LOG_DIR
-from replicax.contracts.worlds import Incarnation
+from replicax.contracts.group import Incarnation
 from replicax.errors import ClusterError
 from replicax.group.launcher_messages import tell_launcher
 from replicax.group.membership.membership_log import MembershipLog

@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from replicax.contracts.worlds import Incarnation
+from replicax.contracts.group import Incarnation
 
 NAME = "members.jsonl"
 

@@ -29,11 +29,11 @@ from replicax.cluster.patience import Patience
 from replicax.cluster.signing import check_token, given_token
 from replicax.compat.jax_cliques import Clique, StoreClient
 from replicax.compat.jax_worlds import WorldClique, prepare_gpus
-from replicax.contracts.worlds import Incarnation, install
+from replicax.contracts.group import Incarnation, install
 from replicax.errors import ClusterTimeoutError, MeetingError
 from replicax.group.membership.attempts import CliqueLike
+from replicax.group.membership.elastic_group import ElasticGroup
 from replicax.group.membership.elastic_meeting import ElasticMeeting, Rules
-from replicax.group.membership.elastic_worlds import ElasticWorlds
 from replicax.group.membership.heartbeat import Heartbeat
 from replicax.group.membership.interrupter import CollectiveInterrupter
 from replicax.group.membership.job_store import JobStore
@@ -113,15 +113,15 @@ def _opened(
     return Opened(meeting, heartbeat, store_watcher, connect)
 
 
-def open_worlds(
+def open_group(
     config: ClusterConfig,
     fewest: int,
     most: int,
     timeout_s: float,
     stall_timeout: float | None,
     environ: Mapping[str, str] = os.environ,
-) -> ElasticWorlds:
-    """Installs the worlds of this process, begins the first one, and returns them."""
+) -> ElasticGroup:
+    """Installs the elastic group of this process, begins its first world, and returns it."""
     if environ.get(MEETING) or config.coordinator_address:
         check_token("the place in Model.fit, for workers that join")  # Else a newcomer would end those with the state.
     prepare_gpus()
@@ -136,27 +136,27 @@ def open_worlds(
     interrupter = CollectiveInterrupter(
         opened.connect(), opened.meeting.incarnation, opened.meeting, patience, opened.store_watcher.tell
     )
-    worlds = ElasticWorlds(opened.meeting, interrupter, fewest)
-    install(worlds)
-    atexit.register(_close_worlds, worlds, opened.heartbeat, opened.store_watcher)
-    preemption = Preemption(opened.connect(), worlds)
+    group = ElasticGroup(opened.meeting, interrupter, fewest)
+    install(group)
+    atexit.register(_close_group, group, opened.heartbeat, opened.store_watcher)
+    preemption = Preemption(opened.connect(), group)
     atexit.register(preemption.stop)
     watch_sigterm(preemption)
-    worlds.preemption = preemption
-    worlds.begin(is_newcomer)
-    return worlds
+    group.preemption = preemption
+    group.begin(is_newcomer)
+    return group
 
 
 def _is_given_state(holders: Mapping[Incarnation, bytes], newcomer: bytes) -> bool:
     return Place.of(newcomer).is_new and any(Place.of(note).gives for note in holders.values())
 
 
-def _close_worlds(worlds: ElasticWorlds, heartbeat: Heartbeat, store_watcher: StoreWatcher) -> None:
+def _close_group(group: ElasticGroup, heartbeat: Heartbeat, store_watcher: StoreWatcher) -> None:
     if getattr(sys, "last_value", None) is None:  # Otherwise the script has failed: the others cannot wait for it.
         with contextlib.suppress(MeetingError):  # Without the job store there is nobody to wait for.
-            worlds.finish()
+            group.finish()
     with contextlib.suppress(MeetingError):
-        worlds.leave()
+        group.leave()
     heartbeat.stop()
     store_watcher.stop()  # Last: a job store that is cut off must not keep this process from its end.
 

@@ -18,7 +18,9 @@ from typing import Protocol
 
 import jax
 
-from replicax.errors import MeetingError
+from replicax.cluster.exchange import ClosedError
+from replicax.contracts.group import Incarnation
+from replicax.errors import CheckpointError, MeetingError
 from replicax.group.membership.job_store import JobStore
 from replicax.runtime.threads import StoppedAtEnd
 
@@ -26,6 +28,7 @@ from replicax.runtime.threads import StoppedAtEnd
 _SECONDS_TO_HEAR = 0.5
 _SECONDS_BETWEEN_LOOKS = 0.1
 _AT_ONCE_S = 0.05
+_SECONDS_TO_BE_CALLED = 1.0
 
 _UNHANDLED = (signal.SIG_DFL, None)  # None: a handler that Python did not install, such as JAX's own
 
@@ -47,7 +50,19 @@ def _end_by_signal() -> None:
 
 
 class MemberLike(Protocol):
-    """This worker as its preemption sees it; `elastic_worlds.ElasticWorlds` is one."""
+    """This worker as its preemption sees it; `elastic_group.ElasticGroup` is one."""
+
+    @property
+    def calls(self) -> int:
+        """How many calls have been completed: in all members the same at the same point of the script."""
+
+    @property
+    def incarnation(self) -> Incarnation:
+        """This run of this process."""
+
+    @property
+    def incarnations(self) -> tuple[Incarnation, ...]:
+        """The present members."""
 
     @property
     def may_leave(self) -> bool:
@@ -99,3 +114,45 @@ class Preemption:
             self.job_store.tell_ending()
         else:
             self._member.leave_soon(reason)
+
+
+class JobBallot:
+    """A ballot in the job store, for the one vote when all are to end; see `contracts.group.Ballot`.
+
+    A worker that is preempted leaves, and the others go on: then nothing is voted on.
+    """
+
+    is_final = True
+
+    def __init__(self, preemption: Preemption, member: MemberLike, timeout_s: float, closed: threading.Event):
+        self._preemption, self._job_store, self._member = preemption, preemption.job_store, member
+        self._timeout_s, self._closed = timeout_s, closed
+        preemption.saves, preemption.end = True, lambda: None  # Whoever waits in `is_called` sees that all are to end.
+
+    def position(self, checks: int) -> int:
+        """Returns the number of calls: one that has come later has made fewer checks."""
+        del checks
+        return self._member.calls
+
+    def call(self, round_: int) -> None:
+        self._preemption.notice("preempted")
+
+    def is_called(self, round_: int) -> bool:
+        return self._job_store.is_ending(_SECONDS_TO_BE_CALLED)
+
+    def cast(self, round_: int, passed: int) -> None:
+        self._job_store.tell_passed(self._member.incarnation, passed)
+
+    def result(self, round_: int) -> int:
+        """Returns the largest vote of the members; those that are lost meanwhile do not count."""
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            passed, gone = self._job_store.passed(), self._job_store.gone()
+            members = [incarnation for incarnation in self._member.incarnations if incarnation not in gone]
+            missing = [f"worker {incarnation.index}" for incarnation in members if incarnation not in passed]
+            if not missing:
+                return max(passed[incarnation] for incarnation in members)
+            if time.monotonic() >= deadline:
+                raise CheckpointError(f"after {self._timeout_s:g} s nothing was heard of {', '.join(missing)}")
+            if self._closed.wait(_SECONDS_BETWEEN_LOOKS):
+                raise ClosedError

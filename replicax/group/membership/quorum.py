@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
 
-from replicax.contracts.worlds import Incarnation
+from replicax.contracts.group import Incarnation
 
 DONE, AGAIN = b"done", b"again"
 

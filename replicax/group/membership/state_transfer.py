@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from replicax.contracts.worlds import State
-
-
-class Pending(NamedTuple):
-    """A part of another process's state that nothing here has taken yet (`State.take`)."""
-
-    kind: str  # name of the class that takes it
-    arrays: list[np.ndarray]
-    meta: bytes
+from replicax.contracts.group import State
 
 
 def given(states: Sequence[State]) -> tuple[list[np.ndarray], bytes]:
@@ -32,28 +23,22 @@ def given(states: Sequence[State]) -> tuple[list[np.ndarray], bytes]:
     return arrays, b"".join([len(header).to_bytes(8, "big"), header, *metas])
 
 
-def take(states: Sequence[State], arrays: Sequence[np.ndarray], meta: bytes) -> list[Pending]:
-    """Lets each of `states` take what one of its class in another process has given (`given`); returns the rest."""
+def take(states: Sequence[State], arrays: Sequence[np.ndarray], meta: bytes) -> list[str]:
+    """Lets each of `states` take what one of its class in another process has given (`given`).
+
+    Returns the names of the classes that are not among them.
+    """
     size = 8 + int.from_bytes(meta[:8], "big")
     waiting, rest, at = list(states), [], 0
     for kind, count, length in json.loads(meta[8:size]):
-        part = Pending(kind, list(arrays[at : at + count]), meta[size : size + length])
-        at, size = at + count, size + length
         own = next((state for state in waiting if type(state).__name__ == kind), None)
         if own is None:
-            rest.append(part)  # The other process is in the middle of something that this script has not begun.
+            rest.append(kind)  # The other process is in the middle of something that this script has not begun.
         else:
             waiting.remove(own)
-            own.take(part.arrays, part.meta)
+            own.take(list(arrays[at : at + count]), meta[size : size + length])
+        at, size = at + count, size + length
     return rest
-
-
-def take_pending(state: State, pending: Sequence[Pending]) -> list[Pending]:
-    """Lets `state` take what waits for its class, and returns the rest."""
-    own = [part for part in pending if part.kind == type(state).__name__]
-    for part in own:
-        state.take(part.arrays, part.meta)
-    return [part for part in pending if part.kind != type(state).__name__]
 
 
 # Arrays as one vector of bytes, and back.

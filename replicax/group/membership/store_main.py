@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from replicax.cluster.addresses import join_address, parse_address
 from replicax.compat.jax_cliques import Service, StoreClient
-from replicax.contracts.worlds import Incarnation
+from replicax.contracts.group import Incarnation
 from replicax.errors import MeetingError
 from replicax.errors.exit_codes import ExitCode
 from replicax.group.membership.job_store import JobStore

@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 from replicax.checks.environment_names import TOKEN
-from replicax.contracts.worlds import Incarnation
+from replicax.contracts.group import Incarnation
 
 _MODULE = "replicax.group.membership.store_main"
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from replicax.checks.environment_names import LIFE
-from replicax.contracts.worlds import Incarnation
+from replicax.contracts.group import Incarnation
 from replicax.errors.exit_codes import ExitCode, describe, is_restartable
 from replicax.group.membership.store_process import Host
 from replicax.job.options import Options

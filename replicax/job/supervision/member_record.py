@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from replicax.contracts.worlds import Incarnation
+from replicax.contracts.group import Incarnation
 from replicax.errors.exit_codes import ExitCode, describe, signal_of
 from replicax.group.membership.membership_log import MembershipLog
 from replicax.job.processes.events import ProcessLike

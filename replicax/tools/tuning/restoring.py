@@ -87,5 +87,5 @@ def check_synchronous(host: StrategyBase | None, call: str) -> None:
             f"{call} works with strategies that train synchronously in this process, and not with {host!r}. Look for "
             "the value under rx.MirroredStrategy, on the devices of one worker."
         )
-    if host is not None and host.placement.worlds is not None:
+    if host is not None and host.placement.group.may_change:
         raise ContextError(f"{call} cannot be called where workers come and go. Look for the value before, without.")

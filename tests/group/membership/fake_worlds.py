@@ -12,9 +12,9 @@ import time
 import numpy as np
 
 from replicax.cluster.patience import Patience
-from replicax.contracts.worlds import Incarnation
+from replicax.contracts.group import Incarnation
+from replicax.group.membership.elastic_group import ElasticGroup
 from replicax.group.membership.elastic_meeting import ElasticMeeting, Rules
-from replicax.group.membership.elastic_worlds import ElasticWorlds
 from replicax.group.membership.interrupter import CollectiveInterrupter
 from replicax.group.membership.job_store import JobStore
 from replicax.group.membership.opening import _is_given_state
@@ -143,7 +143,7 @@ class Workers:
         interrupter = CollectiveInterrupter(
             JobStore(self.store), incarnation, meeting, patience._replace(again=0.01), lost=lambda why: None
         )
-        worlds, count = ElasticWorlds(meeting, interrupter, 1), self.counts[incarnation]
+        worlds, count = ElasticGroup(meeting, interrupter, 1), self.counts[incarnation]
         worlds.state = count
         try:
             worlds.begin(is_newcomer)

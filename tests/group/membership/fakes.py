@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.cluster.patience import Patience
-from replicax.contracts.worlds import Incarnation
+from replicax.contracts.group import Incarnation
 from replicax.group.membership.elastic_meeting import ElasticMeeting
 from replicax.group.membership.heartbeat import Watch
 from replicax.group.membership.job_store import JobStore

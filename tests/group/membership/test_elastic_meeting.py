@@ -8,7 +8,7 @@ import time
 import jax.numpy as jnp
 import pytest
 
-from replicax.contracts.worlds import Incarnation
+from replicax.contracts.group import Incarnation
 from replicax.errors import BarrierTimeoutError, ClusterTimeoutError, MeetingError, WorkersDisagreeError
 from replicax.group.membership.job_store import JobStore
 from tests.group.membership.fakes import Islands

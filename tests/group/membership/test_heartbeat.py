@@ -5,7 +5,7 @@ import time
 import jax
 import pytest
 
-from replicax.contracts.worlds import Incarnation
+from replicax.contracts.group import Incarnation
 from replicax.errors import MeetingError
 from replicax.group.membership.heartbeat import Heartbeat, Watch, doing
 from replicax.group.membership.job_store import JobStore

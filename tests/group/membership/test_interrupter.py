@@ -8,7 +8,7 @@ from queue import SimpleQueue
 import pytest
 
 from replicax.cluster.patience import Patience
-from replicax.contracts.worlds import Incarnation
+from replicax.contracts.group import Incarnation
 from replicax.errors import MeetingError
 from replicax.group.membership import interrupter as sentry_module
 from replicax.group.membership.interrupter import CollectiveInterrupter

@@ -2,7 +2,7 @@
 
 import pytest
 
-from replicax.contracts.worlds import Incarnation
+from replicax.contracts.group import Incarnation
 from replicax.errors import MeetingError
 from replicax.group.membership.job_store import JobStore, sheet_from, written
 from replicax.group.membership.quorum import AGAIN, DONE, QuorumRecord

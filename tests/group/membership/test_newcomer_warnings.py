@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from replicax.group.membership.elastic_worlds import NewcomerWarnings
+from replicax.group.membership.elastic_group import NewcomerWarnings
 
 
 class Clock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from replicax.group.membership.elastic_worlds import Outcomes
+from replicax.group.membership.elastic_group import Outcomes
 
 LARGE = 1 << 22
 

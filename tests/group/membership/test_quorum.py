@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from replicax.contracts.worlds import Incarnation
+from replicax.contracts.group import Incarnation
 from replicax.group.membership.quorum import (
     AGAIN,
     DONE,

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from replicax.contracts.worlds import Incarnation
+from replicax.contracts.group import Incarnation
 from replicax.errors import LaunchError
 from replicax.job.processes.events import FoundSilent, MemberNews
 from tests.job.launching.fake_members import Process, elastic, failure, process

@@ -2,7 +2,7 @@
 
 import pytest
 
-from replicax.contracts.worlds import Incarnation
+from replicax.contracts.group import Incarnation
 from replicax.errors import LaunchError
 from replicax.job.launching import Options
 from replicax.job.plan import Job as PlannedJob, count_ports, make_plan

@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from replicax.contracts.worlds import Incarnation
+from replicax.contracts.group import Incarnation
 from replicax.errors import LaunchError
 from replicax.group.membership.membership_log import MembershipLog
 from replicax.job.membership_history import Span, history_of, read_history

@@ -1,11 +1,11 @@
-"""Worlds: the workers that train together at a time, while workers come and go and nobody starts again.
+"""The group of an elastic job: workers come and go, and nobody starts again.
 
 Each set of members is a *world*. It has an XLA client of its own, which takes the place of JAX's: `jax.devices()` and
 `jax.process_index()` are those of the present world. When a member is lost, or a newcomer waits, the members meet, and
 a new world begins; their processes go on.
 
 The members make *calls* together: a step of training, a sum, a checkpoint. All of them make the same calls in
-the same order. A call makes at most one program run that changes variables, through `ElasticWorlds.executed`. A call
+the same order. A call makes at most one program run that changes variables, through `ElasticGroup.executed`. A call
 that a loss breaks off has changed nothing, and is made again in the next world. If another member has completed it, its
 outcome is taken over from there.
 
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import collections
 import gc
+import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -30,17 +31,18 @@ import numpy as np
 import replicax.cluster.exchange as exchange
 import replicax.runtime.activity as activity
 from replicax.compat.jax_worlds import WorldClique, install_alone, is_lost_connection
-from replicax.contracts.worlds import ALONE, Incarnation, State, World
+from replicax.contracts.group import ALONE, Ballot, Incarnation, State, World
 from replicax.errors import MeetingError, NotJoinedError
 from replicax.errors.exit_codes import ExitCode
+from replicax.group.fixed_group import FixedGroup
 from replicax.group.membership.elastic_meeting import BegunError, ElasticMeeting
 from replicax.group.membership.interrupted_wait import WaitInterruptedError
 from replicax.group.membership.interrupter import CollectiveInterrupter
 from replicax.group.membership.launcher_news import tell_of_leaving, tell_of_world
 from replicax.group.membership.meeting import MemberLostError, Quorum
 from replicax.group.membership.places import ELSEWHERE, NOT_JOINED, Given, Place
-from replicax.group.membership.preemption import Preemption
-from replicax.group.membership.state_transfer import Pending, given, packed, take, take_pending, unpacked
+from replicax.group.membership.preemption import JobBallot, Preemption
+from replicax.group.membership.state_transfer import given, packed, take, unpacked
 from replicax.group.renewal import renewed
 from replicax.typing import PyTree
 
@@ -53,22 +55,22 @@ class WorldChangedError(Exception):
     """The world has changed in the middle of a call, which must be made again."""
 
 
-class ElasticWorlds:
-    """The worlds of this process, one after the other."""
+class ElasticGroup(FixedGroup):
+    """A group whose members may be lost, and others come: its worlds, one after the other."""
+
+    may_change = True
 
     def __init__(self, meeting: ElasticMeeting, interrupter: CollectiveInterrupter, fewest: int):
-        self.world = World(ALONE, 0, (meeting.index,), (meeting.names[meeting.index],))
-        self.always: list[State] = []  # given to newcomers in any case: the strategy's variables
-        self.state: State | None = None  # given to them besides; while it is None, no newcomer is taken in
-        self.changes: list[Callable[[], None]] = []  # called in this order when a world has begun
-        self.preemption: Preemption | None = None
+        super().__init__()
+        self.preemption: Preemption | None = None  # what SIGTERM means; None if nothing decides it
+        self._world = World(ALONE, 0, (meeting.index,), (meeting.names[meeting.index],))
         self._meeting, self._interrupter, self._fewest = meeting, interrupter, fewest
         self._outcomes = Outcomes()
         self._place = Place(is_new=True)
         self._is_busy = False
         self._leaving, self._has_left = "", False
         self._newcomer_warnings = NewcomerWarnings()
-        self._pending: list[Pending] = []
+        self._not_taken: list[str] = []  # classes of states that others have given, and this script has not named
 
     # The beginning and the end.
 
@@ -85,28 +87,45 @@ class ElasticWorlds:
         exchange.begin_anew(self._interrupter.wanted)
 
     @property
-    def is_taken_in(self) -> bool:
-        """Whether this process is a member; a newcomer is none before `join`."""
-        return self.world.number != ALONE
-
-    def join(self) -> None:
-        """Waits until the others take this newcomer in, and takes their state; does nothing in any other member."""
-        if not self.is_taken_in:
-            self._place = Place(is_new=True)
-            self._meet()
-        elif self._pending and self.state is not None:
-            # The others were in the middle of something other than what this process had named, such as `Model.fit`:
-            # that part of their state has waited until this process came there.
-            self._pending = take_pending(self.state, self._pending)
+    def world(self) -> World:
+        """The present members; a newcomer is alone."""
+        return self._world
 
     @property
-    def awaits(self) -> str:
-        """The class of the state that waits for this process to come where the others are; empty if none does."""
-        return self._pending[0].kind if self._pending else ""
+    def number(self) -> int:
+        """The number of the present world."""
+        return self._world.number
+
+    @property
+    def is_member(self) -> bool:
+        """Whether this process is a member; a newcomer is none before `join`."""
+        return self._world.number != ALONE
+
+    @property
+    def came_later(self) -> bool:
+        """Whether others have trained before this process, a newcomer or the replacement of a lost worker."""
+        return not self.is_member or self.incarnation.number > 0
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the first of those that train now; when it is lost, the next one is."""
+        return self.is_member and self._world.index == 0
+
+    def offer(self, state: State | None) -> None:
+        """Says what newcomers get besides the variables of strategies; None: nobody is taken in from now on."""
+        self.state = state
+
+    def join(self) -> bool:
+        """Waits until the others take this newcomer in, and takes their state; a member goes on at once."""
+        if not self.is_member:
+            self._place = Place(is_new=True)
+            self._meet()
+            return True
+        return False
 
     def finish(self) -> None:
         """Waits until all members' scripts have ended, since one that lags may need an outcome of this one's."""
-        if not self.is_taken_in or self._has_left:
+        if not self.is_member or self._has_left:
             return
         self._interrupter.tell_done()
         while self._interrupter.others_run():
@@ -134,11 +153,16 @@ class ElasticWorlds:
     @property
     def may_leave(self) -> bool:
         """Whether enough others go on if this process leaves."""
-        return self.is_taken_in and len(self.world.members) > self._fewest
+        return self.is_member and len(self.world.members) > self._fewest
 
     def renewed(self, tree: PyTree) -> PyTree:
         """Returns `tree` for the present world: batches of an earlier one have the same global rows, split anew."""
         return renewed(tree)
+
+    def ballot(self, timeout_s: float, closed: threading.Event) -> Ballot:
+        """Returns where the members vote when all of them are to end."""
+        assert self.preemption is not None  # `opening.open_group` has made it.
+        return JobBallot(self.preemption, self, timeout_s, closed)
 
     def leave_soon(self, reason: str) -> None:
         """Lets this process leave between two calls, and end: the others go on without it. For signal handlers."""
@@ -183,10 +207,10 @@ class ElasticWorlds:
         nbytes: int = 0,
     ) -> _T:
         """Returns what `run` returns, or what `adopted` makes of the outcome of a member that has completed it."""
-        if not self.is_taken_in:
+        if not self.is_member:
             raise NotJoinedError(NOT_JOINED)
-        if self._pending:
-            raise NotJoinedError(ELSEWHERE.format(kind=self._pending[0].kind, own=type(self.state).__name__))
+        if self._not_taken:
+            raise NotJoinedError(ELSEWHERE.format(kind=self._not_taken[0], own=type(self.state).__name__))
         found: list[np.ndarray] | None = None
         try:
             result = run()
@@ -210,7 +234,7 @@ class ElasticWorlds:
 
     def boundary(self, *places: object) -> None:
         """Takes newcomers in, if any wait, between two calls: this process can give its state here."""
-        if self._is_busy or not self.is_taken_in:
+        if self._is_busy or not self.is_member:
             return
         knocks = self._interrupter.somebody_knocks()
         if not knocks:
@@ -266,7 +290,7 @@ class ElasticWorlds:
             self._outcomes.begin_at(found.calls)
         self._install(quorum, places)
         if found.state is not None:
-            self._pending = take(self._states(), *found.state)
+            self._not_taken = take(self._states(), *found.state)
         return found.outcome
 
     def _check_number(self, quorum: Quorum) -> None:
@@ -328,7 +352,7 @@ class ElasticWorlds:
         tell_of_world(quorum.number, self.incarnations, quorum.present.index(self._meeting.index))
         newcomers = tuple(index for index, place in zip(quorum.present, places, strict=True) if place.is_new)
         index = quorum.present.index(self._meeting.index)
-        self.world = World(quorum.number, index, quorum.present, self._names(quorum), newcomers)
+        self._world = World(quorum.number, index, quorum.present, self._names(quorum), newcomers)
         if _are_level(places):  # Arrays of earlier worlds keep their devices, and these their threads.
             self._outcomes.forget()
         self._place = self._here()

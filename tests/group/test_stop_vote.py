@@ -1,18 +1,83 @@
-"""How the workers of an elastic job agree where to stop."""
+"""How the workers of a job agree where to stop, each played by a thread with a store that they share."""
 
+import functools
 import threading
+import time
 import types
 
 import pytest
 
-from replicax.checkpoint.elastic_stop import ElasticStop
-from replicax.contracts.worlds import Incarnation
+from replicax.contracts.group import Incarnation
 from replicax.errors import CheckpointError
+from replicax.group import fixed_group
+from replicax.group.fixed_group import ServiceBallot
 from replicax.group.membership.job_store import JobStore
-from replicax.group.membership.preemption import Preemption
+from replicax.group.membership.preemption import JobBallot, Preemption
+from replicax.group.stop_vote import StopVote
+from tests.cluster.fake_store import FakeStore
 from tests.group.membership.fakes import MemoryStore
 
 LIMIT_S = 20.0
+
+
+# A fixed job: round by round.
+
+
+@pytest.fixture
+def votes(monkeypatch: pytest.MonkeyPatch):
+    store = FakeStore()
+    made = []
+
+    def make(timeout_s: float = 10.0, processes: int = 3) -> list[StopVote]:
+        for process in range(processes):
+            monkeypatch.setattr(fixed_group, "_numbers", iter([7]))
+            ballot = functools.partial(ServiceBallot, process, 3, store=store)
+            made.append(StopVote(timeout_s=timeout_s, ballot=ballot))
+        return made
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_workers_agree_on_one_check(votes):
+    """Each runs at its own pace, up to a few steps ahead of the others; none may pass the agreed check."""
+    workers = votes()
+    stopped, last = [0] * 3, [0] * 3
+
+    def work(worker: int) -> None:
+        while not workers[worker].check():
+            last[worker] += 1
+            while last[worker] > min(last) + 5:
+                time.sleep(0.001)
+            time.sleep(0.001 * (worker + 1))
+            if worker == 2 and last[2] == 20:
+                workers[2].preempt()
+        stopped[worker] = last[worker]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(set(stopped)) == 1
+    assert stopped[0] >= 20
+    assert not workers[0].is_final
+    for worker in workers:
+        worker.renew()
+    assert not any(worker.check() for worker in workers)
+
+
+def test_a_worker_that_does_not_answer_is_named(votes):
+    first, _ = votes(timeout_s=0.5, processes=2)
+    first.preempt()
+    while not first._halted:
+        time.sleep(0.01)
+    with pytest.raises(CheckpointError, match="nothing was heard of process 2"):
+        first.check()
+
+
+# An elastic job: one leaves, or all stop at once.
 
 
 class Job:
@@ -21,7 +86,7 @@ class Job:
     def __init__(self, count):
         self.job_store = JobStore(MemoryStore())
         self.incarnations = tuple(Incarnation(index, 0) for index in range(count))
-        self.members, self.stops, self.left = [], [], []
+        self.members, self.preemptions, self.stops, self.left = [], [], [], []
         for incarnation in self.incarnations:
             member = types.SimpleNamespace(
                 incarnations=self.incarnations,
@@ -31,7 +96,9 @@ class Job:
                 leave_soon=self.left.append,
             )
             self.members.append(member)
-            self.stops.append(ElasticStop(member, Preemption(self.job_store, member), timeout_s=2.0))
+            preemption = Preemption(self.job_store, member)
+            self.preemptions.append(preemption)
+            self.stops.append(StopVote(timeout_s=2.0, ballot=functools.partial(JobBallot, preemption, member)))
 
     def step(self, index):
         """Lets a worker make a call, and check; returns whether it stops."""
@@ -39,9 +106,9 @@ class Job:
         return self.stops[index].check()
 
     def close(self):
-        for stop in self.stops:
+        for stop, preemption in zip(self.stops, self.preemptions, strict=True):
             stop.close()
-            stop._preemption.stop()
+            preemption.stop()
 
 
 @pytest.fixture
@@ -112,7 +179,8 @@ def test_who_says_nothing_is_named(job):
 def test_a_function_may_tell_of_the_preemption(job):
     found = job(1)
     member = found.members[0]
-    stop = ElasticStop(member, found.stops[0]._preemption, is_preempted=lambda: True)
+    ballot = functools.partial(JobBallot, found.preemptions[0], member)
+    stop = StopVote(is_preempted=lambda: True, ballot=ballot)
     try:
         wait_until(lambda: found.left)
     finally:

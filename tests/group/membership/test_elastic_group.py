@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from replicax.contracts.worlds import Incarnation
-from replicax.group.membership import elastic_worlds
+from replicax.contracts.group import Incarnation
+from replicax.group.membership import elastic_group
 from tests.group.membership.fake_worlds import Workers, rows_of
 from tests.group.membership.fakes import Died
 
@@ -17,9 +17,9 @@ _FIRST_WORLD = 12  # operations, about, until a worker is in the first world
 @pytest.fixture(autouse=True)
 def _in_threads(monkeypatch):
     """Threads share JAX's client."""
-    monkeypatch.setattr(elastic_worlds, "install_alone", lambda: None)
-    monkeypatch.setattr(elastic_worlds.exchange, "begin_anew", lambda closes: None)
-    monkeypatch.setattr(elastic_worlds, "tell_of_world", lambda *told: None)
+    monkeypatch.setattr(elastic_group, "install_alone", lambda: None)
+    monkeypatch.setattr(elastic_group.exchange, "begin_anew", lambda closes: None)
+    monkeypatch.setattr(elastic_group, "tell_of_world", lambda *told: None)
 
 
 def trained(dies):

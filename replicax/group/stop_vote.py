@@ -2,9 +2,12 @@
 
 Nothing is exchanged while nothing happens. In each process a thread waits for a preemption of any process; a program
 checks, at the same points in every process, a flag of its own. When a process is preempted, each process's thread tells
-how many checks its program has passed, and lets it pass no further one before all have told. The largest of these
-numbers is that of the check at which all stop: no process has passed it, and every one comes to it, as the steps before
-it need nothing that another process has not started yet.
+which check its program has passed last, and lets it pass no further one before all have told. All stop at the first
+check after the last that any of them has passed: every one comes to it, as the steps before it need nothing that
+another process has not started yet.
+
+Where they vote depends on the group (`contracts.group.Ballot`): in JAX's coordination service, round by round; in an
+elastic job, of which a preempted worker leaves alone, in the job store, once, when all are to end.
 """
 
 from __future__ import annotations
@@ -14,56 +17,47 @@ import threading
 import time
 from collections.abc import Callable
 
-import jax
-
 import replicax.runtime.activity as activity
-from replicax.cluster.exchange import AbsentError, ClosedError, Exchange
-from replicax.cluster.key_value_store import Store
+from replicax.cluster.exchange import ClosedError
+from replicax.contracts.group import Ballot, current_group
 from replicax.errors import CheckpointError
 from replicax.runtime.threads import StoppedAtEnd
 
 _POLL_S = 1.0
 _LOOK_S = 0.1
-_numbers = itertools.count()
+_LONGER_S = 2.0  # that a check waits for the thread, which has the time limit
 
 
-class StopAgreement:
-    """Tells when to stop; all processes make it together, and check it at the same points of their programs."""
+class StopVote:
+    """Tells when to stop; all processes make one together, and check it at the same points of their programs."""
 
     def __init__(
         self,
         is_preempted: Callable[[], bool] | None = None,
         timeout_s: float = 60.0,
-        *,
-        process: int | None = None,
-        count: int | None = None,
-        store: Store | None = None,
+        ballot: Callable[[float, threading.Event], Ballot | None] | None = None,
     ):
-        self._process = jax.process_index() if process is None else process
-        self._count = jax.process_count() if count is None else count
+        self.preempted_at: float | None = None  # when this process was preempted (`time.monotonic`)
         self._is_preempted, self._timeout_s = is_preempted, timeout_s
         self._lock = threading.Lock()
         self._closed, self._agreed = threading.Event(), threading.Event()
-        self._exchange = Exchange(
-            f"replicax/preemption/{next(_numbers)}",
-            self._process,
-            range(self._count),
-            store=store,
-            timeout_s=timeout_s,
-            closed=self._closed,
-        )
+        self._ballot = (ballot or current_group().ballot)(timeout_s, self._closed)
         # A plain flag: the signal handler runs between any two steps of the main thread, which may hold a lock.
         self._preempted = False
-        self._round, self._passed = 0, 0
+        self._round, self._checks, self._passed = 0, 0, -1
         self._halted = False
-        self._stop_at = 0
+        self._last_passed = 0
         self._failure: Exception | None = None
-        self.preempted_at: float | None = None  # when this process was preempted (`time.monotonic`)
         self._threads = [StoppedAtEnd("replicax-preemption", self._announce, stop=self._closed.set)]
-        if self._count > 1:
-            self._threads.append(StoppedAtEnd("replicax-preemption-wait", self._follow, stop=self._closed.set))
+        if self._ballot is not None:
+            self._threads.append(StoppedAtEnd("replicax-stop-vote", self._vote, self._ballot, stop=self._closed.set))
         for thread in self._threads:
             thread.start()
+
+    @property
+    def is_final(self) -> bool:
+        """Whether all end when they have stopped once."""
+        return self._ballot is not None and self._ballot.is_final
 
     def preempt(self) -> None:
         """Says that this process is preempted. It takes no lock, so a signal handler may call it."""
@@ -73,18 +67,18 @@ class StopAgreement:
 
     def check(self) -> bool:
         """Returns whether to stop here: the same in all processes."""
-        if self._count == 1:
+        if self._ballot is None:
             return self._preempted
         with self._lock:
+            here, self._checks = self._ballot.position(self._checks), self._checks + 1
             if not self._halted:
-                self._passed += 1
+                self._passed = here
                 return False
         with activity.phase(activity.WAIT, "agreeing where to stop"):
-            agreed = self._agreed.wait(self._timeout_s + 2 * _POLL_S)
+            agreed = self._agreed.wait(self._timeout_s + _LONGER_S)
         if not agreed or self._failure is not None:
             raise CheckpointError(f"The workers could not agree where to stop: {self._failure}") from self._failure
-        here, self._passed = self._passed, self._passed + 1
-        return here >= self._stop_at
+        return here > self._last_passed
 
     def renew(self) -> None:
         """Forgets the preemption that all have stopped for, so that another one can follow."""
@@ -102,7 +96,7 @@ class StopAgreement:
     # Threads.
 
     def _announce(self) -> None:
-        """Tells the others when this process is preempted."""
+        """Calls for a vote when this process is preempted."""
         announced, asked = -1, time.monotonic()
         while not self._closed.wait(_LOOK_S):
             round_ = self._round
@@ -110,18 +104,22 @@ class StopAgreement:
                 asked = time.monotonic()
                 if self._is_preempted():
                     self.preempt()
-            if self._preempted and announced != round_ and self._count > 1:
-                self._exchange.decide(f"{round_}/preempted", str(self._process).encode())
+            if self._preempted and announced != round_ and self._ballot is not None:
+                self._ballot.call(round_)
                 announced = round_
 
-    def _follow(self) -> None:
-        """Waits until some process is preempted, tells how far this one is, and hears how far the others are."""
+    def _vote(self, ballot: Ballot) -> None:
+        """Waits until a vote is called for, tells how far this process is, and hears how far the others are."""
         try:
             for round_ in itertools.count():
-                while self._exchange.decided(f"{round_}/preempted", _POLL_S) is None:
+                while not ballot.is_called(round_):
                     if self._closed.is_set():
                         return
-                self._agree(round_)
+                with self._lock:
+                    self._halted = True
+                    ballot.cast(round_, self._passed)
+                self._last_passed = ballot.result(round_)
+                self._agreed.set()
                 while self._round == round_:
                     if self._closed.wait(_LOOK_S):
                         return
@@ -132,15 +130,3 @@ class StopAgreement:
             with self._lock:
                 self._halted = True
             self._agreed.set()
-
-    def _agree(self, round_: int) -> None:
-        stage = f"{round_}/passed"
-        with self._lock:
-            self._halted = True
-            self._exchange.tell(stage, str(self._passed).encode())
-        try:
-            self._stop_at = max(int(passed) for passed in self._exchange.collect(stage))
-        except AbsentError as error:
-            absent = ", ".join(f"process {process}" for process in error.missing)
-            raise CheckpointError(f"after {self._timeout_s:g} s nothing was heard of {absent}") from None
-        self._agreed.set()

@@ -1,0 +1,124 @@
+"""A save that all processes begin together; it is written before the call returns, or in the background.
+
+Each process writes what its devices hold, and the chief commits (`writing.py`). Where members of the group may be lost,
+one of them writes all, and the next one does when it is lost (`elastic_save.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from replicax.checkpoint.background import BackgroundSave
+from replicax.checkpoint.contents import Contents
+from replicax.checkpoint.coordination import Coordination
+from replicax.checkpoint.copies import copied
+from replicax.checkpoint.places import Place
+from replicax.checkpoint.same_contents import document_of
+from replicax.checkpoint.writing import PREPARED, Save, could_not_write
+from replicax.contracts.group import current_group
+from replicax.errors import CheckpointError, ReplicaxError
+
+
+class ToSave(Protocol):
+    """What is to be saved; `checkpoint.ToSave` says what the methods do."""
+
+    def document(self) -> str: ...
+
+    def contents(self) -> Contents: ...
+
+
+class RunningSave(Protocol):
+    """A save that has begun."""
+
+    @property
+    def path(self) -> Place:
+        """Where the checkpoint is when it is complete."""
+
+    def wait(self) -> None:
+        """Returns when it is complete. A failure is raised once."""
+
+    def raise_failure(self) -> None:
+        """Raises the failure of a save that is known to have failed, if it has not been raised before."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Written:
+    """A save that is complete."""
+
+    path: Place
+
+    def wait(self) -> None:
+        pass
+
+    def raise_failure(self) -> None:
+        pass
+
+
+def _nothing() -> None:
+    pass
+
+
+def begin_save(
+    name: str,
+    where: object,
+    path_of: Callable[[], Place],
+    what: ToSave,
+    timeout_s: float,
+    *,
+    in_background: bool = False,
+    before: Callable[[], object] = _nothing,
+    committed: Callable[[], object] = _nothing,
+    failed: Callable[[], object] = _nothing,
+) -> RunningSave:
+    """Begins a save; all processes call it together.
+
+    Args:
+        name: What is done, for messages.
+        where: The place, for messages.
+        path_of: Returns the place; raises an error if nothing can be written there.
+        what: What is saved.
+        timeout_s: How long to wait for the other processes.
+        in_background: Whether it returns when the values have been copied.
+        before: Called by the chief before it writes, ...
+        committed: ... and when the checkpoint is complete, before the others go on.
+        failed: Called when it has failed, by each process.
+    """
+    with _explained(where, failed):
+        if current_group().may_change:
+            from replicax.checkpoint.elastic_save import begin_elastic_save  # Loaded in elastic jobs only.
+
+            return begin_elastic_save(name, where, path_of, what, timeout_s, before, committed, failed)
+        coordination = Coordination(name, timeout_s)
+        save = Save(coordination, could_not_write(where))
+        if not in_background:
+            if coordination.is_chief:
+                before()
+            # Before any value is read: that may be a computation of all of them.
+            save.agree(lambda: (path_of(), what.document()))
+            return _Written(save.write(what.contents, committed))
+        path = path_of()
+        contents = coordination.tried(PREPARED, what.contents, could_not_write(where))
+        contents = Contents(copied(contents.arrays), contents.state, contents.step, contents.notes)
+
+    def write() -> None:
+        with _explained(where, failed):
+            if coordination.is_chief:
+                before()
+            save.agree(lambda: (path, document_of(contents.arrays, contents.state, contents.step)))
+            save.write(lambda: contents, committed)
+
+    return BackgroundSave(path, write)
+
+
+@contextlib.contextmanager
+def _explained(where: object, failed: Callable[[], object]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        failed()
+        if isinstance(error, ReplicaxError) or not isinstance(error, Exception):
+            raise
+        raise CheckpointError(f"{could_not_write(where)}: {error!r}") from error
