@@ -29,6 +29,8 @@ _ORDER = re.compile(r"\[(?P<dims>[\d,]+)\](?:T\((?P<moved>[\d,]+)\))?")
 _AXES = re.compile(r"replica_groups=mesh\[(?P<mesh>[^\]]*)\](?:, device_ids=\((?P<order>\S+)\))? \{(?P<axes>[^}]*)\}")
 # How often a loop runs: as XLA has noted it on the loop, or the number that its condition compares a counter with.
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_SCOPE = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
+_FRAME = re.compile(r"\bstack_frame_id=(\d+)")
 _PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 
 
@@ -45,19 +47,24 @@ class Collective(NamedTuple):
     times: int | None = 1  # how often it runs in a run of the program; None if a loop around it does not tell
 
 
-class _Instruction(NamedTuple):
+class Instruction(NamedTuple):
+    """A line of a program: `%name = type opcode(operands), attributes`."""
+
     computation: str
     name: str
     type: str
     opcode: str
     operands: str
-    attributes: str
+    attributes: str  # without the words in quotes
     trips: int | None = None  # of a `while`, where XLA has noted how often it runs
+    scope: str = ""  # what JAX calls it, such as `jit(step)/jvp(dense)/dot_general`
+    frame: int | None = None  # the number of its stack frame in the tables at the head of the text
 
     def operand_names(self) -> list[str]:
+        """Returns the names of what it is computed from."""
         # After its type, where there is one; the % may be missing: "f32[2]{0} %a, /*index=1*/b".
         operands = re.sub(r"/\*.*?\*/", "", self.operands)
-        return [operand.split()[-1].lstrip("%") for operand in _split(operands)]
+        return [operand.split()[-1].lstrip("%") for operand in split(operands)]
 
 
 def collectives(hlo_text: str, lengths: Collection[int] = ()) -> list[Collective]:
@@ -72,7 +79,7 @@ def collectives(hlo_text: str, lengths: Collection[int] = ()) -> list[Collective
         >>> [each[:3] for each in collectives("%sum = f32[4,8]{1,0} all-reduce(%x), replica_groups={{0,1}}")]
         [('all-reduce', 128, ((0, 1),))]
     """
-    instructions = list(_instructions(hlo_text))
+    instructions = list(instructions_of(hlo_text))
     types = {(each.computation, each.name): each.type for each in instructions}
     in_loops = _computations_in_loops(instructions)
     times = _times(instructions, lengths)
@@ -122,7 +129,8 @@ def axes_of_groups(groups: Sequence[Sequence[int]], shape: Sequence[int]) -> tup
     return axes if fills else None
 
 
-def _instructions(hlo: str) -> Iterator[_Instruction]:
+def instructions_of(hlo: str) -> Iterator[Instruction]:
+    """Yields the lines of a program, computation by computation."""
     computation = ""
     for line in hlo.splitlines():
         header, found = _HEADER.fullmatch(line), _LINE.fullmatch(line)
@@ -136,7 +144,8 @@ def _instructions(hlo: str) -> Iterator[_Instruction]:
                 end = _closing(rest, operation.end())
                 operands = rest[operation.end() + 1 : end - 1]
                 trips = _TRIPS.search(line) if operation["opcode"] == "while" else None
-                yield _Instruction(
+                scope, frame = _SCOPE.search(line), _FRAME.search(line)
+                yield Instruction(
                     computation,
                     found["name"],
                     rest[:type_end],
@@ -144,6 +153,8 @@ def _instructions(hlo: str) -> Iterator[_Instruction]:
                     operands,
                     rest[end:],
                     None if trips is None else int(trips[1]),
+                    "" if scope is None else scope[1].replace("\\", ""),
+                    None if frame is None else int(frame[1]),
                 )
 
 
@@ -157,7 +168,7 @@ def _closing(text: str, start: int = 0) -> int:
     return len(text)
 
 
-def _split(text: str) -> list[str]:
+def split(text: str) -> list[str]:
     """Splits at the commas that no bracket encloses."""
     parts, depth = [""], 0
     for character in text:
@@ -172,19 +183,20 @@ def _split(text: str) -> list[str]:
 def _sizes(type_: str) -> list[int]:
     """Returns the bytes of each array of a type."""
     return [
-        -(-math.prod(int(length.lstrip("<=")) for length in shape.split(",") if length) * _bits(dtype) // 8)
+        -(-math.prod(int(length.lstrip("<=")) for length in shape.split(",") if length) * bits(dtype) // 8)
         for dtype, shape in _ARRAY.findall(type_)
     ]
 
 
-def _bits(dtype: str) -> int:
+def bits(dtype: str) -> int:
+    """Returns how many bits a number has."""
     digits = re.match(r"[a-z]+(\d+)", dtype)  # f32, bf16, s4, f8e4m3fn, c64
     if digits is None and dtype not in _BITS:
         raise ValueError(f"The HLO has a dtype of unknown size: {dtype!r}.")
     return int(digits[1]) if digits is not None else _BITS[dtype]
 
 
-def _called_by(instruction: _Instruction) -> list[str]:
+def called_by(instruction: Instruction) -> list[str]:
     """Returns the computations that an instruction calls."""
     names = _CALLED.findall(instruction.attributes)
     for some in _CALLED_LIST.findall(instruction.attributes):
@@ -192,12 +204,12 @@ def _called_by(instruction: _Instruction) -> list[str]:
     return names
 
 
-def _computations_in_loops(instructions: Iterable[_Instruction]) -> set[str]:
+def _computations_in_loops(instructions: Iterable[Instruction]) -> set[str]:
     """Returns the computations that a `while` loop calls, directly or not."""
     called: dict[str, set[str]] = {}
     waiting: list[str] = []
     for each in instructions:
-        names = _called_by(each)
+        names = called_by(each)
         called.setdefault(each.computation, set()).update(names)
         if each.opcode == "while":
             waiting += names
@@ -210,7 +222,7 @@ def _computations_in_loops(instructions: Iterable[_Instruction]) -> set[str]:
     return found
 
 
-def _times(instructions: Sequence[_Instruction], lengths: Collection[int]) -> dict[str, int | None]:
+def _times(instructions: Sequence[Instruction], lengths: Collection[int]) -> dict[str, int | None]:
     """Returns how often each computation that is called runs in a run of the program; None: nothing tells."""
     compared: dict[str, set[int]] = {}
     for each in instructions:
@@ -223,7 +235,7 @@ def _times(instructions: Sequence[_Instruction], lengths: Collection[int]) -> di
             condition = re.search(r"condition=%?([\w.-]+)", each.attributes)
             fitting = compared.get(condition[1], set()) & set(lengths) if condition is not None else set()
             trips = each.trips if each.trips is not None else fitting.pop() if len(fitting) == 1 else None
-        for name in _called_by(each):
+        for name in called_by(each):
             calls.setdefault(name, []).append((each.computation, trips))
     found: dict[str, int | None] = {}
 

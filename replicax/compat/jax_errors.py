@@ -16,6 +16,7 @@ _ON_A_MESH = ("should match the mesh of sharding", "use_abstract_mesh cannot cha
 _CALLED_ARRAY = re.compile(r"'[\w.]*(Tracer|ArrayImpl)' object is not callable")
 # Where a function is called with values that differ, after it was traced with values that are equal.
 _VARYING = ("pvary is a invariant->variant collective", "requires varying manual axes to match")
+_LACKS_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|[Rr]an out of memory|Out of memory")
 _TYPE = re.compile(r"\b(?P<of_one>\w+(?:<\w+>)?\[[^\]]*\])(?P<varying>\{[^{}]*\})?")
 
 
@@ -57,6 +58,11 @@ def is_about_devices(error: BaseException) -> bool:
 def is_call_of_array(error: BaseException) -> bool:
     """Returns whether an array was called like a function."""
     return isinstance(error, TypeError) and _CALLED_ARRAY.search(str(error)) is not None
+
+
+def lacks_memory(error: Exception | str) -> bool:
+    """Returns whether an error of XLA's, or a line of it, says that a device has not enough memory."""
+    return _LACKS_MEMORY.search(str(error)) is not None
 
 
 def differ_in_axis_only(message: str, axis_name: str) -> bool:

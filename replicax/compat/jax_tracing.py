@@ -208,6 +208,12 @@ def traced_apart() -> Iterator[None]:
         trace_readers_anew()
 
 
+def whole_stacks() -> contextlib.AbstractContextManager[object]:
+    """Has JAX note whole stacks of calls in what it lowers here; by default it keeps the innermost ten frames."""
+    # Without the name: lines of users are missing in plans of models of Keras.
+    return jax_config.traceback_in_locations_limit(-1)
+
+
 def conversion_of(array: np.ndarray) -> np.ndarray | None:
     """Returns JAX's own copy of an array whose dtype it does not have, such as float64; None if it needs none."""
     # JAX keeps it for as long as some program has it, whatever happens to the array meanwhile.

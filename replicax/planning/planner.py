@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -13,6 +12,8 @@ import jax
 import numpy as np
 
 from replicax.collectives.hlo import axes_of_groups, collectives
+from replicax.compat.jax_errors import lacks_memory
+from replicax.compat.jax_tracing import whole_stacks
 from replicax.contracts.placement import MIRRORED, Placement
 from replicax.contracts.strategy import StrategyBase, or_null, owner_of
 from replicax.contracts.variable_access import (
@@ -25,6 +26,7 @@ from replicax.contracts.variable_access import (
     name_of,
     shape_of,
 )
+from replicax.planning.buffers import BATCH, buffers_of, refused_buffers
 from replicax.planning.report import ESTIMATED, OPTIMIZER, OTHER, PARAMETERS, Held, Memory, Plan, Sent
 from replicax.planning.topologies import Chip, Topology
 from replicax.planning.work import Work, work_of
@@ -36,7 +38,6 @@ from replicax.values import is_per_replica
 TRAIN, PREDICT = "train", "predict"
 # A step that is far from the limits of its devices, as most are: the parts of them that it reaches.
 _COMPUTES, _SENDS = 0.4, 0.6
-_LACKS_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|[Rr]an out of memory|Out of memory")
 _LONGEST, _LONGEST_STRATEGY = 200, 90
 
 
@@ -80,15 +81,18 @@ def plan_of(
     work = work_of(traced.jaxpr)
     begin, refused, compiled = time.perf_counter(), "", None
     try:
-        compiled = traced.lower().compile()
-    except Exception as error:  # JAX has no class of its own for a lack of memory
-        if not _LACKS_MEMORY.search(str(error)):
+        with whole_stacks():
+            compiled = traced.lower().compile()
+    except Exception as error:
+        if not lacks_memory(error):
             raise
-        refused = _first_words(str(error))
+        refused = str(error)
     seconds = time.perf_counter() - begin
     compiler = _compiler(on)
     memory = None if compiled is None else _memory(compiled, compiler)
-    sent = () if compiled is None else _sent(compiled.as_text() or "", strategy.placement, work)
+    text = "" if compiled is None else compiled.as_text() or ""
+    sent = _sent(text, strategy.placement, work) if text else ()
+    has = buffers_of(text, _names(program, arrays, arguments, is_state)) if text else None
     return Plan(
         step=program.name,
         kind=TRAIN if any(map(is_trained, variables.written)) or any(is_state) else PREDICT,
@@ -98,7 +102,9 @@ def plan_of(
         state=tuple(state),
         batch=batch,
         memory=memory,
-        refused=refused,
+        refused=_first_words(refused) if refused else "",
+        largest=has.largest if has is not None else refused_buffers(refused),
+        over_time=has.over_time if has is not None else (),
         collectives=sent,
         flops=work.flops,
         not_counted=tuple(sorted(work.unknown)),
@@ -121,19 +127,25 @@ def _strategy_of(program: Program) -> StrategyBase | None:
 # State.
 
 
-def _held(variables: Iterable[VariableLike], program: Program | None, strategy: StrategyBase) -> list[Held]:
-    variables = list(variables)
+def _kinds(variables: Sequence[VariableLike]) -> list[str]:
+    # Keras's optimizers keep what they have under their name, beside their counter of steps.
     optimizers = tuple(
         f"{name.rpartition('/')[0]}/" for name in map(name_of, variables) if name.rpartition("/")[2] == "iteration"
     )
+    return [
+        PARAMETERS if is_trained(each) else OPTIMIZER if optimizers and name_of(each).startswith(optimizers) else OTHER
+        for each in variables
+    ]
+
+
+def _held(variables: Iterable[VariableLike], program: Program | None, strategy: StrategyBase) -> list[Held]:
+    variables = list(variables)
     found = []
-    for each in variables:
+    for each, kind in zip(variables, _kinds(variables), strict=True):
         sharding = program.variables.sharding(each) if program is not None else None
         if sharding is None and has_array(each):
             sharding = array_of(each).sharding
         name = name_of(each)
-        # Keras's optimizers keep what they have under their name, beside their counter of steps.
-        kind = PARAMETERS if is_trained(each) else OPTIMIZER if name.startswith(optimizers) and optimizers else OTHER
         shape = tuple(array_of(each).shape) if has_array(each) else shape_of(each)
         is_beside = beside_device(sharding) is not None
         where = strategy.placement.described(each) if strategy.placement.replicas > 1 else MIRRORED
@@ -157,6 +169,24 @@ def _dtype(dtype: Any) -> Any:
 def _bytes(shape: Sequence[int], dtype: Any, sharding: Any) -> int:
     part = shape if sharding is None or len(sharding.device_set) == 1 else sharding.shard_shape(tuple(shape))
     return math.prod(part) * int(_dtype(dtype).itemsize)
+
+
+def _names(
+    program: Program, arrays: Sequence[Any], arguments: Sequence[Argument], is_state: Sequence[bool]
+) -> dict[str, tuple[str, str]]:
+    """Returns the name and kind of each array that the compiled program is given, by JAX's name for it."""
+    updated, constant = program.variables.updated, program.variables.constant
+    names = [*(f"updated[{i}]" for i in range(len(updated))), *(f"constant[{i}]" for i in range(len(constant)))]
+    variables = [*updated, *constant]
+    found = dict(zip(names, zip(map(name_of, variables), _kinds(variables), strict=True), strict=True))
+    owns = zip(arguments, is_state, strict=True)
+    known = {id(each.value): (each.name, each.kind if is_own else BATCH) for each, is_own in owns}
+    places = {"donated": 0, "kept": 0}
+    for array, is_donated in zip(arrays, program.donated, strict=True):
+        group = "donated" if is_donated else "kept"
+        found[f"{group}[{places[group]}]"] = known.get(id(array), ("an argument", BATCH))
+        places[group] += 1
+    return found
 
 
 def _arguments(program: Program, arrays: Sequence[Any]) -> list[Argument]:
@@ -258,7 +288,7 @@ def _sent(hlo: str, placement: Placement, work: Work) -> tuple[Sent, ...]:
 
 
 def _first_words(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if _LACKS_MEMORY.search(line)]
+    lines = [line.strip() for line in text.splitlines() if lacks_memory(line)]
     return (lines or [text])[0][:_LONGEST]
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from replicax.contracts.shown import Shown, html_table, in_columns, joined
+from replicax.planning.buffers import Buffer
 from replicax.planning.topologies import Topology
 
 EXACT, ESTIMATED = "exact", "estimated"
@@ -96,6 +97,9 @@ class Plan:
         batch: Bytes of the arguments that are no state, on each device, exact.
         memory: What the compiler says; None if it refused the program, or was not asked.
         refused: Why not, in the compiler's words, where it refused the program for lack of memory.
+        largest: The ten largest arrays where the program needs the most memory: estimated from its order, or by the
+            compiler that refused it.
+        over_time: The bytes that it has in the course of the program, estimated from its order; empty if not compiled.
         collectives: What is sent, as the compiled program has it.
         flops: Floating-point operations on all devices together, counted in the traced program.
         not_counted: Operations without a number of them; loops of unknown length count once.
@@ -114,6 +118,8 @@ class Plan:
     batch: int
     memory: Memory | None
     refused: str
+    largest: tuple[Buffer, ...]
+    over_time: tuple[int, ...]
     collectives: tuple[Sent, ...]
     flops: int
     not_counted: tuple[str, ...]
@@ -174,6 +180,8 @@ class Plan:
         own = {field.name: told[field.name] for field in dataclasses.fields(cls)}
         own["on"] = Topology(**{**told["on"], "shape": tuple(told["on"]["shape"])})
         own["state"] = tuple(Held(**{**each, "shape": tuple(each["shape"])}) for each in told["state"])
+        own["largest"] = tuple(Buffer(**each) for each in told["largest"])
+        own["over_time"] = tuple(told["over_time"])
         own["collectives"] = tuple(Sent(**each) for each in told["collectives"])
         own["memory"] = None if told["memory"] is None else Memory(**told["memory"])
         own["not_counted"] = tuple(told["not_counted"])
@@ -183,7 +191,21 @@ class Plan:
     def _grades(self) -> dict[str, str]:
         by = ESTIMATED if self.memory is None else self.memory.by
         counted = EXACT if not self.not_counted else f"{ESTIMATED}: without {', '.join(self.not_counted)}"
-        return {"state": EXACT, "batch": EXACT, "memory": by, "collectives": by, "flops": counted, "seconds": ESTIMATED}
+        return {
+            "state": EXACT,
+            "batch": EXACT,
+            "memory": by,
+            "room": by if self.memory is not None else f"{EXACT}: before temporaries",
+            "largest": self._listed_by,
+            "over_time": f"{ESTIMATED} from the order of the program",
+            "collectives": by,
+            "flops": counted,
+            "seconds": ESTIMATED,
+        }
+
+    @property
+    def _listed_by(self) -> str:
+        return "by the compiler that refused it" if self.refused else f"{ESTIMATED} from the order of the program"
 
     def table(self) -> Shown:
         """Returns it as tables, for a terminal and for a notebook."""
@@ -197,15 +219,27 @@ class Plan:
             if self.memory.peak is not None:
                 rows.append(("most at a time", size(self.memory.peak), by))
         if self.on.memory is not None:
-            rows.append(("room left", size(self.on.memory - self.needed), f"of {size(self.on.memory)}"))
+            room = f"by {self.memory.by}" if self.memory is not None else grades["room"]
+            rows.append(("room left", size(self.on.memory - self.needed), f"{room}, of {size(self.on.memory)}"))
         hosts = f"{self.hosts} host{'s' * (self.hosts != 1)}"
         devices = f"{self.on.size} device{'s' * (self.on.size != 1)}"
         title = f"{self.step} under {self.strategy} on {devices} of {self.on.name}, {hosts}"
         head = Shown(f"{title}\n\n{in_columns(rows)}", html_table(("on each device", "", "grade"), rows, title))
-        return joined(head, self._sent(grades), self._work(grades), Shown(self.verdict), *self._notes())
+        return joined(
+            head, *self._largest(), self._sent(grades), self._work(grades), Shown(self.verdict), *self._notes()
+        )
 
     def _notes(self) -> list[Shown]:
         return [Shown(self.note)] if self.note else []
+
+    def _largest(self) -> list[Shown]:
+        """Returns the largest arrays as a table."""
+        if not self.largest:
+            return []
+        title = f"largest arrays at the time of most memory ({self._listed_by})"
+        rows = [(size(each.bytes), each.shape, each.kind, each.name, each.line) for each in self.largest]
+        headings = ("on each device", "", "kind", "made by", "line")
+        return [Shown(f"{title}\n{in_columns(rows)}", html_table(headings, rows, title))]
 
     def _sent(self, grades: dict[str, str]) -> Shown:
         title = "collectives of a step, with the bytes that each device has of them"

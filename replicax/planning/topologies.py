@@ -74,6 +74,8 @@ class Topology:
             if hosts is not None:
                 raise PlanError(f"{name!r} says itself how many hosts it has; leave out hosts={hosts!r}.")
             shape = tuple(map(int, found["shape"].split("x")))
+            if not all(shape):
+                raise PlanError(f"There is no slice {name!r}: each of its dimensions has a chip at least, one has 0.")
             return cls(name, "tpu", shape, CHIPS[found["kind"]].memory)
         if found is not None:
             raise PlanError(f"Nothing is known of TPU {found['kind']!r} in {name!r}: there are {', '.join(CHIPS)}.")
@@ -84,6 +86,8 @@ class Topology:
         if hosts is not None and (not is_int(hosts) or hosts < 1 or count % hosts):
             raise PlanError(f"The {count} devices of {name!r} do not divide by hosts={hosts!r}.")
         memory = int(float(found["gib"]) * _GIB) if found["gib"] else None
+        if memory == 0:
+            raise PlanError(f"Devices of 0 GiB in {name!r} hold nothing: leave the memory out if it is not known.")
         return cls(name, found["kind"], (count,), memory, hosts or 1)
 
     @classmethod

@@ -62,7 +62,7 @@ class CompiledPass:
 
     def __init__(self, name: str, traced: Pass, donate: Sequence[bool], view: GlobalView | None):
         assert traced.function is not None
-        self._name, self._function, self._donate, self._view = name, traced.function, list(donate), view
+        self._name, self._function, self.donate, self._view = name, traced.function, list(donate), view
         self._any_donated = any(donate)
         frame = traced.frame
         self.traced = traced
@@ -299,10 +299,10 @@ class CompiledPass:
         donated: list[jax.Array] = []
         kept = arrays
         if self._any_donated:
-            kept = [array for array, flag in zip(arrays, self._donate, strict=True) if not flag]
+            kept = [array for array, flag in zip(arrays, self.donate, strict=True) if not flag]
             variables = [*self.variables.written, *self.variables.constant]
             others = {*map(id, kept), *(id(array_of(each)) for each in variables if not lives_elsewhere(each))}
-            for array, flag in zip(arrays, self._donate, strict=True):
+            for array, flag in zip(arrays, self.donate, strict=True):
                 if flag:  # An array that a variable or another argument has too is not given away.
                     is_shared = isinstance(array, jax.Array) and id(array) in others
                     donated.append(copy_of(array) if is_shared else array)
@@ -312,7 +312,7 @@ class CompiledPass:
 
     def _merged(self, donated: Arrays, kept: Arrays) -> list[jax.Array]:
         given, others = iter(donated), iter(kept)
-        return [next(given) if flag else next(others) for flag in self._donate]
+        return [next(given) if flag else next(others) for flag in self.donate]
 
     def _called(self, inputs: Inputs) -> Outputs:
         """Runs the program and stores the new values, unless they have to be sent to other devices first."""

@@ -225,6 +225,11 @@ class Program:
         """The variables, and where they live in the program."""
         return self._last.variables
 
+    @property
+    def donated(self) -> list[bool]:
+        """Which arrays among the arguments it overwrites."""
+        return self._last.donate
+
     def arguments(self, arrays: Sequence[Leaf]) -> tuple[tuple[PyTree, ...], dict[str, PyTree]]:
         """Returns the arguments of the function, with `arrays` in the places of their arrays."""
         args, kwargs = self._structure.rebuild(arrays)

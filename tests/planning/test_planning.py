@@ -15,6 +15,7 @@ import replicax as rx
 from replicax.collectives.hlo import collectives
 from replicax.errors import ArgumentError, ProgramError
 from replicax.planning import Plan
+from replicax.planning.buffers import refused_buffers
 
 ROWS = 16
 
@@ -118,6 +119,57 @@ def test_it_is_a_table_and_json_and_back():
         assert part in text
     assert "<table>" in plan._repr_html_()
     assert Plan.from_dict(json.loads(json.dumps(plan.as_dict()))) == plan
+
+
+def test_the_largest_arrays_have_the_lines_that_made_them():
+    strategy = rx.OneDeviceStrategy("cpu:0")
+    with strategy.scope():
+        w = rx.Variable(jnp.ones([64, 512]), name="w")
+
+    def step(x):
+        wide = jnp.tanh(x @ w.value)  # this line
+        w.assign_sub(wide.T.sum(1, keepdims=True).T * jnp.sort(wide, 0)[-1])
+        return wide
+
+    plan = rx.plan(step, (np.ones([1024, 64], np.float32),), strategy=strategy)
+    first = step.__code__.co_firstlineno + 1
+    temporary = next(each for each in plan.largest if each.kind == "temporary")
+    assert (temporary.shape, temporary.bytes) == ("f32[1024,512]", 1024 * 512 * 4)
+    assert {f"test_planning.py:{first}", f"test_planning.py:{first + 1}"} & {each.line for each in plan.largest}
+    held = {each.name: (each.bytes, each.kind) for each in plan.largest if each.kind != "temporary"}
+    assert held["w"] == (64 * 512 * 4, "parameters")
+    assert (1024 * 64 * 4, "batch") in held.values()
+    assert plan.memory.needed * 0.8 < max(plan.over_time) < plan.memory.needed * 1.2
+
+
+def test_the_body_of_a_loop_lives_beside_what_is_around_it():
+    strategy = rx.OneDeviceStrategy("cpu:0")
+
+    @rx.function
+    def loops(x):
+        return jax.lax.scan(lambda total, row: (total + jnp.sort(jnp.tile(row, 1024)).sum(), None), 0.0, x)[0]
+
+    plan = rx.plan(loops, (jnp.ones([5, 256]),), strategy=strategy)
+    assert max(plan.over_time) >= 256 * 1024 * 4 + 5 * 256 * 4
+    assert plan.largest[0].bytes == 256 * 1024 * 4
+
+
+def test_what_libtpu_lists_in_its_refusal_is_the_list_of_the_largest():
+    said = """RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm.
+  Largest program allocations in hbm:
+
+  1. Size: 1.50G
+     Operator: op_name="jit(step)/jvp(dense)/dot_general" source_file="/home/me/train.py" source_line=23
+     Shape: f32[4096,98304]{1,0:T(8,128)}
+     ==========================
+
+  2. Size: 512.00M
+     Shape: bf16[16,2]{1,0}
+"""
+    first, second = refused_buffers(said)
+    assert (first.name, first.shape, first.bytes) == ("dense/dot_general", "f32[4096,98304]", 3 * 2**29)
+    assert first.line == "train.py:23"
+    assert (second.name, second.bytes) == ("", 2**29)
 
 
 def made_plan():

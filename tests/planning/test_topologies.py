@@ -28,6 +28,8 @@ def test_a_name_says_how_many_devices_there_are_and_their_memory():
         (8, None, "got 8"),
         ("cpu:0", None, "got 'cpu:0'"),
         ("v99:2x2", None, "Nothing is known of TPU 'v99'"),
+        ("v5e:0x4", None, "each of its dimensions has a chip at least, one has 0"),
+        ("cpu:8x0GiB", None, "hold nothing"),
         ("cpu:8", 3, "do not divide by hosts=3"),
         ("v5e:4x4", 2, "leave out hosts=2"),
     ],
