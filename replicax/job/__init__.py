@@ -8,13 +8,13 @@ among the many that follow from it. `subprocess.Popen` in a loop does none of th
 
 1. `options.py` checks what was asked for; `plan.py` makes of it the tasks of an attempt, each with its environment.
    Both start nothing.
-2. `launching/local_job.py` runs one attempt after the other. `launching/starting.py` starts the tasks of one as
-   processes of this machine (`processes/processes.py`); the first code in each is `processes/child.py`, which ties it
-   to the launcher. `processes/reaper.py` ends all of them if the launcher is killed by SIGKILL.
+2. `launching/local_job.py` starts the tasks of an attempt as processes of this machine (`processes/processes.py`); the
+   first code in each is `processes/child.py`, which ties it to the launcher. `processes/reaper.py` ends all of them if
+   the launcher is killed by SIGKILL.
 3. Output comes line by line (`processes/output.py`, `processes/terminal.py`). A process tells its launcher by a pipe
    how it fails, and whom it blames; all that happens is an event (`processes/events.py`).
-4. `supervision/supervisor.py` takes the events of one attempt: which task failed first, whether the others can bear it
-   (`supervision/loss_policy.py`; for elastic jobs `supervision/elastic_policy.py`), and how the rest is ended.
+4. `supervision/machine.py` decides what follows from an event: which task failed first, whether the others can bear it
+   (`supervision/elastic_policy.py`), and how the rest is ended. `supervision/run_job.py` carries that out.
 5. `supervision/restart_policy.py` decides by the exit codes (`errors/exit_codes.py`) whether there is another attempt.
 
 On other machines, `elsewhere/`: an actor of Ray is the agent of each worker (`agent.py`); it starts the same processes,

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax as rx
+from replicax.runtime import activity
 
 ROWS, BATCH, SAVE_EVERY = 240, 12, 5
 FOR_EVER = 10_000.0
@@ -80,7 +81,7 @@ class Training:
 
 def callback(folder: Path, worker: int) -> None:
     """What a user does between steps."""
-    with rx.health.phase("callback"):
+    with activity.phase("callback"):
         fault(folder, worker, "callback")
 
 

@@ -196,7 +196,7 @@ class Outbox:
         if isinstance(event, ScriptEnded):
             self._put(Failed(event.code, event.time, process.last_words, event.blames))
         elif isinstance(event, WaitingForOthers):
-            self._put(Meets(process.meets, process.watched))
+            self._put(Meets(event.size, event.watches))
         elif isinstance(event, CallReturned):
             self._put(CallEnded(event.threads))
         elif isinstance(event, ProcessEnded):

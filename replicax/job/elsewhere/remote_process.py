@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, cast
 
 from replicax.errors.exit_codes import ExitCode
 from replicax.job.elsewhere.messages import CallEnded, Ended, Failed, Meets, News, Order, Output, Remains, Reply
-from replicax.job.processes.events import CallReturned, EventSink, ProcessEnded, ScriptEnded, WaitingForOthers
+from replicax.job.processes.events import (
+    CallReturned,
+    EventSink,
+    ProcessEnded,
+    ProcessLike,
+    ScriptEnded,
+    WaitingForOthers,
+)
 from replicax.job.processes.output import last_words
 from replicax.job.processes.processes import Outlets
 from replicax.job.processes.task import PlannedTask
@@ -82,7 +89,6 @@ class RemoteAgent:
 class RemoteProcess:
     """A worker's process on another machine, like `Process` on this one."""
 
-    is_guest = False
     pid = 0
 
     def __init__(
@@ -96,8 +102,8 @@ class RemoteProcess:
         self.task: PlannedTask = order.task
         self._host, self._outlets, self._events = host, outlets, events
         self.last_words = ""
-        self.told: ScriptEnded | None = None
-        self.meets, self.watched, self.has_left, self.is_lost = 0, False, False, False
+        self.told: ScriptEnded[ProcessLike] | None = None
+        self.meets, self.has_left, self.is_lost = 0, False, False
         self.result: bytes | None = None  # see `Remains`
         self.ended_early, self._is_call = False, order.kind == "call"
         self._returncode: int = ExitCode.PEER_LOST
@@ -152,15 +158,15 @@ class RemoteProcess:
             self._outlets.log.write(news.chunk)
             self._outlets.streams[news.error].feed(news.chunk)
         elif isinstance(news, Meets):
-            self.meets, self.watched = news
-            self._events.put(WaitingForOthers(self))
+            self.meets, watches = news
+            self._events.put(WaitingForOthers(self, self.meets, watches))
         elif isinstance(news, CallEnded):
             self._events.put(CallReturned(self, news.threads))
         elif isinstance(news, Failed):
             if news.words:
                 self._outlets.log.write(f"{news.words}\n".encode())
             self.last_words = news.words or last_words(self._outlets.streams)
-            event = ScriptEnded(self, news.code, news.time + offset, news.blames)
+            event = ScriptEnded[ProcessLike](self, news.code, news.time + offset, news.blames)
             self.told = self.told or event  # The first says who is to blame; the end of the script may follow.
             self._events.put(event)
 

@@ -7,19 +7,20 @@ import functools
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from types import FrameType
+from collections.abc import Iterator, Mapping, Sequence
 
+from replicax.cluster.patience import Patience
 from replicax.errors import ClusterError, RemoteWorkerError
 from replicax.job.elsewhere.remote_process import RemoteProcess
 from replicax.job.elsewhere.worker_actors import QUIET_S, SERVER_LOST, Job, WorkerGroup
 from replicax.job.processes.call import Call, Returned, error_from, payload_of, result_of
-from replicax.job.processes.events import Event, Events, SignalReceived
+from replicax.job.processes.events import Event, Events, TaskRun
 from replicax.job.processes.outlets import outlets_to
 from replicax.job.processes.output import NoLog, shortened
 from replicax.job.processes.terminal import Terminal
-from replicax.job.supervision.loss_policy import Failure
-from replicax.job.supervision.supervisor import Grace, Supervisor
+from replicax.job.supervision.failure import Failure
+from replicax.job.supervision.run_job import JobPolicy, Tasks, run_job, signals_as
+from replicax.job.supervision.state import PATIENCE, Grace
 from replicax.ray_cluster.workers import WorkerCluster
 
 ENDED_EARLY = (
@@ -40,9 +41,11 @@ class Session:
         environment: Mapping[str, str] | None = None,
         devices: int | None = None,
         quiet_s: float = QUIET_S,
+        patience: Patience = PATIENCE,
     ):
         self.group = WorkerGroup(cluster, start_timeout=start_timeout, quiet_s=quiet_s)
         self._grace, self._environment, self._devices = grace, dict(environment or {}), devices
+        self._patience = patience
         self._turn = threading.Lock()
         self._is_open = True
         self._lost: RemoteWorkerError | None = None
@@ -71,14 +74,22 @@ class Session:
             wanted=lambda number: everyone or number == 0,
         )
         started: list[RemoteProcess] = []
+        outlets = functools.partial(outlets_to, terminal, NoLog())
 
-        def start() -> Iterator[RemoteProcess]:
-            for process in self.group.start(job, 0, functools.partial(outlets_to, terminal, NoLog()), events):
-                started.append(process)
-                yield process
+        @contextlib.contextmanager
+        def start(workers: int, attempt: int) -> Iterator[Tasks]:
+            del workers  # The group knows them.
 
-        with _interrupts(events):
-            attempt, failure = Supervisor(len(self.group.places), start, self._grace, terminal, events).run()
+            def processes() -> Iterator[RemoteProcess]:
+                for process in self.group.start(job, attempt, outlets, events):
+                    started.append(process)
+                    yield process
+
+            yield Tasks(processes())
+
+        policy = JobPolicy(len(self.group.places), self._grace, patience=self._patience)
+        with signals_as(events, (signal.SIGINT,)):
+            attempt, failure = run_job(start, policy, terminal, events)
         lost = next((process for process in started if process.is_lost), None)
         error = None if lost is None else RemoteWorkerError(lost.task.name, SERVER_LOST, lost.last_words)
         if attempt.interrupted:
@@ -88,12 +99,11 @@ class Session:
         if error is not None:  # Others fail in its wake, perhaps before it is missed.
             raise error
         if failure is not None:
-            raise self._error(failure)
+            raise self._error(failure, started)
         return tuple(_value(process) for process in started)[: None if everyone else 1]
 
-    def _error(self, failure: Failure) -> Exception:
-        process = failure.culprit
-        assert isinstance(process, RemoteProcess)
+    def _error(self, failure: Failure, started: Sequence[RemoteProcess]) -> Exception:
+        (process,) = (each for each in started if TaskRun.of(each.task) == failure.culprit)
         how = ENDED_EARLY if process.ended_early else failure.how
         return error_from(process.task.name, how, shortened(process.last_words), process.result)
 
@@ -127,19 +137,3 @@ def _value(process: RemoteProcess) -> object:
     result = result_of(process.result)
     assert isinstance(result, Returned)  # A process that ends with 0 and without a result has failed.
     return result.value
-
-
-@contextlib.contextmanager
-def _interrupts(events: Events[Event]) -> Iterator[None]:
-    """Reports Ctrl-C as an event while the block runs, where signals can be caught."""
-
-    def report(number: int, _: FrameType | None) -> None:
-        events.put(SignalReceived(number))
-
-    here = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, report) if here else None
-    try:
-        yield
-    finally:
-        if here:
-            signal.signal(signal.SIGINT, before)

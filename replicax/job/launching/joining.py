@@ -21,7 +21,6 @@ from replicax.cluster.token_proof import Session, proved
 from replicax.errors import LaunchError
 from replicax.errors.exit_codes import ExitCode, describe, is_restartable
 from replicax.job.launching.join_credentials import JoinCredentials, invitation_to
-from replicax.job.launching.local_job import signals_as
 from replicax.job.options import Options, check_script, make_log_dir
 from replicax.job.plan import MEMBER_VARIABLES
 from replicax.job.processes.events import Event, Events, FoundSilent, MemberNews, SignalReceived
@@ -32,7 +31,8 @@ from replicax.job.processes.reaper import Guard
 from replicax.job.processes.task import WORKER, PlannedTask, Program, common_environment
 from replicax.job.processes.terminal import Terminal
 from replicax.job.supervision.joined_workers import SECONDS_OF_SILENCE
-from replicax.job.supervision.supervisor import Grace, Supervisor
+from replicax.job.supervision.run_job import JobPolicy, Tasks, run_job, signals_as
+from replicax.job.supervision.state import Grace
 
 _SECONDS_TO_CONNECT = 10.0
 _SECONDS_BETWEEN_TRIES = 0.5
@@ -157,16 +157,17 @@ class _Visitor:
         events = Events[Event]()
         wire = _Wire(seat.session, events)
 
-        def start() -> Iterator[Process]:
+        @contextlib.contextmanager
+        def start(workers: int, attempt: int) -> Iterator[Tasks]:
+            del workers, attempt  # It is one, once.
             log = Log(self._log_dir / task.log_name, run)
             process = Process(task, program, outlets_to(self._terminal, log, 0, task), wire, self.guard)
             wire.begin(process)
-            yield process
+            yield Tasks([process])
 
-        grace = Grace(options.grace_of_survivors, options.grace_of_all)
         with signals_as(events):
-            attempt, failure = Supervisor(1, start, grace, self._terminal, events).run()
-        words = failure.process.last_words if failure is not None else ""
+            attempt, failure = run_job(start, JobPolicy(1, Grace.of(options)), self._terminal, events)
+        words = failure.words if failure is not None else ""
         wire.end(attempt.code, words)
         if wire.over:
             self._terminal.say(f"The job needs this worker no more: {wire.over}.")

@@ -1,51 +1,55 @@
-"""A whole job: one attempt after the other, until it is done or no restart is left."""
+"""The job of `replicax run` on this machine: its tasks are processes of this launcher."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import dataclasses
 import os
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 
-from replicax.checks.environment_names import SNAPSHOTS, TOKEN
+from replicax.checks.environment_names import LIFE, SNAPSHOTS, TOKEN
 from replicax.cluster.addresses import Address
+from replicax.cluster.patience import Patience
 from replicax.cluster.signing import new_token
 from replicax.compat.systems import check_system
+from replicax.contracts.group import Incarnation
 from replicax.errors import LaunchError
-from replicax.errors.exit_codes import ExitCode, describe
 from replicax.group.membership.membership_log import MembershipLog
 from replicax.group.membership.store_process import Host
 from replicax.job.launching.join_credentials import INVITATION, write_invitation
 from replicax.job.launching.snapshot_memory import memory_for_snapshots
-from replicax.job.launching.starting import supervisor_of
 from replicax.job.options import Options, check_script, make_log_dir
-from replicax.job.plan import HOST, Job, count_ports, make_plan, meeting_address, meeting_host
+from replicax.job.plan import (
+    HOST,
+    Job,
+    count_ports,
+    make_plan,
+    meeting_address,
+    meeting_host,
+    member_environment,
+)
 from replicax.job.processes.compile_cache import keep_within
-from replicax.job.processes.events import Event, Events, ProcessLike, SignalReceived
-from replicax.job.processes.output import error_line, shortened
+from replicax.job.processes.events import Event, Events
+from replicax.job.processes.outlets import outlets_to
+from replicax.job.processes.output import Log
 from replicax.job.processes.ports import reserved_ports
+from replicax.job.processes.processes import Process
 from replicax.job.processes.reaper import Guard
-from replicax.job.processes.task import PlannedTask, cache_folder
+from replicax.job.processes.task import PlannedTask, Program, cache_folder
 from replicax.job.processes.terminal import Terminal
-from replicax.job.supervision.elastic_policy import ElasticPolicy
 from replicax.job.supervision.joined_workers import JoinListener
-from replicax.job.supervision.loss_policy import Failure
-from replicax.job.supervision.member_record import MemberRecord
-from replicax.job.supervision.restart_policy import AttemptResult, Finish, decide
-from replicax.job.supervision.supervisor import ENDING
-
-_RULE = "─" * 8
-
-#: The result of an attempt, and its first failure.
-Outcome = tuple[AttemptResult, Failure | None]
+from replicax.job.supervision.run_job import ComingAndGoing, JobPolicy, Tasks, run_job, show_end, signals_as
+from replicax.job.supervision.state import PATIENCE
 
 
-def launch(options: Options, terminal: Terminal | None = None, environment: Mapping[str, str] | None = None) -> int:
+def launch(
+    options: Options,
+    terminal: Terminal | None = None,
+    environment: Mapping[str, str] | None = None,
+    patience: Patience = PATIENCE,
+) -> int:
     """Runs a script as a cluster of processes on this machine; returns its exit code. Call it in the main thread."""
     check_system()
     check_script(options)
@@ -58,31 +62,62 @@ def launch(options: Options, terminal: Terminal | None = None, environment: Mapp
     events: Events[Event] = Events()
     join_listener = _join_listener(options, job, log_dir, terminal, events)
     guard = Guard()
-    revived: list[int] = []  # in each attempt before
-
-    def run(workers: int, attempt: int) -> Outcome:
-        with reserved_ports(count_ports(options, workers), meeting_host(options)) as ports:
-            plan = make_plan(job, workers, attempt, ports, log_dir.absolute())
-            if not options.goes_on:
-                return supervisor_of(plan, job, log_dir, terminal, guard, events).run()
-            with _meeting(meeting_address(options, ports), job.token, guard) as host:
-                log = _log(options, log_dir, attempt)
-                members = functools.partial(_members, options, revived, host, terminal, log)
-                outcome = supervisor_of(plan, job, log_dir, terminal, guard, events, members).run()
-                revived.append(outcome[0].revived)
-                if log is not None:
-                    log.finish(outcome[0].code, describe(outcome[0].code))
-                return outcome
-
     try:
         # Only the main thread can catch signals, and only it lives as long as the process, with which the tasks die.
         with signals_as(events), memory_for_snapshots(options, inherited, guard) as memory:
             inherited[SNAPSHOTS] = memory  # The environment of the tasks.
-            return run_attempts(options, terminal, run)
+            start = LocalTasks(job, log_dir, terminal, guard, events, reports=log_dir.absolute())
+            return show_end(run_job(start, JobPolicy.of(options, patience), terminal, events), terminal)
     finally:
         if join_listener is not None:
             join_listener.close()
         guard.close()
+
+
+@dataclasses.dataclass
+class LocalTasks:
+    """Starts the tasks of a job as processes of this machine."""
+
+    job: Job
+    log_dir: Path
+    terminal: Terminal
+    guard: Guard
+    events: Events[Event]
+    reports: Path | None = None  # where the tasks write their reports, unless the environment says where
+    planned: tuple[PlannedTask, ...] = ()  # the tasks of the last attempt
+
+    @contextlib.contextmanager
+    def __call__(self, workers: int, attempt: int) -> Iterator[Tasks]:
+        """Prepares an attempt: its ports, its plan, and the job store of workers that come and go."""
+        options = self.job.options
+        with contextlib.ExitStack() as held:
+            ports = held.enter_context(reserved_ports(count_ports(options, workers), meeting_host(options)))
+            self.planned = make_plan(self.job, workers, attempt, ports, self.reports).tasks
+            numbers = {task.name: number for number, task in enumerate(self.planned)}
+
+            def start(task: PlannedTask, run: int) -> Process:
+                log, number = Log(self.log_dir / task.log_name, run), numbers[task.name]
+                outlets = outlets_to(self.terminal, log, number, task)
+                return Process(task, _program(options), outlets, self.events, self.guard)
+
+            started = (start(task, attempt) for task in self.planned)
+            if not options.goes_on:
+                yield Tasks(started)
+                return
+            host = held.enter_context(_meeting(meeting_address(options, ports), self.job.token, self.guard))
+
+            def newcomer(incarnation: Incarnation) -> Mapping[str, str]:
+                assert options.elastic is not None  # Nobody joins islands.
+                began_with = options.workers or options.elastic.fewest
+                return member_environment(options.elastic, host.address, incarnation, began_with)
+
+            log = _log(options, self.log_dir, attempt)
+            again = lambda task: start(task, int(task.environment[LIFE]))  # noqa: E731
+            yield Tasks(started, ComingAndGoing(host, log, again, newcomer))
+
+
+def _program(options: Options) -> Program:
+    return Program("module" if options.module else "file", options.script, options.arguments)
 
 
 def _join_listener(
@@ -125,68 +160,3 @@ def _log(options: Options, log_dir: Path, attempt: int) -> MembershipLog | None:
     log = MembershipLog(log_dir)
     log.job(*options.elastic, options.workers, attempt)
     return log
-
-
-def _members(
-    options: Options,
-    revived: Sequence[int],
-    host: Host,
-    terminal: Terminal,
-    log: MembershipLog | None,
-    start: Callable[[PlannedTask], ProcessLike],
-) -> ElasticPolicy:
-    return ElasticPolicy(options, options.single_restarts - sum(revived), host, start, terminal, MemberRecord(log))
-
-
-def run_attempts(options: Options, terminal: Terminal, run: Callable[[int, int], Outcome]) -> int:
-    """Runs one attempt after the other until the job is done or no restart is left, and returns the exit code."""
-    workers, history = options.workers, list[AttemptResult]()
-    while True:
-        attempt, failure = run(workers, len(history))
-        history.append(attempt)
-        decision = decide(history, options)
-        if isinstance(decision, Finish):
-            _tell_end(terminal, attempt, failure)
-            return decision.code
-        how = failure.how if failure is not None else describe(attempt.code)
-        terminal.say(f"{attempt.failed} ended with {how}{_reason(failure)}. {decision.why}.")
-        workers = decision.workers
-
-
-def _reason(failure: Failure | None) -> str:
-    """Returns the error of the first failing task, in one line."""
-    line = error_line(failure.process.last_words) if failure else ""
-    return f" ({line})" if line else ""
-
-
-def _tell_end(terminal: Terminal, attempt: AttemptResult, failure: Failure | None) -> None:
-    """Shows the last words of the first failing task, below everything else, where users look for them."""
-    if attempt.interrupted:
-        terminal.say(f"All tasks have ended; {describe(attempt.code)}.")
-    elif failure is not None and failure.code == ExitCode.RESUME:
-        terminal.say(f"{attempt.failed} ended with {describe(attempt.code)}.")
-    elif failure is not None:
-        terminal.show(f"\n{_RULE} {attempt.failed} failed first: {failure.how} {_RULE}")
-        words = shortened(failure.process.last_words) or "It printed nothing."
-        found = f" (found by {failure.process.task.name})" if failure.process is not failure.culprit else ""
-        terminal.show(f"Its log: {failure.culprit.log_path}{found}\n\n{words}")
-
-
-@contextlib.contextmanager
-def signals_as(events: Events[Event]) -> Iterator[None]:
-    """Reports signals as events while the block runs. Signals that are ignored (`nohup`) stay ignored."""
-
-    def report(number: int, _: FrameType | None) -> None:
-        events.put(SignalReceived(number))
-
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        before = {number: signal.getsignal(number) for number in ENDING}
-    try:
-        for number, handler in before.items():
-            if handler is not signal.SIG_IGN:
-                signal.signal(number, report)
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import functools
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from replicax.cluster import ClusterSpec
 from replicax.errors import LaunchError
 from replicax.job.elsewhere.script_files import packed_sources
 from replicax.job.elsewhere.worker_actors import Job, WorkerGroup
-from replicax.job.launching.local_job import Outcome, run_attempts, signals_as
 from replicax.job.options import Options, check_script, make_log_dir
 from replicax.job.processes.events import Event, Events
 from replicax.job.processes.outlets import outlets_to
@@ -21,7 +20,7 @@ from replicax.job.processes.output import Log
 from replicax.job.processes.processes import Outlets
 from replicax.job.processes.task import WORKER, PlannedTask
 from replicax.job.processes.terminal import Terminal
-from replicax.job.supervision.supervisor import Grace, Supervisor
+from replicax.job.supervision.run_job import JobPolicy, Tasks, run_job, show_end, signals_as
 from replicax.ray_cluster.workers import WorkerCluster, connect_workers
 
 PORT = 2222  # Where a server listens if its address has no port, as in TensorFlow's examples.
@@ -59,24 +58,19 @@ def launch_elsewhere(options: Options, elsewhere: Elsewhere, terminal: Terminal 
     )
     log_dir = make_log_dir(options)
     terminal = terminal or Terminal(sys.stdout, sys.stderr)
-    grace = Grace(options.grace_of_survivors, options.grace_of_all)
+    events: Events[Event] = Events()
 
-    def run(workers: int, attempt: int) -> Outcome:
-        # Each attempt connects anew: what has failed may have been the connection, or a machine that is replaced.
-        group = WorkerGroup(elsewhere.connected(workers), start_timeout=elsewhere.start_timeout)
-        events: Events[Event] = Events()
-
+    @contextlib.contextmanager
+    def start(workers: int, attempt: int) -> Iterator[Tasks]:
         def outlets(number: int, task: PlannedTask) -> Outlets:
             return outlets_to(terminal, Log(log_dir / task.log_name, attempt), number, task)
 
-        try:
-            start = functools.partial(group.start, job, attempt, outlets, events)
-            with signals_as(events):
-                return Supervisor(len(group.places), start, grace, terminal, events).run()
-        finally:
-            group.close()
+        # Each attempt connects anew: what has failed may have been the connection, or a machine that is replaced.
+        group = WorkerGroup(elsewhere.connected(workers), start_timeout=elsewhere.start_timeout)
+        with contextlib.closing(group), signals_as(events):
+            yield Tasks(group.start(job, attempt, outlets, events))
 
-    return run_attempts(options, terminal, run)
+    return show_end(run_job(start, JobPolicy.of(options), terminal, events), terminal)
 
 
 def check_elsewhere(options: Options, elsewhere: Elsewhere) -> None:

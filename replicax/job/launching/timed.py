@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from replicax.cluster.signing import new_token
-from replicax.job.launching.local_job import Job
-from replicax.job.launching.starting import supervisor_of
+from replicax.job.launching.local_job import LocalTasks
 from replicax.job.options import Options
-from replicax.job.plan import HOST, count_ports, make_plan
+from replicax.job.plan import Job
 from replicax.job.processes.events import Event, Events, SignalReceived
-from replicax.job.processes.ports import reserved_ports
 from replicax.job.processes.reaper import Guard
 from replicax.job.processes.terminal import Terminal
+from replicax.job.supervision.run_job import JobPolicy, run_job
+from replicax.job.supervision.state import Grace
 
 _SECONDS_TO_WRITE_STACKS = 1.0
 
@@ -43,11 +43,11 @@ def run_in_time(
     events: Events[Event] = Events()
     terminal = Terminal(io.StringIO(), io.StringIO())
     # It is one attempt, with its logs elsewhere: `restarts` and `log_dir` of the options have no effect.
-    with contextlib.closing(Guard()) as guard, reserved_ports(count_ports(options, options.workers), HOST) as ports:
-        plan = make_plan(job, options.workers, 0, ports)
-        with _alarm(events, timeout_s) as rang:
-            attempt, _ = supervisor_of(plan, job, log_dir, terminal, guard, events).run()
-    logs = {task.name: log_dir / task.log_name for task in plan.tasks}
+    policy = JobPolicy(options.workers, Grace.of(options))
+    with contextlib.closing(Guard()) as guard, _alarm(events, timeout_s) as rang:
+        local = LocalTasks(job, log_dir, terminal, guard, events)
+        attempt, _ = run_job(local, policy, terminal, events)
+    logs = {task.name: log_dir / task.log_name for task in local.planned}
     return Outcome(attempt.code, attempt.failed, rang.is_set(), logs)
 
 

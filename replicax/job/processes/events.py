@@ -1,48 +1,109 @@
-"""The events of a job's processes, and what their supervisor knows of a process, wherever it runs."""
+"""The events of a job, and what its launcher knows of a process, wherever it runs.
+
+Processes report their events from threads, each with itself as its `process`. The machine that decides about them
+(`supervision/machine.py`) takes the same events as values, with a `TaskRun` in its place.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from replicax.checks.environment_names import LIFE
+from replicax.contracts.group import Incarnation
 from replicax.job.processes.task import PlannedTask
 
+P = TypeVar("P", covariant=True)  # what stands for a process: the object, or its `TaskRun`
 
-class ScriptEnded(NamedTuple):
+
+@dataclasses.dataclass(frozen=True)
+class TaskRun:
+    """One run of a task, as a value."""
+
+    type: str
+    index: int
+    life: int = 0  # which run of it, in jobs where single tasks start again
+
+    @classmethod
+    def of(cls, task: PlannedTask) -> TaskRun:
+        """Returns the run that is planned."""
+        return cls(task.type, task.index, int(task.environment.get(LIFE, 0)))
+
+    @property
+    def name(self) -> str:
+        """The task's name, such as "worker 2"."""
+        return f"{self.type} {self.index}"
+
+    @property
+    def incarnation(self) -> Incarnation:
+        """The run, as workers whose members come and go know it."""
+        return Incarnation(self.index, self.life)
+
+
+class Started(NamedTuple, Generic[P]):
+    """A process runs."""
+
+    process: P
+    pid: int  # on its machine; 0 if it is not known
+    host: str = ""  # the name of its machine, if another launcher has started it there
+    log_path: Path | None = None
+
+
+class ScriptEnded(NamedTuple, Generic[P]):
     """A task's script has failed, though its process may take a while to end."""
 
-    process: ProcessLike
+    process: P
     code: int
     time: float  # by `time.monotonic`
     blames: tuple[str, ...] = ()  # the names of the tasks that caused its failure, such as "worker 2"
 
 
-class ProcessEnded(NamedTuple):
+class ProcessEnded(NamedTuple, Generic[P]):
     """A task's process has ended, and nothing has been cleaned up yet."""
 
-    process: ProcessLike
+    process: P
     time: float  # by `time.monotonic`
 
 
-class SignalReceived(NamedTuple):
-    """The launcher has received a signal."""
-
-    number: int
-
-
-class WaitingForOthers(NamedTuple):
+class WaitingForOthers(NamedTuple, Generic[P]):
     """A task now needs the others of its cluster, and waits for those that have not come."""
 
-    process: ProcessLike
+    process: P
+    size: int = 0  # of its cluster: the number of processes
+    watches: bool = False  # it watches the others, and ends by itself when one is lost
 
 
-class CallReturned(NamedTuple):
+class ClusterLeft(NamedTuple, Generic[P]):
+    """A task has left its cluster normally: its script has come to its end."""
+
+    process: P
+
+
+class CallReturned(NamedTuple, Generic[P]):
     """A task's call has returned; its process ends when its threads have."""
 
-    process: ProcessLike
+    process: P
     threads: tuple[str, ...] = ()  # the names of those that keep it alive
+
+
+class MemberNews(NamedTuple, Generic[P]):
+    """A task tells of those with whom it works, in a job whose workers come and go."""
+
+    process: P
+    world: int = 0  # the number of a new world; 0 if it tells something else
+    incarnations: tuple[tuple[int, int], ...] = ()  # the members of that world: the index of each, and which run of it
+    leaving: str = ""  # why it is going to leave the others; "" if it is not
+
+
+class Joined(NamedTuple, Generic[P]):
+    """A worker that was started elsewhere asks to join the job."""
+
+    process: P
+    host: str = ""  # the name of its machine
+    wanted: int | None = None  # the index that it would like to have; None if any will do
 
 
 class FoundSilent(NamedTuple):
@@ -52,25 +113,24 @@ class FoundSilent(NamedTuple):
     incarnation: int  # which run of it
 
 
-class MemberNews(NamedTuple):
-    """A task tells of those with whom it works, in a job whose workers come and go."""
+class SignalReceived(NamedTuple):
+    """The launcher has received a signal."""
 
-    process: ProcessLike
-    world: int = 0  # the number of a new world; 0 if it tells something else
-    incarnations: tuple[tuple[int, int], ...] = ()  # the members of that world: the index of each, and which run of it
-    leaving: str = ""  # why it is going to leave the others; "" if it is not
-    started_at: str = ""  # the name of the other machine where it runs now; "" if it tells something else
+    number: int
 
 
-class Joined(NamedTuple):
-    """A worker that was started elsewhere asks to join the job."""
-
-    process: JoinedWorkerLike  # to be admitted or refused
-
-
-Event = (
-    ScriptEnded | ProcessEnded | SignalReceived | WaitingForOthers | CallReturned | FoundSilent | MemberNews | Joined
+News = (
+    Started[P]
+    | ScriptEnded[P]
+    | WaitingForOthers[P]
+    | ClusterLeft[P]
+    | CallReturned[P]
+    | MemberNews[P]
+    | Joined[P]
+    | FoundSilent
+    | SignalReceived
 )
+Event = News["ProcessLike"] | ProcessEnded["ProcessLike"]
 Events = SimpleQueue  # Not Queue: a signal handler may put an event while the main thread takes one.
 
 
@@ -82,15 +142,13 @@ class EventSink(Protocol):
 
 
 class ProcessLike(Protocol):
-    """One task's process, here or on another machine, as `Supervisor` knows it."""
+    """One task's process, here or on another machine."""
 
     task: PlannedTask
     last_words: str  # the end of its output, or its error
-    told: ScriptEnded | None  # that its script has failed, if it has said so
+    told: ScriptEnded[ProcessLike] | None  # that its script has failed, if it has said so
     meets: int  # the number of processes in the cluster that it has begun to join; 0 before
-    watched: bool  # it watches the others of its cluster, and ends by itself when one is lost
     has_left: bool  # it has left the cluster normally, when Python exited
-    is_guest: bool  # it was started elsewhere, to join the job
 
     @property
     def pid(self) -> int:
@@ -113,9 +171,6 @@ class ProcessLike(Protocol):
 class JoinedWorkerLike(ProcessLike, Protocol):
     """A process that was started elsewhere to join the job, such as `supervision.joined_workers.JoinedWorker`."""
 
-    host: str  # the name of its machine
-    wanted: int | None  # the index that it would like to have; None if any will do
-
     def admit(self, index: int, environment: Mapping[str, str]) -> None:
         """Gives it a place."""
 
@@ -123,7 +178,7 @@ class JoinedWorkerLike(ProcessLike, Protocol):
         """Sends it away: it ends, and does not come again."""
 
 
-def member_news(process: ProcessLike, told: Mapping[str, Any]) -> MemberNews | None:
+def member_news(process: ProcessLike, told: Mapping[str, Any]) -> MemberNews[ProcessLike] | None:
     """Returns a message about membership; None if a message is none."""
     if "world" in told:
         return MemberNews(

@@ -24,9 +24,11 @@ from replicax.errors import LaunchError
 from replicax.job.processes import child
 from replicax.job.processes.events import (
     CallReturned,
+    ClusterLeft,
     EventSink,
     FoundSilent,
     ProcessEnded,
+    ProcessLike,
     ScriptEnded,
     WaitingForOthers,
     member_news,
@@ -54,14 +56,12 @@ class Outlets:
 class Process:
     """One task's process on this machine; create it in the main thread: Linux ends a child with its starting thread."""
 
-    is_guest = False
-
     def __init__(self, task: PlannedTask, program: Program, outlets: Outlets, events: EventSink, guard: Guard):
         self.task = task
         self._log, self._streams, self._events, self._guard = outlets.log, outlets.streams, events, guard
         self.last_words = ""
-        self.told: ScriptEnded | None = None
-        self.meets, self.watched, self.has_left = 0, False, False
+        self.told: ScriptEnded[ProcessLike] | None = None
+        self.meets, self.has_left = 0, False
         self._ended = threading.Event()
         with contextlib.ExitStack() as ours:
             pipes = [_pty(outlets.size) if outlets.size else os.pipe(), os.pipe(), os.pipe()]
@@ -168,8 +168,8 @@ class Process:
     def _take_news(self, told: dict[str, Any]) -> None:
         """Reports a message of the task. Its error goes to the log, and is not shown yet."""
         if "meets" in told:
-            self.meets, self.watched = told["meets"], bool(told.get("watches"))
-            self._events.put(WaitingForOthers(self))
+            self.meets = told["meets"]
+            self._events.put(WaitingForOthers(self, self.meets, bool(told.get("watches"))))
             return
         if "returned" in told:
             self._events.put(CallReturned(self, tuple(told["returned"])))
@@ -179,6 +179,7 @@ class Process:
             return
         if "leaves" in told:
             self.has_left = True
+            self._events.put(ClusterLeft(self))
             return
         news = member_news(self, told)
         if news is not None:
@@ -188,7 +189,7 @@ class Process:
         if words:
             self._log.write(f"{words}\n".encode())
         self.last_words = words or last_words(self._streams)
-        event = ScriptEnded(self, told["code"], told["time"], tuple(told.get("blames", ())))
+        event = ScriptEnded[ProcessLike](self, told["code"], told["time"], tuple(told.get("blames", ())))
         self.told = self.told or event  # The first says who is to blame; the end of the script may follow.
         self._events.put(event)
 

@@ -33,12 +33,14 @@ from replicax.cluster.outages import end_if_silent
 from replicax.cluster.token_proof import SECONDS_TO_PROVE, Session, Strangers, demanded
 from replicax.errors.exit_codes import from_signal
 from replicax.job.processes.events import (
+    ClusterLeft,
     EventSink,
     FoundSilent,
     Joined,
-    MemberNews,
     ProcessEnded,
+    ProcessLike,
     ScriptEnded,
+    Started,
     member_news,
 )
 from replicax.job.processes.task import WORKER, PlannedTask
@@ -52,13 +54,11 @@ SECONDS_OF_SILENCE = 10.0
 class JoinedWorker:
     """A worker that has been started elsewhere to join the job; see `JoinedWorkerLike`."""
 
-    is_guest = True
-
     def __init__(self, session: Session, host: str, wanted: int | None, events: EventSink):
         self.task = PlannedTask(WORKER, -1, None, {})
         self.host, self.wanted = host, wanted
-        self.last_words, self.pid, self.meets, self.watched, self.has_left = "", 0, 0, False, False
-        self.told: ScriptEnded | None = None
+        self.last_words, self.pid, self.meets, self.has_left = "", 0, 0, False
+        self.told: ScriptEnded[ProcessLike] | None = None
         self.log_path: Path | None = None
         self._session, self._events = session, events
         self._returncode = from_signal(signal.SIGHUP)  # if the connection is lost
@@ -102,13 +102,14 @@ class JoinedWorker:
             self._events.put(news)
         elif is_number(told.get("pid"), 1, 2**31):
             self.pid = int(str(told["pid"]))
-            self._events.put(MemberNews(self, started_at=self.host or "?"))
+            self._events.put(Started(self, self.pid, self.host or "?"))
         elif is_number(told.get("ended"), 0, 256):
             self.last_words, self._returncode = str(told.get("words", "")), int(str(told["ended"]))
         elif "silent" in told and is_number(told.get("life"), 0, 2**31):
             self._events.put(FoundSilent(str(told["silent"]), int(str(told["life"]))))
         elif "leaves" in told:
             self.has_left = True
+            self._events.put(ClusterLeft(self))
 
     def _tell(self, message: Mapping[str, object]) -> None:
         with contextlib.suppress(OSError):  # It is lost, which `listen` reports.
@@ -160,7 +161,7 @@ class JoinListener:
             return
         finally:
             self._strangers.remove(connection)
-        self._events.put(Joined(joined_worker))
+        self._events.put(Joined(joined_worker, joined_worker.host, joined_worker.wanted))
         joined_worker.listen()
 
     def _known(self, connection: socket.socket) -> JoinedWorker:

@@ -1,68 +1,65 @@
-"""Tasks that fail, and the decision whether the others can bear it."""
+"""The decision whether the others can bear the loss of a task. This is the null policy: the loss of one ends all."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple
 
-from replicax.errors.exit_codes import ExitCode, describe
-from replicax.job.processes.events import FoundSilent, JoinedWorkerLike, MemberNews, ProcessLike
+from replicax.contracts.group import Incarnation
+from replicax.job.supervision.failure import Failure
+from replicax.job.supervision.members import Members
+
+
+class Succession(NamedTuple):
+    """The fate of a task whose loss the others bear."""
+
+    again: bool  # it starts again
+    pause: float = 0.0  # seconds before that
+    counts: bool = False  # as one of the restarts
+    could_not_join: bool = False  # it ended before the others took it in
+    hopeless: bool = False  # another start would only repeat its error
 
 
 @dataclasses.dataclass(frozen=True)
-class Failure:
-    """A task that failed."""
+class LossPolicy:
+    """Decides about tasks that are lost alone, and about workers that ask to join; nothing here changes."""
 
-    process: ProcessLike
-    code: int
-    time: float  # by `time.monotonic`
-    culprit: ProcessLike  # the process to blame: this one, or the one that caused its failure
-
-    @property
-    def how(self) -> str:
-        """How it ended, in a few words."""
-        if self.code == ExitCode.PEER_LOST and self.process is self.culprit and self.process.told is None:
-            return f"exit code {self.code}: it was gone, and others needed it"
-        return describe(self.code)
-
-
-class LossPolicy(Protocol):
-    """Decides about a task whose loss the others can bear."""
-
-    revived: int  # how many tasks were started again alone
-
-    def bears(self, failure: Failure, running: Sequence[ProcessLike]) -> bool:
-        """Returns whether the job can go on although a task has failed, given the processes that run."""
+    tolerates = False  # whether a task may be lost at all
+    awaits = False  # whether the job waits for its first workers, all of which are started elsewhere
+    restarts: int = 0  # how many restarts of single tasks are left
+    is_limited: bool = True  # A user has chosen that number.
 
     @property
-    def awaits(self) -> bool:
-        """Whether the job goes on although no process runs, since others may join."""
+    def is_elastic(self) -> bool:
+        """Whether the workers are in step, though they come and go."""
+        return False
 
-    def admits(self, joined_worker: JoinedWorkerLike, running: Sequence[ProcessLike]) -> bool:
-        """Lets a process join, or refuses it; returns whether it has joined."""
+    def after(self, restarts: int) -> LossPolicy:
+        """Returns the policy when some restarts have been used."""
+        return dataclasses.replace(self, restarts=self.restarts - restarts)
 
-    def succeed(self, failure: Failure) -> None:
-        """Has the task started again by `start_due`, unless the others go on without it."""
+    def error_of(self, members: Members, failure: Failure, left: Sequence[Incarnation]) -> str:
+        """Returns the error that would end the job if the next worker had it, too; "" if there is none."""
+        del members, failure, left
+        return ""
 
-    @property
-    def due(self) -> float:
-        """When `start_due` has something to start, by `time.monotonic`; infinity for never."""
+    def hindrance(self, members: Members, failure: Failure, left: Sequence[Incarnation]) -> str:
+        """Returns why the others, those who are `left`, cannot go on without a worker; "" if they can."""
+        del members, left
+        return f"{failure.task.name} is needed"
 
-    def start_due(self) -> list[ProcessLike]:
-        """Starts the tasks that are due."""
+    def succession(self, members: Members, failure: Failure, now: float) -> Succession:
+        """Returns what becomes of a task whose loss the others bear."""
+        del members, failure, now
+        return Succession(again=False)
 
-    def hears(self, news: MemberNews | FoundSilent, running: Sequence[ProcessLike]) -> None:
-        """Records what a task has told about itself and the others; ends one that shows no sign of life."""
+    def is_done(self, members: Members, incarnation: Incarnation) -> bool:
+        """Returns whether the training is done when this worker has ended with 0."""
+        del incarnation
+        return members.is_done
 
-    def ended(self, process: ProcessLike, code: int, asked: bool) -> int:
-        """Notes that a task has ended, and whether all of them are being ended; returns the code that counts."""
-
-    def done(self, process: ProcessLike, running: Sequence[ProcessLike]) -> None:
-        """Notes that a task has ended with 0, after `ended`."""
-
-    def ends_all(self) -> None:
-        """Notes that all tasks are going to get a signal, or are killed."""
-
-    def verdict(self) -> Failure | None:
-        """Returns why the attempt has failed although none of its last processes has."""
+    def place(self, members: Members, taken: Sequence[int], wanted: int | None) -> int | str:
+        """Returns the index of a worker that asks to join, or why it cannot; `taken` are the indices of others."""
+        del members, taken, wanted
+        return "the job is not elastic"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
 import tempfile
@@ -14,12 +13,11 @@ from replicax.checks import checked_int, checked_seconds, explain_misfit
 from replicax.cluster.signing import new_token
 from replicax.errors import RemoteWorkerError
 from replicax.job.elsewhere.session import ENDED_EARLY
-from replicax.job.launching.local_job import signals_as
 from replicax.job.options import Options
 from replicax.job.plan import HOST, Job, count_ports, flags_for_workers, make_plan
 from replicax.job.processes.call import Call, Returned, error_from, payload_of, result_of
 from replicax.job.processes.compile_cache import keep_within
-from replicax.job.processes.events import Event, Events
+from replicax.job.processes.events import Event, Events, TaskRun
 from replicax.job.processes.outlets import outlets_to
 from replicax.job.processes.output import NoLog, shortened
 from replicax.job.processes.ports import reserved_ports
@@ -27,8 +25,9 @@ from replicax.job.processes.processes import Process
 from replicax.job.processes.reaper import Guard
 from replicax.job.processes.task import PlannedTask, Program, cache_folder
 from replicax.job.processes.terminal import Terminal
-from replicax.job.supervision.loss_policy import Failure
-from replicax.job.supervision.supervisor import Grace, Supervisor
+from replicax.job.supervision.failure import Failure
+from replicax.job.supervision.run_job import JobPolicy, Tasks, run_job, signals_as
+from replicax.job.supervision.state import Grace
 from replicax.program.call_checks import checked_call
 from replicax.values.tracebacks import entry_point
 
@@ -128,18 +127,20 @@ def _run(job: Job, payload: bytes) -> list[object]:
     started: list[_Worker] = []
     with contextlib.ExitStack() as open_until_the_end:
         guard = open_until_the_end.enter_context(contextlib.closing(Guard()))
-        ports = open_until_the_end.enter_context(reserved_ports(count_ports(options, options.workers), HOST))
-        tasks = make_plan(job, options.workers, 0, ports).tasks
-        start_one = functools.partial(_start, open_until_the_end, payload, terminal, events, guard)
 
-        def start() -> Iterator[Process]:
-            for task in tasks:
-                started.append(start_one(task))
-                yield started[-1].process
+        @contextlib.contextmanager
+        def start(workers: int, attempt: int) -> Iterator[Tasks]:
+            def processes() -> Iterator[Process]:
+                for task in make_plan(job, workers, attempt, ports).tasks:
+                    started.append(_start(open_until_the_end, payload, terminal, events, guard, task))
+                    yield started[-1].process
 
-        grace = Grace(options.grace_of_survivors, options.grace_of_all)
+            with reserved_ports(count_ports(options, workers), HOST) as ports:
+                yield Tasks(processes())
+
+        policy = JobPolicy(options.workers, Grace.of(options))
         with signals_as(events):
-            attempt, failure = Supervisor(options.workers, start, grace, terminal, events).run()
+            attempt, failure = run_job(start, policy, terminal, events)
         if attempt.interrupted:
             raise KeyboardInterrupt
         if failure is not None:
@@ -168,7 +169,7 @@ def _start(
 
 
 def _error(failure: Failure, started: Sequence[_Worker]) -> Exception:
-    (culprit,) = (worker for worker in started if worker.process is failure.culprit)
+    (culprit,) = (worker for worker in started if TaskRun.of(worker.process.task) == failure.culprit)
     words = shortened(culprit.process.last_words)
     return error_from(culprit.process.task.name, failure.how, words, culprit.written())
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
 from replicax.job.membership_history import History, Span
-from replicax.job.supervision.member_record import TOO_LATE
+from replicax.job.supervision.members import TOO_LATE
 from replicax.tools.plots.style import LIGHT
 
 _COLUMNS = 64

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from replicax.job.launching import Options, Terminal, launch
+from replicax.job.supervision.state import PATIENCE
 
 # What the scripts of these tests begin with: cheap imports only, so that a process starts in no time.
 PREAMBLE = """
@@ -60,9 +61,10 @@ def run(script: Callable[[str], Path], tmp_path: Path) -> Callable[..., Done]:
         out, err = io.StringIO(), io.StringIO()
         logs = options.pop("log_dir", tmp_path / "logs")
         environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), **options.pop("environment", {})}
+        patience = options.pop("patience", PATIENCE)
         path = script(body)
         wanted = Options(str(path), arguments, **{"workers": 2, "grace": 1.0, "log_dir": logs, **options})
-        code = launch(wanted, Terminal(out, err), environment)
+        code = launch(wanted, Terminal(out, err), environment, patience)
         return Done(code, out.getvalue(), err.getvalue(), logs)
 
     return launched

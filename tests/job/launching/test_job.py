@@ -17,7 +17,7 @@ import pytest
 
 from replicax.job.launching import Options, launch
 from replicax.job.processes import processes
-from replicax.job.supervision import supervisor
+from replicax.job.supervision.state import PATIENCE
 from tests.job.launching.conftest import Done, is_alive
 
 pytestmark = pytest.mark.multiprocess
@@ -296,11 +296,9 @@ def tell(**told):
 
 
 @pytest.mark.parametrize("others", ["raise ValueError('Connection closed by peer')", "sleep()"])
-def test_a_worker_that_vanishes_with_0_while_others_need_it_is_the_one_that_is_lost(
-    others: str, run: Run, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(supervisor, "_SECONDS_TO_FOLLOW", 1.0)
-    done = run(f"{NEWS}\ntell(meets=2)\nif index == 1: os._exit(0)\ntime.sleep(0.5)\n{others}")
+def test_a_worker_that_vanishes_with_0_while_others_need_it_is_the_one_that_is_lost(others: str, run: Run):
+    body = f"{NEWS}\ntell(meets=2)\nif index == 1: os._exit(0)\ntime.sleep(0.5)\n{others}"
+    done = run(body, patience=PATIENCE._replace(end=1.0))
     assert done.code == 71
     assert "worker 1 failed first: exit code 71: it was gone, and others needed it" in done.err
     assert "ended with exit code 0 in the middle of the job" in done.err
@@ -322,9 +320,8 @@ def test_a_worker_that_ends_with_0_before_it_meets_those_who_wait_is_told_at_onc
         "if index == 0: tell(meets=1); time.sleep(2)",  # a cluster of its own
     ],
 )
-def test_who_ends_with_0_where_nobody_needs_it_has_done_well(body: str, run: Run, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(supervisor, "_SECONDS_TO_FOLLOW", 1.0)
-    done = run(f"{NEWS}\n{body}")
+def test_who_ends_with_0_where_nobody_needs_it_has_done_well(body: str, run: Run):
+    done = run(f"{NEWS}\n{body}", patience=PATIENCE._replace(end=1.0))
     assert (done.code, done.err) == (0, "")
 
 

@@ -84,6 +84,27 @@ def test_the_job_goes_on_without_a_worker_that_keeps_failing(run: Run):
     assert "worker 2 is given up, 2 worker(s) go on." in done.err
 
 
+def test_a_job_goes_on_while_one_island_starts_again(run: Run):
+    done = run(
+        """
+        life = os.environ["REPLICAX_LIFE"]
+        if index == 1 and life == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.5)
+        print("ends", index, life, os.environ["REPLICAX_ATTEMPT"])
+        """,
+        workers=2,
+        islands=True,
+        restarts=1,
+    )
+    assert done.code == 0, done.out + done.err
+    assert "ends 0 0 0" in done.out
+    assert "ends 1 1 0" in done.out
+    assert (
+        "worker 1 ended with exit code 137: ended by SIGKILL. It starts again (restart 1 of 1)" in done.out + done.err
+    )
+
+
 # What cannot be started.
 
 

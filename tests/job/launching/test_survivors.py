@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from replicax.job.supervision import supervisor
+from replicax.job.supervision.state import PATIENCE
 from tests.job.launching.conftest import Done
 from tests.job.launching.test_job import NEWS
 
 pytestmark = pytest.mark.multiprocess
 Run = Callable[..., Done]
+SHORT, LONG = PATIENCE._replace(silence=0.5), PATIENCE._replace(silence=1000.0)
 
 TOLD = """
 def tell_loss(code):
@@ -38,25 +39,28 @@ sys.exit(71)
     assert "ending worker" not in done.err
 
 
-def test_one_that_does_not_notice_it_is_asked_later(run: Run, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(supervisor, "_SECONDS_TO_NOTICE", 0.5)
-    done = run(f"{NEWS}\ntell(meets=2, watches=True)\ntime.sleep(0.3)\nif index == 1: {LOST}\nsleep()", grace=20.0)
+def test_one_that_does_not_notice_it_is_asked_later(run: Run):
+    done = run(
+        f"{NEWS}\ntell(meets=2, watches=True)\ntime.sleep(0.3)\nif index == 1: {LOST}\nsleep()",
+        grace=20.0,
+        patience=SHORT,
+    )
     assert done.code == 137
     assert "worker 1 failed (exit code 137: ended by SIGKILL); ending worker 0 within 20 s." in done.err
 
 
 @pytest.mark.parametrize(("watches", "fault"), [(False, LOST), (True, "raise ValueError")])
-def test_others_are_asked_at_once(run: Run, monkeypatch: pytest.MonkeyPatch, watches: bool, fault: str):
-    monkeypatch.setattr(supervisor, "_SECONDS_TO_NOTICE", 1000.0)
+def test_others_are_asked_at_once(run: Run, watches: bool, fault: str):
     done = run(
-        f"{NEWS}\ntell(meets=2, watches={watches})\ntime.sleep(0.3)\nif index == 1: {fault}\nsleep()", grace=20.0
+        f"{NEWS}\ntell(meets=2, watches={watches})\ntime.sleep(0.3)\nif index == 1: {fault}\nsleep()",
+        grace=20.0,
+        patience=LONG,
     )
     assert done.code != 0
     assert "ending worker 0 within 20 s." in done.err
 
 
-def test_when_all_others_have_told_it_those_who_are_stuck_are_asked_at_once(run: Run, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(supervisor, "_SECONDS_TO_NOTICE", 1000.0)
+def test_when_all_others_have_told_it_those_who_are_stuck_are_asked_at_once(run: Run):
     done = run(
         f"""{NEWS}{TOLD}
 tell(meets=3, watches=True)
@@ -68,6 +72,7 @@ sys.exit(70)
 """,
         workers=3,
         grace=0.5,
+        patience=LONG,
     )
     assert done.code == 70
     assert "worker 1 failed (exit code 70: no progress for too long); ending worker 1 within 0.5 s." in done.err

@@ -13,7 +13,7 @@ import pytest
 from replicax.cluster import token_proof
 from replicax.cluster.addresses import Address, parse_address
 from replicax.cluster.token_proof import LONGEST_LINE, proved
-from replicax.job.processes.events import Events, FoundSilent, Joined, MemberNews, ProcessEnded
+from replicax.job.processes.events import ClusterLeft, Events, FoundSilent, Joined, MemberNews, ProcessEnded, Started
 from replicax.job.supervision.joined_workers import SECONDS_OF_SILENCE, JoinListener
 
 LIMIT_S = 20.0
@@ -82,12 +82,7 @@ def joined_worker(visitor, events):
 
 
 def test_who_knows_the_token_gets_a_place(joined_worker):
-    assert (joined_worker.host, joined_worker.wanted, joined_worker.task.name, joined_worker.is_guest) == (
-        "afar",
-        5,
-        "worker 3",
-        True,
-    )
+    assert (joined_worker.host, joined_worker.wanted, joined_worker.task.name) == ("afar", 5, "worker 3")
 
 
 @pytest.mark.daily(2)
@@ -172,7 +167,7 @@ def test_silent_strangers_keep_nobody_out_and_are_dropped(join_listener, visitor
         assert events.get(timeout=LIMIT_S).process.host == "late"
         assert all(stranger.is_dropped() for stranger in strangers[:-8])
         visitor.says(pid=77)
-        assert events.get(timeout=LIMIT_S) == MemberNews(joined_worker, started_at="afar")
+        assert events.get(timeout=LIMIT_S) == Started(joined_worker, 77, "afar")
 
 
 @pytest.mark.parametrize("line", [b"hello\n", b"[]\n", b"\xff\n", b"GET / HTTP/1.1\r\n\r\n"])
@@ -196,11 +191,12 @@ def test_it_tells_of_its_process_and_of_the_others(visitor, joined_worker, event
     visitor.says(silent="worker 2", life=0)
     visitor.says(leaves=True)
     visitor.says(ended=75, words="bye")
-    assert [events.get(timeout=LIMIT_S) for _ in range(4)] == [
-        MemberNews(joined_worker, started_at="afar"),
+    assert [events.get(timeout=LIMIT_S) for _ in range(5)] == [
+        Started(joined_worker, 77, "afar"),
         MemberNews(joined_worker, 4, ((0, 0), (3, 1))),
         MemberNews(joined_worker, leaving="preempted"),
         FoundSilent("worker 2", 0),
+        ClusterLeft(joined_worker),
     ]
     visitor.close()
     ended = events.get(timeout=LIMIT_S)

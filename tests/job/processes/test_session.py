@@ -16,8 +16,7 @@ import pytest
 from replicax.errors import ArgumentError, ClusterError, RemoteWorkerError
 from replicax.job.elsewhere.session import Session
 from replicax.job.processes.call import Call
-from replicax.job.supervision import supervisor
-from replicax.job.supervision.supervisor import Grace
+from replicax.job.supervision.state import PATIENCE, Grace
 from tests.job.processes.fakes import FakeWorkerCluster, RayOfHosts
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("hosts")]
@@ -120,15 +119,15 @@ def test_a_worker_that_ends_without_an_error_is_named(session: Session, how, say
         session.call(Call(fails(1, how)))
 
 
-def test_a_process_that_stays_after_its_function_is_named(session: Session, capfd, monkeypatch):
-    monkeypatch.setattr(supervisor, "_SECONDS_TO_LEAVE", 0.5)
+def test_a_process_that_stays_after_its_function_is_named(hosts: RayOfHosts, capfd):
 
     def work() -> str:
         if role()["task"]["index"] == 1:
             threading.Thread(target=time.sleep, args=(4,), name="pump").start()
         return "done"
 
-    assert session.call(Call(work)) == ("done",)
+    with Session(FakeWorkerCluster(), patience=PATIENCE._replace(end=0.5)) as session:
+        assert session.call(Call(work)) == ("done",)
     said = [line for line in capfd.readouterr().err.splitlines() if "Waiting for the process" in line]
     words = "worker 1: its function has returned, but it waits for its threads that are no daemons (pump)"
     assert sum(words in line for line in said) == 1

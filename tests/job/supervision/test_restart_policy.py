@@ -4,11 +4,15 @@ import pytest
 from hypothesis import given, strategies as st
 
 from replicax.job.options import Options
-from replicax.job.supervision.restart_policy import AttemptResult, Finish, Restart, decide
+from replicax.job.supervision.restart_policy import AttemptResult, Finish, Restart, RestartPolicy
 
 
 def options(restarts: int = 0, workers: int = 4, fewest: int | None = None) -> Options:
     return Options("train.py", workers=workers, min_workers=fewest, restarts=restarts)
+
+
+def decide(attempts: list[AttemptResult], wanted: Options) -> Finish | Restart:
+    return RestartPolicy.of(wanted).decide(attempts)
 
 
 def failed(worker: int, code: int = 1, workers: int = 4, seconds: float = 100) -> AttemptResult:
