@@ -11,6 +11,7 @@ import jax
 import pytest
 
 from replicax.cluster import reachability
+from replicax.cluster.patience import CONNECTING, Patience
 from replicax.errors import ClusterError, ClusterTimeoutError
 from tests.cluster.fake_store import FakeStore
 
@@ -24,14 +25,16 @@ def agree() -> Agree:
     """Lets processes agree, each with the address that it is given, and returns what came of it for each."""
     store = FakeStore()
 
-    def run(ips: list[str], timeout_s: float = 20.0, turn: int | None = 0) -> list[Any]:
+    def run(
+        ips: list[str], timeout_s: float = 20.0, turn: int | None = 0, patience: Patience = CONNECTING
+    ) -> list[Any]:
         results: list[Any] = [None] * len(ips)
 
         def process(index: int) -> None:
             try:
                 names = NAMES[: len(ips)]
                 results[index] = reachability.agree_on_addresses(
-                    index, names, "localhost:1", ips[index], timeout_s, store, turn
+                    index, names, "localhost:1", ips[index], timeout_s, store, turn, patience
                 )
             except Exception as error:
                 results[index] = error
@@ -100,9 +103,8 @@ def test_with_a_network_of_their_own_they_are_warned(
     assert "cannot connect with worker:1 at beta:1" in caplog.text
 
 
-def test_who_is_gone_is_named(agree: Agree, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reachability, "_SECONDS_FOR_ALL", 0.0)
-    errors = agree(["127.0.0.1", ABSENT, "127.0.0.3"], 0.3)
+def test_who_is_gone_is_named(agree: Agree):
+    errors = agree(["127.0.0.1", ABSENT, "127.0.0.3"], 0.3, patience=CONNECTING._replace(start=0.0))
     assert isinstance(errors[0], ClusterTimeoutError)
     assert "worker:1 at beta:1" in str(errors[0])
     assert isinstance(errors[2], ClusterTimeoutError)
