@@ -302,8 +302,9 @@ def test_array_records_name_their_files(tmp_path):
         F.read_array_record(str(tmp_path / "c"))
 
 
+@pytest.mark.nightly
 def test_hugging_face_datasets_of_other_kinds():
-    import datasets
+    datasets = pytest.importorskip("datasets", reason="needs pip install 'replicax[hf]'")
 
     made = datasets.Dataset.from_dict({"x": [[1, 2], [3, 4]], "text": ["a", "b"]})
     assert F.from_hugging_face(made.select_columns("x")).batch(2).first()["x"].tolist() == [[1, 2], [3, 4]]

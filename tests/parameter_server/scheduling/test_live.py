@@ -15,6 +15,7 @@ from replicax.errors import ArgumentError
 from replicax.parameter_server.coordinator import written_scalars
 from replicax.parameter_server.scheduling.live import live_table, table
 from replicax.parameter_server.scheduling.stats import Queue, Stats, WorkerStats
+from tests import events
 
 BUSY = WorkerStats(1200, 41.25, {"input": 1.0, "pull": 2.0, "compute": 6.0, "push": 1.0}, 0)
 NEW = WorkerStats(0, 0.0, {}, 2)
@@ -133,23 +134,13 @@ def test_figures_that_fail_end_the_table_and_not_the_training(monkeypatch, caplo
 # TensorBoard.
 
 
-def events(folder):
-    loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
-    found = {}
-    for path in sorted(folder.iterdir()):
-        for event in loader.LegacyEventFileLoader(str(path)).Load():
-            for value in event.summary.value:
-                found.setdefault(value.tag, []).append((event.step, value.simple_value))
-    return found
-
-
 def test_figures_are_written_now_and_again_and_at_the_end(tmp_path):
     stats = Counting()
     with written_scalars(stats, tmp_path / "logs", every_s=0.01):
         deadline = time.monotonic() + 10
         while stats.calls < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
-    found = events(tmp_path / "logs")
+    found = events.scalars(tmp_path / "logs")
     assert found.keys() == figures().scalars().keys()
     assert found["steps"] == [(i, float(i)) for i in range(1, stats.calls + 1)]
 
@@ -158,7 +149,7 @@ def test_a_short_training_is_written_once(tmp_path):
     for _ in range(2):  # in the same second
         with written_scalars(figures, tmp_path):
             pass
-    assert events(tmp_path)["queue"] == [(1200, 7.0)] * 2
+    assert events.scalars(tmp_path)["queue"] == [(1200, 7.0)] * 2
 
 
 @pytest.mark.parametrize("every_s", [0, -1, "1", True, float("nan")])
