@@ -235,10 +235,7 @@ def test_who_listens_in_the_place_of_process_0_learns_no_token_and_is_not_believ
                 assert b"secret" not in said
                 known = json.loads(said)["token"]
                 forged = {"": "", "known": known, "signed": shown(known, f"process 0 {json.dumps(infos)}")}
-                heard = rendezvous._Waiting("", 0, [], 1.0, lambda infos: None, "secret", CONNECTING).proof(
-                    [{"number": 0}, {}]
-                )
-                forged["of other news"] = heard
+                forged["of other news"] = shown("secret", f"process 0 {json.dumps([{'number': 0}, {}])}")
                 answer = {"go": infos, "proof": forged[next(proofs)]}
                 with connection, contextlib.suppress(OSError):
                     connection.sendall(json.dumps(answer).encode() + b"\n")

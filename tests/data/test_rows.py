@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.data.input_options import InputOptions
+from replicax.data import InputOptions
 from replicax.data.position import Position
 from replicax.errors import ArgumentError, BatchError, DataError
 from tests.data.fake_workers import Team, parts, reading

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from replicax.errors.exit_codes import ExitCode
+from replicax.errors import ExitCode
 from replicax.ray_cluster import head as head_module
 from replicax.ray_cluster.deadline import PATIENCE
 from replicax.ray_cluster.head import Head, HeadWatch, limit, outliving

@@ -35,8 +35,7 @@ class ServerActors:
     """The servers' actors, and access to the variables that they have."""
 
     def __init__(self, cluster: RayCluster, patience: Patience):
-        self._cluster, self._patience = cluster, patience
-        self._timeout_s = max(patience.start, patience.stall)  # A server that is starting does not answer.
+        self._cluster, self.patience = cluster, patience
         self.handles: list[ServerHandle] = []
         self._identities: dict[int, ServerIdentity] = {}
         self._programs: dict[int, list[ServerProgram | GrowingShard]] = {
@@ -55,6 +54,10 @@ class ServerActors:
 
     def __len__(self) -> int:
         return len(self.handles)
+
+    @property
+    def _timeout_s(self) -> float:
+        return max(self.patience.start, self.patience.stall)  # A server that is starting does not answer.
 
     def start(self, servers: Sequence[int], starting: Callable[[int], None] = lambda server: None) -> None:
         """Starts (or replaces) servers, with the programs that they had and no variables."""
@@ -201,7 +204,7 @@ class ServerActors:
         """Kills the processes of servers, also stopped ones, as far as Ray can be reached."""
         for server in [] if self._closed else servers:
             identity = self._identities.get(server)
-            if end_actor(ray_handle(self.handles[server]), self._patience) and identity is not None:
+            if end_actor(ray_handle(self.handles[server]), self.patience) and identity is not None:
                 self._cluster.end_process(*identity)
 
     def end_life(self, server: int, life: int) -> None:
@@ -218,7 +221,7 @@ class ServerActors:
         import ray
 
         self._closed = True
-        done_within(self._patience.silence, lambda: [ray.kill(ray_handle(handle)) for handle in self.handles])
+        done_within(self.patience.silence, lambda: [ray.kill(ray_handle(handle)) for handle in self.handles])
 
 
 def _answers(calls: Mapping[int, RemoteAnswer[T]], timeout_s: float) -> dict[int, T]:

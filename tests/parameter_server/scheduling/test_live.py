@@ -10,7 +10,6 @@ import pytest
 import tensorboardX  # noqa: F401  It sets an environment variable, which would count as left behind.
 from rich.console import Console
 
-import replicax.parameter_server.scheduling.live as live_module
 from replicax.errors import ArgumentError
 from replicax.parameter_server.coordinator import written_scalars
 from replicax.parameter_server.scheduling.live import live_table, table
@@ -83,10 +82,9 @@ def test_sizes_in_words(nbytes, words):
 # Live.
 
 
-def test_a_terminal_sees_it_change(monkeypatch):
-    monkeypatch.setattr(live_module, "_REFRESH_S", 0.01)
+def test_a_terminal_sees_it_change():
     console, stats = Console(file=io.StringIO(), force_terminal=True, width=100), Counting()
-    with live_table(stats, console):
+    with live_table(stats, console, every_s=0.01):
         deadline = time.monotonic() + 10
         while stats.calls < 5 and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -113,8 +111,7 @@ def test_an_error_in_the_block_passes_and_the_table_stays(terminal):
     assert "1,200 steps" in console.file.getvalue()
 
 
-def test_figures_that_fail_end_the_table_and_not_the_training(monkeypatch, caplog):
-    monkeypatch.setattr(live_module, "_REFRESH_S", 0.01)
+def test_figures_that_fail_end_the_table_and_not_the_training(caplog):
     console, stats = Console(file=io.StringIO(), force_terminal=True, width=100), Counting()
 
     def failing():
@@ -122,7 +119,7 @@ def test_figures_that_fail_end_the_table_and_not_the_training(monkeypatch, caplo
             raise RuntimeError("closed")
         return stats()
 
-    with live_table(failing, console):
+    with live_table(failing, console, every_s=0.01):
         deadline = time.monotonic() + 10
         while not caplog.records and time.monotonic() < deadline:
             time.sleep(0.01)
