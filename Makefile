@@ -5,6 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO := .venv/.demo
 STAMP := .venv/.stamp
+LINT := .venv/.lint
 NIGHTLY := .venv/.nightly
 # Bytecode is made of what is imported, when it is: a minute less and 200 MB less.
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile
@@ -33,7 +34,7 @@ test-all: $(NIGHTLY)   ## the same with XLA's optimizations, and the tests of th
 test-versions: $(NIGHTLY) ## the suites that depend on JAX and Keras, on the oldest and newest; ARGS="-s nightly"
 	$(BIN)/nox $(ARGS)
 
-lint: $(STAMP)   ## style, types, floors, words, and the documentation's links
+lint: $(LINT)    ## style, types, floors, words, and the documentation's links
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -46,7 +47,7 @@ format: $(STAMP) ## rewrite the code in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(STAMP)   ## build the documentation into site/; every warning is an error
+docs: $(LINT)    ## build the documentation into site/; every warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 docs-check: $(NIGHTLY) docs ## look at the site in a browser: links, console, width, pictures in site-check/; types, notebooks
@@ -80,8 +81,13 @@ $(DEMO): pyproject.toml
 	@touch $@
 
 $(STAMP): $(DEMO)
-	@echo "== Installing what the tests and checks need in .venv (600 MB more)"
+	@echo "== Installing what the tests need in .venv (400 MB more)"
 	@$(call with_dots,$(PIP) -e '.[dev]')
+	@touch $@
+
+$(LINT): $(STAMP)
+	@echo "== Installing what style, layers and the documentation need in .venv (130 MB more)"
+	@$(call with_dots,$(PIP) -e '.[dev,lint]')
 	@touch $@
 
 $(NIGHTLY): $(STAMP)

@@ -228,12 +228,12 @@ def coordinator(workers: int, rounds: int = 3) -> Figures:
     from replicax.parameter_server.scheduling.ledger import Ledger
     from replicax.parameter_server.scheduling.machine import next_state
     from replicax.parameter_server.scheduling.state import SchedulerState
-    from replicax.parameter_server.scheduling.watch import Timeouts
+    from replicax.ray_cluster.deadline import PATIENCE
 
     class Step:
         name = "step"
 
-    state = SchedulerState.of(Ledger.of(workers=workers), servers=0, timeouts=Timeouts(300, 120))
+    state = SchedulerState.of(Ledger.of(workers=workers), servers=0, patience=PATIENCE)
     begin = time.process_time()
     state, actions = next_state(state, Tick(1.0))
     for action in actions:

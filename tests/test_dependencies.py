@@ -73,7 +73,7 @@ EXTRA = modules_of(
     [
         each
         for name, extra in PROJECT["optional-dependencies"].items()
-        if name not in ("dev", "nightly")
+        if name not in ("dev", "lint", "nightly")
         for each in extra
     ]
 )

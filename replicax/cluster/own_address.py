@@ -23,12 +23,10 @@ from collections.abc import Mapping, Sequence
 from replicax.checks.environment_names import HOST
 from replicax.cluster.addresses import parse_address
 from replicax.cluster.config import ClusterConfig
+from replicax.cluster.patience import CONNECTING, Patience
 from replicax.errors import ClusterError
 
 _log = logging.getLogger(__name__)
-_SECONDS_FOR_NAMES = 60.0  # until a name service knows a machine that has just started
-_SECONDS_BETWEEN_TRIES = 0.2
-_FIRST_REPORT_AFTER = 3.0
 LOOPBACK = "127.0.0.1"
 
 
@@ -47,7 +45,12 @@ def own_and_others(config: ClusterConfig) -> tuple[str, str, list[str]]:
 
 
 def own_ip(
-    task: str, address: str, others: Sequence[str], timeout_s: float, environ: Mapping[str, str] = os.environ
+    task: str,
+    address: str,
+    others: Sequence[str],
+    timeout_s: float,
+    environ: Mapping[str, str] = os.environ,
+    patience: Patience = CONNECTING,
 ) -> str:
     """Returns the IP address at which the other tasks of its cluster reach this machine; empty if only they know it."""
     told = environ.get(HOST, "").strip()
@@ -57,7 +60,7 @@ def own_ip(
             raise ClusterError(HOST, told, f"cannot be used: {problem}", "Set it to an address of this machine.")
         return found
     start = time.monotonic()
-    deadline, report_at = start + min(timeout_s, _SECONDS_FOR_NAMES), start + _FIRST_REPORT_AFTER
+    deadline, report_at = start + min(timeout_s, patience.start), start + 3 * patience.again
     while True:
         try:
             return _look(task, address, others)
@@ -67,7 +70,7 @@ def own_ip(
             if time.monotonic() >= report_at:
                 report_at = deadline
                 _log.warning("%s waits for the name service. %s", task, error)
-        time.sleep(_SECONDS_BETWEEN_TRIES)
+        time.sleep(patience.again / 5)
 
 
 def is_mine(ip: str) -> bool:

@@ -20,6 +20,7 @@ from replicax.cluster.addresses import join_address, parse_address
 from replicax.cluster.exchange import AbsentError, Exchange
 from replicax.cluster.key_value_store import Store
 from replicax.cluster.own_address import LOOPBACK, family, is_loopback, is_mine, resolve
+from replicax.cluster.patience import CONNECTING, Patience
 from replicax.compat.jax_processes import collectives_are_gloo
 from replicax.errors import ClusterError, ClusterTimeoutError
 
@@ -27,8 +28,6 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _PREFIX = "replicax/reach"
 _turns = itertools.count()
-_SECONDS_TO_CONNECT = 10.0
-_SECONDS_FOR_ALL = 60.0  # at least, for the slowest of them
 _AT_ONCE = 64
 _STRANGERS = 512  # that may connect too and cause no trouble
 _MOST_SHOWN = 5
@@ -46,10 +45,11 @@ def agree_on_addresses(
     timeout_s: float,
     store: Store | None = None,
     turn: int | None = None,
+    patience: Patience = CONNECTING,
 ) -> str:
     """Returns this machine's address after trying all connections; all processes call it when JAX has connected."""
     prefix = f"{_PREFIX}/{next(_turns) if turn is None else turn}"
-    seconds = max(timeout_s, _SECONDS_FOR_ALL)
+    seconds = max(timeout_s, patience.start)
     exchange = Exchange(prefix, process, range(len(names)), store=store, timeout_s=seconds)
 
     def told_by_all(stage: str, mine: _T) -> list[_T]:
@@ -61,7 +61,7 @@ def agree_on_addresses(
         # The system greets them; nothing is read.
         with socket.create_server((ip, 0), family=family(ip), backlog=len(names) + _STRANGERS) as listener:
             ports = told_by_all("listens", (ip, int(listener.getsockname()[1])))
-            failures = told_by_all("failures", _failures(process, ports))
+            failures = told_by_all("failures", _failures(process, ports, 2 * patience.silence))
     except AbsentError as error:
         missing = [names[absent] for absent in error.missing]
         raise ClusterTimeoutError(names[process], seconds, missing, missing[0], "; it had been there before") from None
@@ -90,17 +90,17 @@ def _complain(problems: Sequence[str]) -> None:
     _log.warning("Not all processes can connect with each other, which watching them needs: %s. %s", shown, _CURE)
 
 
-def _failures(process: int, addresses: Sequence[tuple[str, int]]) -> list[tuple[int, str]]:
+def _failures(process: int, addresses: Sequence[tuple[str, int]], seconds: float) -> list[tuple[int, str]]:
     """Returns the processes with which this one cannot connect, and why."""
     others = [i for i in range(len(addresses)) if i != process]
     with ThreadPoolExecutor(min(_AT_ONCE, len(others)), "replicax-reach") as pool:
-        found = list(pool.map(lambda i: _failure(*addresses[i]), others))
+        found = list(pool.map(lambda i: _failure(*addresses[i], seconds), others))
     return [(i, why) for i, why in zip(others, found, strict=True) if why]
 
 
-def _failure(ip: str, port: int) -> str:
+def _failure(ip: str, port: int, seconds: float) -> str:
     try:
-        socket.create_connection((ip, port), timeout=_SECONDS_TO_CONNECT).close()
+        socket.create_connection((ip, port), timeout=seconds).close()
     except OSError as error:
         return error.strerror or str(error)
     return ""

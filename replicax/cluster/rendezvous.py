@@ -25,7 +25,7 @@ from typing import TypeAlias, TypedDict, cast
 from replicax.checks import environment_names
 from replicax.cluster.addresses import parse_address
 from replicax.cluster.lines import decoded, encoded, is_number
-from replicax.cluster.patience import Patience
+from replicax.cluster.patience import CONNECTING, Patience
 from replicax.cluster.rendezvous_server import Greeting, RendezvousServer, listening
 from replicax.cluster.signing import shown
 from replicax.errors import ClusterError, ClusterTimeoutError
@@ -35,9 +35,6 @@ _log = logging.getLogger(__name__)
 _SECONDS_BETWEEN_TRIES = 0.1
 _SECONDS_BETWEEN_KNOCKS = 0.005
 _SECONDS_BETWEEN_GLANCES = 0.05  # at the work
-# The work has at least a minute while all are there. A process answers within 5 s, even on a busy machine. At the end
-# process 0 waits until the others have heard why, and they wait a little longer than it does.
-PATIENCE = Patience(start=60.0, silence=5.0, end=2.0, again=1.0)
 _MOST_REPORTED = 20  # processes that a warning names
 _WHILE_CONNECTING = "; all had come, and JAX was connecting them"
 _GUEST, _HOST = "process", "process 0"  # for what the token is shown
@@ -54,7 +51,7 @@ def meet(
     timeout_s: float,
     token: str = "",
     work: Callable[[Infos], None] = lambda infos: None,
-    patience: Patience = PATIENCE,
+    patience: Patience = CONNECTING,
 ) -> list[dict[str, object]]:
     """Returns the `info` of all processes when all have called it and this one has done its `work`, in a thread."""
     try:

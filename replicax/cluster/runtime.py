@@ -17,8 +17,9 @@ from replicax.cluster.config import ClusterConfig, check_synchronous
 from replicax.cluster.exchange import AbsentError, Exchange
 from replicax.cluster.outages import outlast_outages
 from replicax.cluster.own_address import own_ip_of
+from replicax.cluster.patience import CONNECTING
 from replicax.cluster.reachability import agree_on_addresses
-from replicax.cluster.rendezvous import PATIENCE, Infos, await_listener, meet
+from replicax.cluster.rendezvous import Infos, await_listener, meet
 from replicax.cluster.rendezvous_server import difference
 from replicax.cluster.signing import begin_session, given_token, job_token
 from replicax.compat import jax_clusters as jax_clusters
@@ -90,7 +91,7 @@ def connect(
     def connect_jax(infos: Infos) -> None:
         nonlocal connected_at
         begin_session(str(infos[0].get(_SESSION)))
-        seconds = max(PATIENCE.start, deadline - time.monotonic()) + _SECONDS_MORE
+        seconds = max(CONNECTING.start, deadline - time.monotonic()) + _SECONDS_MORE
         if process != 0:
             await_listener(address, seconds)
         _initialize(address, process, names, seconds, heartbeat_s)

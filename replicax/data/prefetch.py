@@ -28,7 +28,6 @@ from replicax.runtime.threads import StoppedAtEnd
 
 _Item = TypeVar("_Item")
 _THREAD_NAME = "replicax-prefetch"
-_SECONDS_TO_STOP = 5.0
 
 
 def prefetch(
@@ -86,10 +85,10 @@ class Prefetcher(Iterator[_Item]):
         finally:
             del item  # Else the exception's traceback would hold this frame, and this frame the exception.
 
-    def close(self) -> None:
-        """Stops the thread and waits until it is gone, up to 5 seconds if the source is slow. May be called twice."""
+    def close(self, seconds: float = 5.0) -> None:
+        """Stops the thread and waits until it is gone, so long if the source is slow. May be called twice."""
         self._finalizer.detach()
-        self._thread.stop(_SECONDS_TO_STOP)
+        self._thread.stop(seconds)
 
 
 def _x64_is_enabled() -> bool:

@@ -12,7 +12,8 @@ from replicax.group.health import DEFAULT_STALL_TIMEOUT_S
 from replicax.group.membership.meeting import Meeting
 from replicax.islands.outer_optimizers import outer_optimizer as outer_of
 from replicax.islands.rounds import Schedule
-from replicax.islands.strategy import START_TIMEOUT_S, IslandStrategy
+from replicax.islands.strategy import IslandStrategy
+from replicax.strategies.workers import START_TIMEOUT_S
 
 
 class DiLoCoStrategy(IslandStrategy):

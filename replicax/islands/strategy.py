@@ -33,8 +33,6 @@ from replicax.strategies import MirroredStrategy
 from replicax.strategies.mesh_placement import MeshPlacement
 from replicax.typing import PyTree, PyTreeFunction
 
-START_TIMEOUT_S = 300.0
-
 
 class IslandStrategy(MirroredStrategy):
     """The common part of `LocalSGDStrategy` and `DiLoCoStrategy`."""

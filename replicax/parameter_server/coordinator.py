@@ -30,7 +30,6 @@ from replicax.parameter_server.scheduling.scheduler import Scheduler
 from replicax.parameter_server.scheduling.state import SchedulerState
 from replicax.parameter_server.scheduling.stats import Stats, StatsRecorder
 from replicax.parameter_server.scheduling.unused import UnusedObjects
-from replicax.parameter_server.scheduling.watch import Timeouts
 from replicax.parameter_server.scheduling.worker_actors import WorkerActors
 from replicax.parameter_server.scheduling.worker_objects import WorkerObjects
 from replicax.parameter_server.variables.remote import home_of
@@ -101,20 +100,20 @@ class ClusterCoordinator:
     def _start(self, strategy: CoordinatedStrategy, manager: CheckpointSource | None, max_queued: int) -> None:
         max_queued = checked_int("max_queued", max_queued, least=1)
         self.strategy, self._manager, self._is_closed = strategy, manager, False
-        servers, timeouts = strategy.servers, Timeouts(strategy.stall_timeout, strategy.start_timeout)
+        servers, patience = strategy.servers, strategy.patience
         self._stats = StatsRecorder(strategy.cluster.workers, len(servers))
-        self._workers = WorkerActors(strategy.cluster, servers.handles, strategy.start_timeout, strategy.stall_timeout)
+        self._workers = WorkerActors(strategy.cluster, servers.handles, patience)
         unused = UnusedObjects()
         self._objects = WorkerObjects(self._workers, unused)
         self._programs = StepPrograms(strategy, self._workers, self._objects, unused, self._copy_to_all_servers)
         actors = RayActorGroup(strategy, self._workers, self._programs, self._stats, unused, manager)
         ledger = Ledger.of(strategy.cluster.workers, max_staleness=strategy.max_staleness)
-        self._scheduler = Scheduler(actors, SchedulerState.of(ledger, len(servers), timeouts), max_queued)
+        self._scheduler = Scheduler(actors, SchedulerState.of(ledger, len(servers), patience), max_queued)
         if manager is not None:
             servers.recover = self._scheduler.recover_servers
         self._scheduler.start()
         head = strategy.cluster.head
-        self._head_watch = None if head is None else HeadWatch(head, self._scheduler.fail)
+        self._head_watch = None if head is None else HeadWatch(head, self._scheduler.fail, patience)
         if self._head_watch is not None:
             self._head_watch.start()
 

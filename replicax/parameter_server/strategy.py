@@ -38,6 +38,7 @@ from replicax.parameter_server.variables.remote import Home, RemoteVariable, hom
 from replicax.parameter_server.variables.sharded import ShardedVariable
 from replicax.program.call_checks import called, check_function
 from replicax.ray_cluster import connect, serve_if_task
+from replicax.ray_cluster.deadline import PATIENCE
 from replicax.strategies.base import Strategy
 from replicax.strategies.no_strategy import DefaultStrategy, default_replica_context, default_strategy
 from replicax.strategies.reductions import values_of
@@ -51,8 +52,6 @@ if TYPE_CHECKING:
     from replicax.parameter_server.coordinator import ClusterCoordinator
 
 _log = logging.getLogger(__name__)
-_START_TIMEOUT_S = 120.0
-_STALL_TIMEOUT_S = 300.0
 
 
 class ParameterServerStrategy(Strategy):
@@ -116,8 +115,8 @@ class ParameterServerStrategy(Strategy):
         max_staleness: int | None = None,
         variable_placement: Choice | None = None,
         lazy_rows: bool = False,
-        start_timeout: float = _START_TIMEOUT_S,
-        stall_timeout: float = _STALL_TIMEOUT_S,
+        start_timeout: float = PATIENCE.start,
+        stall_timeout: float = PATIENCE.stall,
         dashboard: bool = True,
     ):
         _check_options(variable_partitioner, max_staleness, stall_timeout)
@@ -126,12 +125,13 @@ class ParameterServerStrategy(Strategy):
         self._partitioner = variable_partitioner
         self.max_staleness, self.stall_timeout, self.lazy_rows = max_staleness, stall_timeout, lazy_rows
         self.start_timeout = start_timeout
+        self.patience = PATIENCE._replace(start=start_timeout, stall=stall_timeout)
         self.cluster = connect(
             cluster_resolver,
             workers=workers,
             servers=servers,
             address=address,
-            start_timeout=start_timeout,
+            patience=self.patience,
             dashboard=dashboard,
         )
         self.cluster_resolver = self.cluster.resolver
@@ -140,7 +140,7 @@ class ParameterServerStrategy(Strategy):
         # This must run before the connection ends: a thread that goes on would make Ray start another cluster.
         self._at_exit = functools.partial(_close, weakref.ref(self))
         atexit.register(self._at_exit)
-        self.servers = ServerActors(self.cluster, timeout_s=max(stall_timeout, start_timeout))
+        self.servers = ServerActors(self.cluster, self.patience)
         self._ending.callback(self.servers.close)
         self.placer = VariablePlacer(len(self.servers), variable_placement)
         self.placement = _ServerPlacement(self)

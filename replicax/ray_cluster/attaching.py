@@ -13,12 +13,13 @@ from types import ModuleType
 from replicax.cluster import ClusterSpec, Task, parse_address
 from replicax.cluster.addresses import join_address
 from replicax.cluster.own_address import LOOPBACK, is_mine
+from replicax.cluster.patience import Patience
 from replicax.compat.ray import NodeOptions, end_node_at_once, forget_token, node_options, waiting_for_node
 from replicax.errors import ClusterError
 from replicax.ray_cluster.actor_placement import alive_resources
 from replicax.ray_cluster.authentication import optional_token, own_token, shared_token
 from replicax.ray_cluster.calls_with_deadline import done_within
-from replicax.ray_cluster.deadline import Deadline, wait_for
+from replicax.ray_cluster.deadline import PATIENCE, Deadline, wait_for
 from replicax.ray_cluster.folder import Folder
 from replicax.ray_cluster.head import limit, outliving
 from replicax.ray_cluster.memory import object_store_memory
@@ -33,7 +34,6 @@ from replicax.ray_cluster.tasks import (
 )
 
 _log = logging.getLogger(__name__)
-_SECONDS_TO_DISCONNECT = 10.0
 # JAX would take most of a GPU's memory for the first of several workers that share it.
 # Gradients go through the object store at every step: its pages are made at the start, and not while they wait.
 _READY_MEMORY = {"RAY_preallocate_plasma_memory": "1"}
@@ -41,15 +41,15 @@ _SHARED_GPU = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 _CONNECTION = {"logging_level": logging.WARNING, "log_to_driver": True}
 
 
-def embed(dashboard: bool, start_timeout: float = 120.0) -> contextlib.ExitStack:
+def embed(dashboard: bool, patience: Patience = PATIENCE) -> contextlib.ExitStack:
     """Starts a Ray node that belongs to this process and listens on the loopback address only."""
     try:
-        return _embed(dashboard, start_timeout)
+        return _embed(dashboard, patience)
     except ClusterError as error:
         if not _is_too_slow(error):
             raise
-        _log.warning("Ray has not come up within %g s; it is started again, with twice the time.", start_timeout)
-    return _embed(dashboard, 2 * start_timeout)
+        _log.warning("Ray has not come up within %g s; it is started again, with twice the time.", patience.start)
+    return _embed(dashboard, patience._replace(start=2 * patience.start))
 
 
 def _is_too_slow(error: ClusterError) -> bool:
@@ -57,7 +57,7 @@ def _is_too_slow(error: ClusterError) -> bool:
     return type(error.__cause__) is Exception
 
 
-def _embed(dashboard: bool, start_timeout: float) -> contextlib.ExitStack:
+def _embed(dashboard: bool, patience: Patience) -> contextlib.ExitStack:
     with contextlib.ExitStack() as ending:
         folder = Folder()
         ending.callback(folder.close)
@@ -68,9 +68,9 @@ def _embed(dashboard: bool, start_timeout: float) -> contextlib.ExitStack:
                 defaults,
                 LOOPBACK,
             ) as ray,
-            waiting_for_node(start_timeout),
+            waiting_for_node(patience.start),
         ):
-            _disconnect_by(ending, ray, folder)
+            _disconnect_by(ending, ray, folder, patience)
             _init(
                 ray,
                 "local",
@@ -142,18 +142,20 @@ def _init(ray: ModuleType, address: str, **options: object) -> None:
         ) from error
 
 
-def _disconnect_by(ending: contextlib.ExitStack, ray: ModuleType, folder: Folder | None = None) -> None:
+def _disconnect_by(
+    ending: contextlib.ExitStack, ray: ModuleType, folder: Folder | None = None, patience: Patience = PATIENCE
+) -> None:
     ending.callback(forget_token)
-    ending.callback(_shut_down, ray, folder)
+    ending.callback(_shut_down, ray, folder, patience)
 
 
-def _shut_down(ray: ModuleType, folder: Folder | None) -> None:
+def _shut_down(ray: ModuleType, folder: Folder | None, patience: Patience) -> None:
     """Ends the connection and the node in the folder, even if Ray's processes are stopped and do not answer."""
     if folder is not None:
         end_node_at_once()  # The folder takes what these processes have started with it.
-    if done_within(_SECONDS_TO_DISCONNECT, ray.shutdown):
+    if done_within(patience.end, ray.shutdown):
         return
-    _log.warning("Ray has not answered for %g s: its processes are killed.", _SECONDS_TO_DISCONNECT)
+    _log.warning("Ray has not answered for %g s: its processes are killed.", patience.end)
     if folder is not None:
         folder.close()
     leave_unfinished()

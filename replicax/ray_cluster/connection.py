@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from replicax.checks.environment_names import PS_SERVERS, PS_WORKERS
 from replicax.cluster import ClusterConfig, ClusterResolver, find_cluster
 from replicax.cluster.environment import text
+from replicax.cluster.patience import Patience
 from replicax.errors import ClusterError
 from replicax.ray_cluster.actor_placement import ActorOptions, ActorPlacement, ByTask, OneNode, Spread
 from replicax.ray_cluster.attaching import attach, attach_to_tasks, embed
-from replicax.ray_cluster.deadline import Deadline
+from replicax.ray_cluster.deadline import PATIENCE, Deadline
 from replicax.ray_cluster.ending_actors import end_process
 from replicax.ray_cluster.head import Head, head_of_connection, limit
 from replicax.ray_cluster.nodes import HEAD_LIMIT
@@ -95,7 +96,7 @@ def connect(
     workers: int | None = None,
     servers: int | None = None,
     address: str | None = None,
-    start_timeout: float = 120.0,
+    patience: Patience = PATIENCE,
     dashboard: bool = True,
 ) -> RayCluster:
     """Connects this process, as the coordinator, with the cluster in which servers and workers run.
@@ -105,7 +106,7 @@ def connect(
     are arguments, that of `RAY_ADDRESS`. A connection that the user has made by `ray.init` is used, and stays open.
     Call it in a thread that lives as long as the cluster, such as the main thread: Ray's processes end with it.
     """
-    deadline = Deadline(start_timeout)
+    deadline = Deadline(patience.start)
     counts = given_counts(workers, servers)
     if resolver is not None:
         if counts or address:
@@ -125,16 +126,16 @@ def connect(
     if counts is None:
         problem = "was not found" if address is None else "does not tell how many workers to use"
         raise ClusterError("The cluster", address, problem, _WAYS if address is None else _NUMBERS)
-    return _by_counts(counts, address, dashboard, start_timeout)
+    return _by_counts(counts, address, dashboard, patience)
 
 
-def _by_counts(counts: TaskCounts, address: str | None, dashboard: bool, start_timeout: float) -> RayCluster:
+def _by_counts(counts: TaskCounts, address: str | None, dashboard: bool, patience: Patience) -> RayCluster:
     if _is_connected():
         return RayCluster(counts, Spread(counts), head=head_of_connection(limit()))
     if address is not None:
         ending = attach(address)
         return RayCluster(counts, Spread(counts), ending=ending, head=head_of_connection(limit()))
-    ending = embed(dashboard, start_timeout)
+    ending = embed(dashboard, patience)
     head = head_of_connection(limit(default=HEAD_LIMIT))
     return RayCluster(counts, OneNode(counts), is_local=True, ending=ending, head=head)
 

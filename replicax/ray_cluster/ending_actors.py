@@ -8,24 +8,24 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from replicax.cluster.patience import Patience
 from replicax.ray_cluster.calls_with_deadline import done_within
+from replicax.ray_cluster.deadline import PATIENCE
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 _TITLE = b"ray::"  # Ray's processes of actors and tasks are called so.
-_SECONDS_TO_KILL = 10.0
-_SECONDS_TO_ORDER = 5.0
 
 
-def end_actor(handle: ActorHandle[object]) -> bool:
+def end_actor(handle: ActorHandle[object], patience: Patience = PATIENCE) -> bool:
     """Lets Ray kill an actor; returns whether Ray has taken the order. It does not while its head is out of reach."""
     import ray
 
-    return done_within(_SECONDS_TO_ORDER, lambda: ray.kill(handle))
+    return done_within(patience.silence, lambda: ray.kill(handle))
 
 
-def end_process(node_id: str, pid: int) -> None:
+def end_process(node_id: str, pid: int, patience: Patience = PATIENCE) -> None:
     """Kills a process on a node. Nothing happens if either is gone or unreachable."""
     import ray
 
@@ -33,8 +33,8 @@ def end_process(node_id: str, pid: int) -> None:
         kill(pid)
         return
     alive: set[str] = set()
-    if done_within(_SECONDS_TO_ORDER, lambda: alive.update(_alive_nodes())) and node_id in alive:
-        done_within(_SECONDS_TO_ORDER + _SECONDS_TO_KILL, lambda: _kill_at(node_id, pid))
+    if done_within(patience.silence, lambda: alive.update(_alive_nodes())) and node_id in alive:
+        done_within(patience.silence + patience.end, lambda: _kill_at(node_id, pid, patience.end))
 
 
 def _alive_nodes() -> list[str]:
@@ -53,10 +53,10 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _kill_at(node_id: str, pid: int) -> None:
+def _kill_at(node_id: str, pid: int, seconds: float) -> None:
     import ray
 
     there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id, soft=False)
     task = ray.remote(kill).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
     with contextlib.suppress(ray.exceptions.RayError):  # The node has gone in between, and the process with it.
-        ray.get(task.remote(pid), timeout=_SECONDS_TO_KILL)
+        ray.get(task.remote(pid), timeout=seconds)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from replicax.cluster.patience import Patience
 from replicax.errors import ParameterServerLost
 from replicax.ray_cluster.nodes import HEAD_LIMIT_NAME, answers, refuses
 from replicax.ray_cluster.ray_environment import import_ray
@@ -18,7 +19,6 @@ _RAYS_OWN_LIMIT = "60"
 _LONGER_THAN_OTHERS_S = 300  # So long a coordinator or client can say what is wrong, and save.
 _PART_OF_LIMIT = 0.8  # Before Ray's nodes end, since what they end looks like other faults.
 _OUTAGE_S = 60.0  # A network may be down for so long; only who refuses has surely ended.
-_BETWEEN_LOOKS_S = 1.0
 _LOOKS = 2
 
 
@@ -67,10 +67,10 @@ def head_of_connection(patience: float) -> Head | None:
 
 
 class HeadWatch:
-    """Looks every second whether the head is still there; calls `tell` once, in its own thread, when it is lost."""
+    """Looks again and again whether the head is still there; calls `tell` once, in a thread, when it is lost."""
 
-    def __init__(self, head: Head, tell: Callable[[ParameterServerLost], None]):
-        self._head, self._tell = head, tell
+    def __init__(self, head: Head, tell: Callable[[ParameterServerLost], None], patience: Patience):
+        self._head, self._tell, self._patience = head, tell, patience
         self._end = threading.Event()
         self._thread = StoppedAtEnd("replicax-head-watch", self._run, stop=self._end.set)
 
@@ -84,7 +84,7 @@ class HeadWatch:
 
     def _run(self) -> None:
         gone_since: float | None = None
-        while not self._end.wait(_BETWEEN_LOOKS_S):
+        while not self._end.wait(self._patience.again):
             now = time.monotonic()
             if not self._head.is_gone():
                 gone_since = None

@@ -19,6 +19,7 @@ from replicax.cluster.own_address import is_mine, own_ip, resolve
 from replicax.compat import ray_node
 from replicax.compat.systems import check_system
 from replicax.errors import ClusterError
+from replicax.ray_cluster.deadline import PATIENCE
 from replicax.ray_cluster.folder import Folder
 from replicax.ray_cluster.memory import object_store_memory
 from replicax.ray_cluster.ray_environment import QUIET, import_ray
@@ -26,7 +27,6 @@ from replicax.ray_cluster.tasks import head_address, head_task, resource_name
 
 _STARTED = "Ray runtime started."
 _SECONDS_BETWEEN_LOOKS = 0.1
-_SECONDS_TO_STOP = 5.0
 _LINES_TO_SHOW = 15
 #: Ray's variable: for how many seconds a process goes on without the head; and what it is for our nodes.
 HEAD_LIMIT_NAME, HEAD_LIMIT = "RAY_gcs_rpc_server_reconnect_timeout_s", "10"
@@ -145,7 +145,7 @@ class Node:
         if self.is_running():
             self._process.send_signal(signal.SIGTERM)  # It tells the head that it leaves.
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_SECONDS_TO_STOP)
+                self._process.wait(PATIENCE.end)
         self.folder.close()
         self._process.kill()  # Where the environment of processes cannot be read, at least this one is killed.
         self._process.wait()

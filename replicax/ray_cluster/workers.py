@@ -12,7 +12,7 @@ from replicax.errors import ClusterError, ClusterTimeoutError
 from replicax.ray_cluster.actor_placement import alive_resources, gpu_share
 from replicax.ray_cluster.attaching import attach, attach_to_tasks
 from replicax.ray_cluster.calls_with_deadline import done_within
-from replicax.ray_cluster.deadline import Deadline
+from replicax.ray_cluster.deadline import PATIENCE, Deadline
 from replicax.ray_cluster.ending_actors import end_process
 from replicax.ray_cluster.head import Head
 from replicax.ray_cluster.tasks import (
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 _TRACE = 0.001
-_SECONDS_TO_ORDER = 5.0
 
 
 class Place(NamedTuple):
@@ -95,7 +94,7 @@ class Reservation:
         """Lets others have the places. Nothing happens if the cluster does not answer."""
         import ray
 
-        done_within(_SECONDS_TO_ORDER, lambda: ray.util.remove_placement_group(self._group))
+        done_within(PATIENCE.silence, lambda: ray.util.remove_placement_group(self._group))
 
 
 def connect_workers(
@@ -103,7 +102,7 @@ def connect_workers(
     *,
     address: str | None = None,
     workers: int | None = None,
-    start_timeout: float = 120.0,
+    start_timeout: float = PATIENCE.start,
 ) -> WorkerCluster:
     """Connects this process, as a client, with the servers of `cluster`, or with the Ray cluster at `address`."""
     deadline = Deadline(start_timeout)

@@ -9,6 +9,7 @@ import pytest
 
 from replicax.cluster import ClusterConfig, ClusterSpec, Task, own_address
 from replicax.cluster.own_address import is_mine, own_ip, own_ip_of, resolve
+from replicax.cluster.patience import CONNECTING
 from replicax.errors import ClusterError
 
 ALPHA = "10.73.0.1"
@@ -124,10 +125,8 @@ def test_names_that_become_known_are_waited_for(
 
     machine({})
     monkeypatch.setattr(own_address, "resolve", resolve)
-    monkeypatch.setattr(own_address, "_SECONDS_BETWEEN_TRIES", 0.01)
-    monkeypatch.setattr(own_address, "_FIRST_REPORT_AFTER", 0.0)
     with caplog.at_level(logging.WARNING):
-        assert own_ip("worker:0", "alpha:1", ["beta:1"], 30.0, {}) == ALPHA
+        assert own_ip("worker:0", "alpha:1", ["beta:1"], 30.0, {}, CONNECTING._replace(again=0.0)) == ALPHA
     assert len(caplog.messages) == 1
     assert "worker:0 waits for the name service. The address of worker:0 cannot be used" in caplog.text
 

@@ -14,11 +14,11 @@ import time
 import pytest
 
 from replicax.cluster import rendezvous, token_proof
-from replicax.cluster.rendezvous import PATIENCE
+from replicax.cluster.patience import CONNECTING
 from replicax.cluster.signing import shown
 from replicax.errors import ClusterError, ClusterTimeoutError
 
-QUICK = PATIENCE._replace(silence=0.5, again=0.1)
+QUICK = CONNECTING._replace(silence=0.5, again=0.1)
 
 
 def free_address():
@@ -30,7 +30,7 @@ def names(count):
     return [f"worker:{i} at host{i}:1" for i in range(count)]
 
 
-def meet(address, process, count=3, timeout_s=20.0, token="", patience=PATIENCE, **info):
+def meet(address, process, count=3, timeout_s=20.0, token="", patience=CONNECTING, **info):
     return rendezvous.meet(address, process, names(count), info, timeout_s, token, patience=patience)
 
 
@@ -52,7 +52,7 @@ def connected(address):
 
 
 @contextlib.contextmanager
-def meeting(address, *processes, count=3, timeout_s=20.0, token="", patience=PATIENCE, **info):
+def meeting(address, *processes, count=3, timeout_s=20.0, token="", patience=CONNECTING, **info):
     """Lets processes meet in threads; gives the result, or the error, of each that is through by the block's end."""
     found = {}
 
@@ -235,10 +235,7 @@ def test_who_listens_in_the_place_of_process_0_learns_no_token_and_is_not_believ
                 assert b"secret" not in said
                 known = json.loads(said)["token"]
                 forged = {"": "", "known": known, "signed": shown(known, f"process 0 {json.dumps(infos)}")}
-                heard = rendezvous._Waiting("", 0, [], 1.0, lambda infos: None, "secret", PATIENCE).proof(
-                    [{"number": 0}, {}]
-                )
-                forged["of other news"] = heard
+                forged["of other news"] = shown("secret", f"process 0 {json.dumps([{'number': 0}, {}])}")
                 answer = {"go": infos, "proof": forged[next(proofs)]}
                 with connection, contextlib.suppress(OSError):
                     connection.sendall(json.dumps(answer).encode() + b"\n")
@@ -274,7 +271,7 @@ def test_a_process_that_stops_after_its_greeting_is_named():
 
 def test_one_that_goes_on_in_time_is_waited_for():
     address = free_address()
-    with meeting(address, 0, count=2, patience=PATIENCE._replace(again=0.1)) as found, connected(address) as slow:
+    with meeting(address, 0, count=2, patience=CONNECTING._replace(again=0.1)) as found, connected(address) as slow:
         slow.sendall(json.dumps(greeting(processes=2, token="")).encode() + b"\n")
         slow.settimeout(20)
         file = slow.makefile()
@@ -335,7 +332,7 @@ def test_a_port_that_is_taken_is_told():
 
 
 @contextlib.contextmanager
-def working(address, works, timeout_s=20.0, patience=PATIENCE):
+def working(address, works, timeout_s=20.0, patience=CONNECTING):
     """As `meeting`; each process has work to do once all have come."""
     found = {}
 
@@ -421,6 +418,6 @@ def test_process_0_that_is_stopped_while_all_work_is_named():
 
 def test_while_all_are_there_the_work_may_take_longer():
     works = dict.fromkeys(range(3), lambda: time.sleep(4.0))
-    with working(free_address(), works, timeout_s=1.0, patience=PATIENCE._replace(start=20.0)) as found:
+    with working(free_address(), works, timeout_s=1.0, patience=CONNECTING._replace(start=20.0)) as found:
         assert soon(lambda: len(found) == 3)
     assert all(isinstance(result, list) for result in found.values()), found

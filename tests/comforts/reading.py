@@ -30,26 +30,6 @@ def table(path: Path) -> Series:
     return found
 
 
-def job_store(folder: Path) -> Series:
-    """Returns step and value of the scalars that TensorBoard finds in a folder."""
-    return {
-        name: [(each.step, each.value) for each in _accumulated(folder).Scalars(name)]
-        for name in _accumulated(folder).Tags()["scalars"]
-    }
-
-
-def text_on_board(folder: Path, name: str) -> str:
-    """Returns a text that TensorBoard finds in a folder."""
-    (event,) = _accumulated(folder).Tensors(f"{name}/text_summary")
-    return str(event.tensor_proto.string_val[0].decode())
-
-
-def _accumulated(folder: Path) -> Any:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    return EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-
-
 def wandb_records(folder: Path) -> Iterator[tuple[str, Any]]:
     """Yields kind and content of the records of all offline runs in a folder, in the order of the runs.
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import replicax.cli.job as job_module
 from replicax.cli.app import app
-from replicax.errors.exit_codes import ExitCode
+from replicax.errors import ExitCode
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from replicax.cli.app import app
-from replicax.errors.exit_codes import ExitCode
+from replicax.errors import ExitCode
 
 SCRIPT = """
 import os

@@ -15,6 +15,7 @@ import pytest
 import replicax as rx
 import replicax.tools.trackers.tracker as module
 from replicax.errors import ArgumentError
+from tests import events
 from tests.comforts import reading
 
 pytestmark = pytest.mark.nightly
@@ -51,8 +52,7 @@ def csv_file(folder):
 
 def tensorboard(folder):
     pytest.importorskip("tensorboardX")
-    pytest.importorskip("tensorboard")
-    return rx.trackers.TensorBoard(folder), lambda: reading.job_store(folder)
+    return rx.trackers.TensorBoard(folder), lambda: events.scalars(folder)
 
 
 def wandb(folder):
@@ -136,7 +136,7 @@ def test_fit_is_read_back(made, tmp_path):
 
 
 def settings_in_text(folder):
-    text = reading.text_on_board(folder, "hyperparameters")
+    text = events.text(folder, "hyperparameters")
     return json.loads(text.removeprefix("```json\n").removesuffix("```"))
 
 

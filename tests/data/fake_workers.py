@@ -10,13 +10,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from replicax.data import InputOptions, InputWorkers
 from replicax.data.auto_shard import DatasetReading, FunctionReading, choose_reading
 from replicax.data.batch_placement import ROWS, VALUES
 from replicax.data.batch_split import split_batch
-from replicax.data.input_options import InputOptions
 from replicax.data.input_steps import InputStep, StepByStep
 from replicax.data.position import Position
-from replicax.data.receivers import InputWorkers, Receivers
+from replicax.data.receivers import Receivers
 from replicax.data.sources import host_batches
 from replicax.data.worker_channel import PassNumbers, WorkerChannel
 from tests.cluster.fake_store import FakeStore

@@ -175,8 +175,7 @@ def test_an_item_is_not_kept_alive_by_the_thread():
     items.close()
 
 
-def test_close_does_not_wait_for_ever_for_a_stuck_source(monkeypatch):
-    monkeypatch.setattr("replicax.data.prefetch._SECONDS_TO_STOP", 0.05)
+def test_close_does_not_wait_for_ever_for_a_stuck_source():
     release = threading.Event()
 
     def stuck():
@@ -186,7 +185,7 @@ def test_close_does_not_wait_for_ever_for_a_stuck_source(monkeypatch):
     items = Prefetcher(stuck(), 1)
     next(items)
     before = time.monotonic()
-    items.close()
+    items.close(0.05)
     assert time.monotonic() - before < 5
     release.set()
 

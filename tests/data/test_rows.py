@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import importlib.util
 import itertools
 import json
 import time
@@ -11,13 +12,18 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.data.input_options import InputOptions
+from replicax.data import InputOptions
 from replicax.data.position import Position
 from replicax.errors import ArgumentError, BatchError, DataError
 from tests.data.fake_workers import Team, parts, reading
 from tests.data.row_kinds import OPEN, ROWS, Counted, make
 
 AUTO = InputOptions()
+OF_THE_NIGHT = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(not importlib.util.find_spec("datasets"), reason="needs pip install 'replicax[hf]'"),
+]
+KINDS = [pytest.param(kind, marks=OF_THE_NIGHT if kind.startswith("Hugging Face") else []) for kind in OPEN]
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +59,7 @@ def steps_of(batches, replicas, options=AUTO, position=None, most=None):
     return [list(itertools.chain(*step)) for step in parts(found)], Position.of(json.loads(json.dumps(after.state())))
 
 
-@pytest.mark.parametrize("kind", OPEN)
+@pytest.mark.parametrize("kind", KINDS)
 def test_each_row_once_in_another_order_in_each_epoch(rows_of_kind, kind):
     rows = rows_of_kind(kind)
     in_order = flat(rows.batch(8))
@@ -66,7 +72,7 @@ def test_each_row_once_in_another_order_in_each_epoch(rows_of_kind, kind):
 
 
 @pytest.mark.daily(6)
-@pytest.mark.parametrize("kind", OPEN)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize("teams", [(2, 2, 2), (1, 2, 3), (3, 1, 2)], ids=str)
 def test_killed_and_resumed_on_other_workers(rows_of_kind, kind, shuffled, teams):

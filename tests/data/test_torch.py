@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from replicax.data import DistributedDataset
 from replicax.data.batches import host_batch
-from replicax.data.distributed_datasets import DistributedDataset
 from replicax.data.sources import host_batches
 from replicax.errors import ArgumentError, BatchError
 

@@ -41,10 +41,16 @@ def distribute(world):
             mesh_for=first.mesh_for,
             options=InputOptions(**options),
             batch_size=batch_size,
-            anew=world.receivers,
+            anew=lambda: world.receivers(),
         )
 
     return make
+
+
+def has(world, **changed):
+    """Gives the processes of a world other receivers of their data."""
+    usual = world.receivers
+    world.receivers = lambda: usual()._replace(**changed)
 
 
 def test_a_batch_is_given_again_for_the_present_world(world, distribute, rows_of):
@@ -159,7 +165,6 @@ def test_what_was_read_ahead_is_split_for_the_world_that_takes_it(world, distrib
     assert iterator.get_next_as_optional().get_value().num_replicas == 2
     assert iterator.element_spec.shape == dataset.element_spec.shape == (6,)
     assert dataset.num_workers == 1
-    assert dataset.belongs_to(dataset._fed.mesh_for)
     state = iterator.get_state()
     assert state["rows"] == 12
     again = distribute(ROWS[:36], batch_size=12)
@@ -168,10 +173,9 @@ def test_what_was_read_ahead_is_split_for_the_world_that_takes_it(world, distrib
 
 
 def test_placing_ahead_may_fail_while_the_world_changes(world, distribute, rows_of):
-    dataset = distribute(ROWS[:24], batch_size=12, prefetch=0)
-    broken = dataset._receivers.latest[1]._replace(mesh_for=lambda replicas: None)
-    dataset._receivers.latest = (1, broken)
-    iterator = iter(dataset)
+    has(world, mesh_for=lambda replicas: None)
+    iterator = iter(distribute(ROWS[:24], batch_size=12, prefetch=0))
+    del world.receivers  # As the next world has them.
     world.at_boundary = lambda: world.change(3)
     assert rows_of(next(iterator)).tolist() == list(range(12))
 
@@ -180,8 +184,8 @@ def test_an_error_of_placing_is_raised_to_the_loop(world, distribute):
     def mesh_for(replicas):
         raise RuntimeError("no such device")
 
+    has(world, mesh_for=mesh_for)
     dataset = distribute(ROWS[:24], batch_size=12)
-    dataset._receivers.latest = (1, dataset._receivers.latest[1]._replace(mesh_for=mesh_for))
     with pytest.raises(RuntimeError, match="no such device"):
         next(iter(dataset))
 
@@ -270,6 +274,6 @@ def test_a_used_up_iterator_is_no_empty_dataset(distribute):
 def test_the_report_shows_the_present_world(world, distribute):
     dataset = distribute(ROWS[:24], batch_size=12)
     assert dataset.shard_report() == "worker:0: 24 rows, 2 batches, overlap 0, missing 0"
-    two = InputWorkers(1, ("worker:0", "worker:2"), (1, 1))
-    dataset._receivers.latest = (1, world.receivers()._replace(num_replicas=2, workers=two))
+    has(world, workers=InputWorkers(1, ("worker:0", "worker:2"), (1, 1)))
+    world.change(2)
     assert dataset.shard_report() == "worker:0: 12 rows, 2 batches, overlap 0, missing 12"

@@ -14,7 +14,8 @@ from jax.sharding import PartitionSpec
 from rich.console import Console
 
 import replicax as rx
-from replicax.dtensor.communication import Collective, CommunicationReport, communication
+from replicax.dtensor import CommunicationReport, communication
+from replicax.dtensor.communication import Collective
 
 # Real programs.
 

@@ -14,6 +14,7 @@ from replicax.errors import CheckpointError, EstimatorError
 from replicax.estimator import EvalSpec, Exporter
 from replicax.estimator.evaluating import CheckpointEvaluator, EvaluateSaved, checked_metrics, follow, rules_of
 from replicax.estimator.journal import checkpoints, note_end
+from tests.clock import Clock
 
 
 def data():
@@ -65,25 +66,12 @@ def saved(directory: Path, *steps: int) -> None:
             manager.save(step)
 
 
-class Clock:
-    def __init__(self, at: dict[float, Any]):
-        self.now, self.at = 0.0, dict(at)
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-        for time in [time for time in self.at if time <= self.now]:
-            self.at.pop(time)()
-
-
 def spec(**given: Any) -> EvalSpec:
     return EvalSpec(data, **{"start_delay_secs": 0, "throttle_secs": 0} | given)
 
 
 def followed(model: Model, eval_spec: EvalSpec, max_steps: int | None, at: dict[float, Any] | None = None) -> Any:
-    clock = Clock(at or {})
+    clock = Clock(at=at)
     evaluator = CheckpointEvaluator(model, eval_spec, max_steps)  # type: ignore[arg-type]
     return follow(evaluator, eval_spec, max_steps, clock=clock, sleep=clock.sleep)
 

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import pytest
 
 from replicax.estimator import Estimator, RunConfig
 from tests.estimator.problems import X, Y, batches, estimator_of, jax_fn
-
-event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-pytest.importorskip("tensorboardX")
-
-
-def scalars(folder) -> dict[str, list[tuple[int, float]]]:
-    events = event_accumulator.EventAccumulator(os.fspath(folder)).Reload()
-    return {tag: [(each.step, each.value) for each in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+from tests.events import scalars
 
 
 def test_a_training_and_its_evaluations_are_written(alone, tmp_path):

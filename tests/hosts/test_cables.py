@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from replicax.errors.exit_codes import ExitCode
+from replicax.errors import ExitCode
 from tests.hosts.conftest import MakeLan
 from tests.hosts.host import Host, Process
 from tests.hosts.training import by_name, check_trained, start_workers

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replicax.errors.exit_codes import ExitCode
+from replicax.errors import ExitCode
 from tests.hosts.conftest import MakeLan
 from tests.hosts.host import Host, Process
 from tests.hosts.lan import Lan

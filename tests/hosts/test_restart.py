@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from replicax.errors.exit_codes import ExitCode
+from replicax.errors import ExitCode
 from tests.hosts import jobs
 from tests.hosts.conftest import MakeLan
 from tests.hosts.training import ENVIRONMENT, SECONDS, by_name, check_trained, start_workers

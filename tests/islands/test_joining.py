@@ -17,7 +17,7 @@ class Job:
 
     def __init__(self, members, make=rx.DiLoCoStrategy, **arguments):
         self.members, self._make, self._arguments = members, make, arguments
-        self._threads, self._errors, self.found = [], [], {}
+        self.threads, self._errors, self.found = [], [], {}
 
     def start(self, index, body, name=None):
         def run():
@@ -30,11 +30,11 @@ class Job:
             finally:
                 self.members.leave(index)
 
-        self._threads.append(threading.Thread(target=run))
-        self._threads[-1].start()
+        self.threads.append(threading.Thread(target=run))
+        self.threads[-1].start()
 
     def end(self):
-        for thread in self._threads:
+        for thread in self.threads:
             thread.join()
         if self._errors:
             raise self._errors[0]
@@ -100,8 +100,8 @@ def test_an_island_is_lost_and_its_successor_joins(fragments):
 
     job.start(0, survivor)
     job.start(1, lost)
-    while job._threads[1].is_alive():
-        job._threads[1].join(0.05)
+    while job.threads[1].is_alive():
+        job.threads[1].join(0.05)
     is_lost.set()
     assert joins.wait(60)
     job.start(1, successor, "successor")

@@ -7,8 +7,7 @@ import pytest
 
 import replicax as rx
 from replicax.errors import LayoutError
-from replicax.layouts.decisions import over_data
-from replicax.layouts.patterns import PatternRules
+from replicax.layouts import PatternRules, over_data
 from replicax.layouts.slots import by_name
 
 

@@ -4,7 +4,7 @@ import keras
 import pytest
 
 import replicax as rx
-from replicax.layouts.roles import role_of
+from replicax.layouts import role_of
 
 
 def built(make, *shapes):

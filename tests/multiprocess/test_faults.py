@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from replicax.errors.exit_codes import ExitCode
+from replicax.errors import ExitCode
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 JOB = Path(__file__).with_name("faults.py")

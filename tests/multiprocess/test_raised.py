@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from replicax.errors.exit_codes import ExitCode
+from replicax.errors import ExitCode
 from replicax.job.launching import Options, launch
 from tests.multiprocess.stalls import ROOT, Job, job
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from replicax.errors.exit_codes import ExitCode
+from replicax.errors import ExitCode
 from tests.multiprocess.stalls import Job, job
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]

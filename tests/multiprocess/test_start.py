@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from replicax.errors.exit_codes import ExitCode
+from replicax.errors import ExitCode
 from replicax.testing import free_ports
 
 START = Path(__file__).resolve().parent.parent / "soak" / "start.py"

@@ -287,7 +287,7 @@ def test_servers_that_do_not_come_back_end_training_in_time(fake_ray, tmp_path, 
 
         monkeypatch.setattr(strategy.cluster, "actor_options", options)
         # Only now: a busy machine may need longer for the start.
-        strategy.start_timeout = strategy.stall_timeout = strategy.servers._timeout_s = 0.2
+        strategy.patience = strategy.servers.patience = strategy.patience._replace(start=0.2, stall=0.2)
         strategy.servers.handles[0].actor.kill()
         found = "ps:0 could not be replaced, tried for 1 s.*the order to start"
 

@@ -11,8 +11,7 @@ from jax.sharding import PartitionSpec
 from replicax.program.cut.shared_memory_sums import UnsummedEvaluation
 from replicax.program.cut.transfers import Crossing, summed
 from replicax.program.ir.jaxprs import marked_as_gradient
-from replicax.runtime import mirrored_sharding, replica_mesh
-from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.runtime import REPLICA_AXIS, mirrored_sharding, replica_mesh
 from tests.program.test_two_devices import Site
 
 REPLICAS = 3

@@ -40,7 +40,7 @@ class Cut:
         self.program = inlined(jax.make_jaxpr(flat)(*args))
         numbers = [Assigned(i, names.index(name) if name in names else None) for i, name in enumerate(self.assigned)]
         self.split = Split(self.program, range(len(names)), numbers, only_gradients)
-        self._names, self._args = names, args
+        self._names, self.args = names, args
 
     @property
     def sent(self) -> list[tuple[int, ...]]:
@@ -63,17 +63,17 @@ class Cut:
     @property
     def worker(self) -> list[str]:
         """The names of the worker's operations."""
-        return _names_of(jax.make_jaxpr(lambda *args: self.split.worker(args))(*self._args))
+        return _names_of(jax.make_jaxpr(lambda *args: self.split.worker(args))(*self.args))
 
     @property
     def server(self) -> list[str]:
         """The names of the server's operations."""
         sent = [jax.ShapeDtypeStruct(value.aval.shape, value.aval.dtype) for value in self.split.sent]
-        return _names_of(jax.make_jaxpr(lambda args, sent: self.split.server(args, sent))(self._args, sent))
+        return _names_of(jax.make_jaxpr(lambda args, sent: self.split.server(args, sent))(self.args, sent))
 
     def check(self) -> Cut:
         """Checks that the halves, each with its own inputs only, give the bits that the whole program gives."""
-        whole = jex_core.jaxpr_as_fun(self.program)(*self._args)
+        whole = jex_core.jaxpr_as_fun(self.program)(*self.args)
         outputs, sent = self.split.worker(self._seen(self.split.worker_inputs))
         updated = self.split.server(self._seen(self.split.server_inputs), sent)
         for i, value in zip([i for i, flag in enumerate(self.split.updates) if flag], updated, strict=True):
@@ -84,7 +84,7 @@ class Cut:
         return self
 
     def _seen(self, numbers: list[int]) -> list[Any]:
-        return [value if i in numbers else None for i, value in enumerate(self._args)]
+        return [value if i in numbers else None for i, value in enumerate(self.args)]
 
 
 def _names_of(program: Any) -> list[str]:

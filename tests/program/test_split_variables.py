@@ -162,8 +162,8 @@ def test_prints_stay_with_the_worker(capsys):
 
     cut = Cut(step, weights(), X)
     assert not any(name.startswith("debug") for name in cut.server)
-    outputs, sent = cut.split.worker(cut._args)
-    cut.split.server(cut._args, sent)
+    outputs, sent = cut.split.worker(cut.args)
+    cut.split.server(cut.args, sent)
     jax.effects_barrier()
     assert outputs == [None]
     assert capsys.readouterr().out.count("\n") == 1
@@ -181,11 +181,11 @@ def test_what_the_host_makes_of_a_gradient_is_sent():
         return {"w": v["w"] - io_callback(on_host, jax.ShapeDtypeStruct(g.shape, g.dtype), g)}, ()
 
     cut = Cut(step, weights(rate=0.1), X)
-    _, sent = cut.split.worker(cut._args)
-    (new,) = cut.split.server(cut._args, sent)
+    _, sent = cut.split.worker(cut.args)
+    (new,) = cut.split.server(cut.args, sent)
     assert calls == [(IN, OUT)]
     assert cut.sent == [(IN, OUT)]
-    assert float(jnp.max(jnp.abs(new - cut._args[0]))) == pytest.approx(1.0, abs=1e-6)
+    assert float(jnp.max(jnp.abs(new - cut.args[0]))) == pytest.approx(1.0, abs=1e-6)
 
 
 def test_what_the_host_tells_without_data_is_the_workers_to_ask():
@@ -200,8 +200,8 @@ def test_what_the_host_tells_without_data_is_the_workers_to_ask():
         return {"w": v["w"] * rate - gradient(v["w"], x), "steps": v["steps"] + 1}, ()
 
     cut = Cut(step, weights(steps=3), X)
-    _, sent = cut.split.worker(cut._args)
-    cut.split.server(cut._args, sent)
+    _, sent = cut.split.worker(cut.args)
+    cut.split.server(cut.args, sent)
     assert calls == [3.0]
     assert sorted(cut.sent) == [(), (IN, OUT)]
 

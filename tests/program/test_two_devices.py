@@ -10,8 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from replicax.program.cut.two_devices import Halves, Places
 from replicax.program.ir.jaxprs import marked_as_gradient
-from replicax.runtime import mirrored_sharding, replica_mesh, stacked_sharding
-from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.runtime import REPLICA_AXIS, mirrored_sharding, replica_mesh, stacked_sharding
 
 # Variables are read in the order `w, m, rate`; the step updates w and m.
 

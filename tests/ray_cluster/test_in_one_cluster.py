@@ -12,7 +12,7 @@ import pytest
 
 import replicax as rx
 from replicax.errors import ClusterError
-from replicax.ray_cluster import RayCluster, connect, connection, node_reaper
+from replicax.ray_cluster import RayCluster, connect, node_reaper
 from replicax.ray_cluster.ray_environment import variables
 from tests.ray_cluster.conftest import assert_nothing_left, python
 
@@ -28,7 +28,7 @@ def cluster() -> Iterator[RayCluster]:
         (folder,) = folders()
         yield made
     assert_nothing_left(str(folder))
-    assert not connection._is_connected()
+    assert not sys.modules["ray"].is_initialized()
 
 
 def folders() -> list[Path]:
@@ -54,7 +54,7 @@ def test_a_strategy_in_the_block_finds_the_cluster(cluster: RayCluster):
     found = connect()
     assert (found.workers, found.servers, found.is_local) == (2, 1, True)
     found.close()
-    assert connection._is_connected()
+    assert sys.modules["ray"].is_initialized()
     with connect(workers=3) as more:
         assert (more.workers, more.servers) == (3, 1)
 

@@ -15,14 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from replicax.errors.exit_codes import ExitCode
+from replicax.errors import ExitCode
 from replicax.ray_cluster import head as head_module
+from replicax.ray_cluster.deadline import PATIENCE
 from replicax.ray_cluster.head import Head, HeadWatch, limit, outliving
 from replicax.ray_cluster.nodes import answers, refuses
 from replicax.testing import free_ports
 from tests.ray_cluster.conftest import LIMIT_S, OF_CLUSTERS, assert_nothing_left, heads, wait_for
 
 ENDS_WITHIN_S = 60.0
+OFTEN = PATIENCE._replace(again=0.01)
 LIMIT_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 JOB = """
 import glob, os, sys, time
@@ -57,9 +59,8 @@ def test_the_limit_is_the_users_and_this_process_outlives_the_others():
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
-    """What is found at each look, the last one ever after; looks come quickly."""
+    """What is found at each look, the last one ever after."""
     found: list[bool] = []
-    monkeypatch.setattr(head_module, "_BETWEEN_LOOKS_S", 0.01)
     monkeypatch.setattr(head_module, "answers", lambda _: found.pop(0) if len(found) > 1 else found[0])
     monkeypatch.setattr(head_module, "refuses", lambda _: True)
     return found
@@ -68,7 +69,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
 def test_a_head_that_is_gone_for_too_long_is_told_once(looks: list[bool]):
     looks += [True, False]
     told: list[Exception] = []
-    watch = HeadWatch(Head("the head", "127.0.0.1:1", patience=0.2), told.append)
+    watch = HeadWatch(Head("the head", "127.0.0.1:1", patience=0.2), told.append, OFTEN)
     begin = time.monotonic()
     watch.start()
     wait_for(lambda: told, 10)
@@ -82,7 +83,7 @@ def test_a_head_that_is_gone_for_too_long_is_told_once(looks: list[bool]):
 def test_a_head_that_comes_back_is_not_lost(looks: list[bool]):
     looks += [False] * 6 + [True]
     told: list[Exception] = []
-    watch = HeadWatch(Head("the head", "127.0.0.1:1", patience=0.3), told.append)
+    watch = HeadWatch(Head("the head", "127.0.0.1:1", patience=0.3), told.append, OFTEN)
     watch.start()
     time.sleep(0.6)
     watch.stop()

@@ -16,6 +16,7 @@ from replicax.cli.app import app
 from replicax.cluster import ClusterConfig, ClusterSpec, SimpleClusterResolver, Task
 from replicax.errors import ClusterError, ClusterTimeoutError
 from replicax.ray_cluster import Server, connect, serve_if_task
+from replicax.ray_cluster.deadline import PATIENCE
 from replicax.ray_cluster.nodes import answers
 from replicax.ray_cluster.ray_environment import variables
 from replicax.testing import free_ports
@@ -130,7 +131,7 @@ def test_servers_serve_one_coordinator_after_another(spec: dict[str, list[str]],
     with pytest.raises(
         ClusterTimeoutError, match=rf"worker:1 at {spec['worker'][1]} .*of 3 tasks here after \d+ s"
     ) as got:
-        connect(SimpleClusterResolver(spec), start_timeout=5)
+        connect(SimpleClusterResolver(spec), patience=PATIENCE._replace(start=5))
     assert got.value.missing[-1] == f"worker:1 at {spec['worker'][1]}"
     assert not ray.is_initialized()
 

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
-from replicax.data.input_options import InputOptions  # noqa: E402
+from replicax.data import InputOptions  # noqa: E402
 from replicax.testing import ElasticJob  # noqa: E402
 from tests.data.fake_workers import Team, parts, reading  # noqa: E402
 from tests.data.row_kinds import OPEN, ROWS, WRITE  # noqa: E402

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from replicax.tables import row_optimizer
 from replicax.tables.exchange import Exchange, capacity_for
-from replicax.tables.row_optimizers import row_optimizer
 
 REPLICAS, IDS, ROWS, COLUMNS = 8, 40, 320, 3
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.tables.hashing import hashed_ids
+from replicax.tables import hashed_ids
 
 
 def test_the_same_key_has_the_same_id_in_every_form():

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.tables.features import _NO_ID as NO_ID, as_ids
-from replicax.tables.inputs import check_range
+from replicax.tables.features import as_ids
+from replicax.tables.inputs import MOST_IDS, check_range
 from tests.tables import problem
 
 COMBINERS = ("sum", "mean", "sqrtn")
@@ -254,8 +254,8 @@ def test_ids_that_would_share_a_row_in_silence_are_refused(ids: np.ndarray, said
 
 def test_what_int32_does_not_have_becomes_an_id_that_no_table_has():
     for ids, expected in (
-        (jnp.array([1.0, 1.5, jnp.nan, jnp.inf, -jnp.inf, 3e9]), [1, NO_ID, NO_ID, NO_ID, NO_ID, NO_ID]),
-        (jnp.array([7, 2**32 - 1], jnp.uint32), [7, NO_ID]),
+        (jnp.array([1.0, 1.5, jnp.nan, jnp.inf, -jnp.inf, 3e9]), [1, *[MOST_IDS - 1] * 5]),
+        (jnp.array([7, 2**32 - 1], jnp.uint32), [7, MOST_IDS - 1]),
         (jnp.array([-3, 5], jnp.int8), [-3, 5]),
     ):
         np.testing.assert_array_equal(jax.jit(as_ids)(ids), expected)

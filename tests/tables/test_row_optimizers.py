@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.tables.row_optimizers import row_optimizer
+from replicax.tables import row_optimizer
 from tests.tables.problem import OPTIMIZERS
 
 

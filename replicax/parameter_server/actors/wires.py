@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from replicax.compat.ray_channels import Channel, channel_to, read_within, write_within
+from replicax.ray_cluster.deadline import PATIENCE
 from replicax.typing import PyTree
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ WireId: TypeAlias = tuple[int, int, int]
 _LEAST_BYTES, _MOST_BYTES = 100 * 2**10, 64 * 2**20  # Small arrays go well with a call; large ones need the memory.
 _ROOM = 1.25  # so that a few more rows of a table need no new buffer
 _FOR_SHAPES = 64 * 2**10
-_WAIT_S = 5.0  # The other side is done with a buffer before it answers.
 _ALIGNMENT = 64  # XLA uses such arrays of NumPy as they are.
 _NUMBER_BITS = 62
 
@@ -49,11 +49,11 @@ class Buffer:
 
     def write(self, number: int, arrays: PyTree) -> bool:
         """Writes arrays for the step of that number; returns whether the reader was done with those before."""
-        return write_within(self._channel, (number, arrays), _WAIT_S)
+        return write_within(self._channel, (number, arrays), PATIENCE.silence)
 
     def read(self, number: int) -> PyTree | None:
         """Returns a copy of what was written for the step of that number; None if that is not there."""
-        found, arrays = cast("tuple[int | None, PyTree]", read_within(self._channel, _WAIT_S) or (None, None))
+        found, arrays = cast("tuple[int | None, PyTree]", read_within(self._channel, PATIENCE.silence) or (None, None))
         return jax.tree_util.tree_map(_aligned_copy, arrays) if found == number else None
 
 

@@ -27,9 +27,10 @@ If the worker is killed meanwhile, Ray says so, or a ping has no answer and `wat
     >>> from replicax.parameter_server.scheduling.ledger import Ledger
     >>> from replicax.parameter_server.scheduling.machine import next_state
     >>> from replicax.parameter_server.scheduling.state import SchedulerState
-    >>> from replicax.parameter_server.scheduling.watch import ActorId, Timeouts
+    >>> from replicax.parameter_server.scheduling.watch import ActorId
     >>> from replicax.parameter_server.actors.messages import Report
-    >>> state = SchedulerState.of(Ledger.of(workers=2), servers=0, timeouts=Timeouts(300, 120))
+    >>> from replicax.ray_cluster.deadline import PATIENCE
+    >>> state = SchedulerState.of(Ledger.of(workers=2), servers=0, patience=PATIENCE)
     >>> state, actions = next_state(state, Tick(1.0))
     >>> [str(action.actor) for action in actions if isinstance(action, StartWorker)]
     ['worker:0', 'worker:1']

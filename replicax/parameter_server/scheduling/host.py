@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Protocol
 
+from replicax.cluster.patience import Patience
 from replicax.contracts.variable_access import VariableLike
 from replicax.parameter_server.compiling.placing import VariablePlacer
 from replicax.parameter_server.compiling.traced_step import ScopedStrategy
@@ -21,8 +22,7 @@ class ServedStrategy(ScopedStrategy, Protocol):
     placer: VariablePlacer
     lazy_rows: bool  # Updates leave alone the rows of a table that a step has not looked up.
     max_staleness: int | None  # by how many updates variables may be behind; None for any number
-    stall_timeout: float  # seconds that an actor may take to answer
-    start_timeout: float  # seconds that it may take to start
+    patience: Patience  # with its actors
 
     @property
     def advice(self) -> set[str]:

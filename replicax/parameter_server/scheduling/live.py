@@ -13,15 +13,14 @@ from rich.text import Text
 from replicax.parameter_server.scheduling.periodic import Periodic
 from replicax.parameter_server.scheduling.stats import Stats, WorkerStats
 
-_REFRESH_S = 0.5
 _PHASES = ("input", "pull", "compute", "push")
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 16
 
 
 @contextlib.contextmanager
-def live_table(stats: Callable[[], Stats], console: Console | None = None) -> Iterator[None]:
-    """Shows a table while a `with` block runs, renewed twice a second; the last one stays."""
+def live_table(stats: Callable[[], Stats], console: Console | None = None, every_s: float = 0.5) -> Iterator[None]:
+    """Shows a table while a `with` block runs, renewed every so many seconds; the last one stays."""
     console = console or Console()
     if not console.is_terminal:  # A file, or a batch job's log: only the last table is printed.
         try:
@@ -30,7 +29,7 @@ def live_table(stats: Callable[[], Stats], console: Console | None = None) -> It
             console.print(table(stats()))
         return
     live = Live(table(stats()), console=console, auto_refresh=False, transient=False)
-    with live, Periodic(lambda: live.update(table(stats()), refresh=True), _REFRESH_S, "replicax-live"):
+    with live, Periodic(lambda: live.update(table(stats()), refresh=True), every_s, "replicax-live"):
         yield
 
 

@@ -68,8 +68,8 @@ def next_state(state: SchedulerState, event: Event) -> tuple[SchedulerState, tup
     Example:
         >>> from replicax.parameter_server.actors.messages import Report
         >>> from replicax.parameter_server.scheduling.ledger import Ledger
-        >>> from replicax.parameter_server.scheduling.watch import Timeouts
-        >>> state = SchedulerState.of(Ledger.of(workers=1), servers=0, timeouts=Timeouts(300, 120))
+        >>> from replicax.ray_cluster.deadline import PATIENCE
+        >>> state = SchedulerState.of(Ledger.of(workers=1), servers=0, patience=PATIENCE)
         >>> state, actions = next_state(state, Tick(1.0))
         >>> actions
         (StartWorker(actor=ActorId(job='worker', index=0), life=1),)

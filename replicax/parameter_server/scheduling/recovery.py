@@ -39,12 +39,12 @@ class Recovery:
 
     def _recover(self, reason: str) -> None:
         servers = self._strategy.servers
-        longest = longest_wait(self._strategy.start_timeout, self._strategy.stall_timeout)
+        longest = longest_wait(self._strategy.patience)
         deadline = time.monotonic() + longest
         lost: list[int] = []
         for tries_left in reversed(range(_MOST_TRIES)):
             # Servers that were lost before stay in the list until all is done: their variables are not back yet.
-            lost = sorted({*lost, *(found := servers.lost(self._strategy.stall_timeout))})
+            lost = sorted({*lost, *(found := servers.lost(self._strategy.patience.stall))})
             if not lost:
                 return
             try:

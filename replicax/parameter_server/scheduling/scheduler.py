@@ -35,10 +35,8 @@ from replicax.parameter_server.scheduling.state import SchedulerState
 from replicax.parameter_server.scheduling.stats import Queue
 from replicax.runtime.threads import StoppedAtEnd
 
-_TICK_S = 0.25
 _MOST_PER_TICK_S = 2.0  # If this process was held up, that is nobody else's fault.
 _TICKS_AT_MOST = 5  # in the time of one, while answers come in
-_CLOSE_S = 10.0
 
 
 class Scheduler:
@@ -46,7 +44,8 @@ class Scheduler:
 
     def __init__(self, actors: ActorGroup, state: SchedulerState, max_queued: int = 1000):
         self._actors, self._state, self._max_queued = actors, state, max_queued
-        self._tick_s = min(_TICK_S, state.watch.timeouts.stall_timeout / 4)
+        self._patience = state.watch.patience
+        self._tick_s = min(self._patience.again, self._patience.stall) / 4
         self._changed = threading.Condition()
         self._calls: list[Call] = []
         self._observations: queue.SimpleQueue[Observation | None] = queue.SimpleQueue()
@@ -148,7 +147,7 @@ class Scheduler:
 
     def close(self) -> None:
         """Ends the thread; what is queued or under way is cancelled."""
-        self._thread.stop(_CLOSE_S)
+        self._thread.stop(self._patience.end)
 
     def _ask_to_stop(self) -> None:
         with self._changed:

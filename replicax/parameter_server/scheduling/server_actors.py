@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from replicax.cluster.patience import Patience
 from replicax.errors import ParameterServerLost
 from replicax.parameter_server.actors.actor_errors import closed, is_actor_lost, own_error
 from replicax.parameter_server.actors.created_rows import CreatedRows
@@ -27,15 +28,14 @@ T = TypeVar("T")
 Asked = TypeVar("Asked")
 _TICK_S = 0.25
 _SECONDS_BETWEEN_LOOKS = 0.02
-_SECONDS_TO_KILL = 5.0
 _MOST_RECOVERIES = 10  # Servers may be lost while they are being replaced, but not forever.
 
 
 class ServerActors:
     """The servers' actors, and access to the variables that they have."""
 
-    def __init__(self, cluster: RayCluster, timeout_s: float):
-        self._cluster, self._timeout_s = cluster, timeout_s
+    def __init__(self, cluster: RayCluster, patience: Patience):
+        self._cluster, self.patience = cluster, patience
         self.handles: list[ServerHandle] = []
         self._identities: dict[int, ServerIdentity] = {}
         self._programs: dict[int, list[ServerProgram | GrowingShard]] = {
@@ -54,6 +54,10 @@ class ServerActors:
 
     def __len__(self) -> int:
         return len(self.handles)
+
+    @property
+    def _timeout_s(self) -> float:
+        return max(self.patience.start, self.patience.stall)  # A server that is starting does not answer.
 
     def start(self, servers: Sequence[int], starting: Callable[[int], None] = lambda server: None) -> None:
         """Starts (or replaces) servers, with the programs that they had and no variables."""
@@ -200,7 +204,7 @@ class ServerActors:
         """Kills the processes of servers, also stopped ones, as far as Ray can be reached."""
         for server in [] if self._closed else servers:
             identity = self._identities.get(server)
-            if end_actor(ray_handle(self.handles[server])) and identity is not None:
+            if end_actor(ray_handle(self.handles[server]), self.patience) and identity is not None:
                 self._cluster.end_process(*identity)
 
     def end_life(self, server: int, life: int) -> None:
@@ -217,7 +221,7 @@ class ServerActors:
         import ray
 
         self._closed = True
-        done_within(_SECONDS_TO_KILL, lambda: [ray.kill(ray_handle(handle)) for handle in self.handles])
+        done_within(self.patience.silence, lambda: [ray.kill(ray_handle(handle)) for handle in self.handles])
 
 
 def _answers(calls: Mapping[int, RemoteAnswer[T]], timeout_s: float) -> dict[int, T]:

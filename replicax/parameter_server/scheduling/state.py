@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
+from replicax.cluster.patience import Patience
 from replicax.parameter_server.scheduling.ledger import Attempt, Ledger
-from replicax.parameter_server.scheduling.watch import WORKER, ActorId, Timeouts, Watch, longest_wait
+from replicax.parameter_server.scheduling.watch import WORKER, ActorId, Watch, longest_wait
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +59,9 @@ class SchedulerState(NamedTuple):
     workers_seen_at: float = 0.0  # when a worker was ready last, or none was needed
 
     @classmethod
-    def of(cls, ledger: Ledger, servers: int, timeouts: Timeouts) -> SchedulerState:
+    def of(cls, ledger: Ledger, servers: int, patience: Patience) -> SchedulerState:
         """Returns the state at the beginning: the servers are started already, and the workers are not."""
-        watch = Watch.of(ledger.workers, servers, timeouts)
+        watch = Watch.of(ledger.workers, servers, patience)
         for actor in watch.lost_servers():
             watch = watch.starts(actor, 0.0)
         return cls(ledger, watch)
@@ -93,7 +94,7 @@ class SchedulerState(NamedTuple):
     @property
     def longest_wait(self) -> float:
         """How many seconds closures wait while no worker is up, before that is an error."""
-        return longest_wait(self.watch.timeouts.start_timeout, self.watch.timeouts.stall_timeout)
+        return longest_wait(self.watch.patience)
 
     # Transitions of several parts at once: each returns the state afterwards.
 

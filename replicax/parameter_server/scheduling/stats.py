@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from replicax.parameter_server.actors.messages import Done
 
@@ -98,7 +98,8 @@ _RECENT_S = 10.0
 class StatsRecorder:
     """Collects the figures."""
 
-    def __init__(self, workers: int, servers: int):
+    def __init__(self, workers: int, servers: int, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
         self.versions = [0] * servers  # the newest of each server that a worker has seen
         self.restarts = [0] * workers
         self.server_restarts = 0
@@ -114,7 +115,7 @@ class StatsRecorder:
     def note(self, worker: int, done: Done) -> None:
         """Counts a step."""
         with self._lock:
-            self._last = now = time.monotonic()
+            self._last = now = self._clock()
             if self._first is None:
                 self._first = now - sum(done.seconds.values())  # Rates count the time of the first step too.
             self._steps[worker] += 1
@@ -150,7 +151,7 @@ class StatsRecorder:
             )
 
     def _worker(self, worker: int) -> WorkerStats:
-        recent, now = self._recent[worker], time.monotonic()
+        recent, now = self._recent[worker], self._clock()
         while recent and recent[0] < now - _RECENT_S:
             recent.popleft()
         span = min(_RECENT_S, now - self._first) if self._first is not None else 0.0

@@ -9,18 +9,17 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from replicax.cluster.patience import Patience
+
 WORKER, SERVER = "worker", "ps"
-_MOST_PATIENCE = 8.0  # A machine that is too busy for the time-outs must not have everything restarted forever.
-_SUSPECT_AFTER_S = 5.0
-_ENDED_WITHIN_S = 30.0
-_BETWEEN_STARTS_S = 2.0  # Ray refuses at once what it cannot place, such as an actor whose node is away.
-_PINGS_IN_A_TIMEOUT, _MOST_BETWEEN_PINGS_S, _BETWEEN_PINGS_AT_START_S = 8, 1.0, 0.1
+_LONGEST = 8.0  # A machine that is too busy for the time-outs must not have everything restarted forever.
+_PINGS_IN_A_TIMEOUT, _PINGS_AT_START = 8, 10  # at the start so many in the time of one
 
 
-def longest_wait(start_timeout: float, stall_timeout: float) -> float:
+def longest_wait(patience: Patience) -> float:
     """Returns for how many seconds to wait for workers or servers that do not come back, before that is an error."""
     # An actor can be found hung at its start twice in that time, the second time with twice the patience.
-    return 3 * start_timeout + 2 * stall_timeout
+    return 3 * patience.start + 2 * patience.stall
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,19 +41,6 @@ class Stage(enum.Enum):
     SETTING_UP = "is being set up"
     UP = "is up"
     ENDING = "is being ended"
-
-
-@dataclasses.dataclass(frozen=True)
-class Timeouts:
-    """The patience of the watch, in seconds."""
-
-    stall_timeout: float  # to answer, or to make progress
-    start_timeout: float
-
-    def ping_interval(self, stage: Stage) -> float:
-        """Returns the seconds from an answer to the next ping."""
-        interval = min(_MOST_BETWEEN_PINGS_S, self.stall_timeout / _PINGS_IN_A_TIMEOUT)
-        return interval if stage is Stage.UP else min(interval, _BETWEEN_PINGS_AT_START_S)
 
 
 class ActorRecord(NamedTuple):
@@ -84,7 +70,7 @@ class ActorRecord(NamedTuple):
         """Returns the record after the actor has entered a stage."""
         return self._replace(stage=stage, since=now, pinged_at=None)
 
-    def answers(self, set_up_done: int, now: float, timeouts: Timeouts) -> ActorRecord:
+    def answers(self, set_up_done: int, now: float, patience: Patience) -> ActorRecord:
         """Returns the record after an answer to a ping."""
         it = self._replace(pinged_at=None, heard_at=now)
         if it.stage is Stage.STARTING:
@@ -93,35 +79,37 @@ class ActorRecord(NamedTuple):
             it = it._replace(set_up_done=set_up_done, progress_at=now)
         if it.stage is Stage.SETTING_UP and it.set_up_goal is not None and it.set_up_done >= it.set_up_goal:
             return it.enters(Stage.UP, now)
-        if it.stage is Stage.UP and it.hangs and now - it.since > 2 * timeouts.stall_timeout and not it.is_busy:
+        if it.stage is Stage.UP and it.hangs and now - it.since > 2 * patience.stall and not it.is_busy:
             it = it._replace(hangs=0)
         return it
 
-    def goes(self, why: str, now: float) -> ActorRecord:
+    def goes(self, why: str, now: float, patience: Patience) -> ActorRecord:
         """Returns the record after the actor has gone."""
         came_up = self.stage in (Stage.UP, Stage.ENDING)
-        gone, start_at = self.enters(Stage.GONE, now), now + (0.0 if came_up else _BETWEEN_STARTS_S)
+        # Ray refuses at once what it cannot place, such as an actor whose node is away.
+        gone, start_at = self.enters(Stage.GONE, now), now + (0.0 if came_up else 2 * patience.again)
         return gone._replace(start_at=start_at, why=why or self.why, is_busy=False)
 
-    def wants_ping(self, now: float, timeouts: Timeouts) -> bool:
+    def wants_ping(self, now: float, patience: Patience) -> bool:
         """Returns whether the actor is to be asked for a sign of life."""
         if self.stage in (Stage.GONE, Stage.ENDING) or self.set_up_goal is None or self.pinged_at is not None:
             return False
-        return now - self.heard_at >= timeouts.ping_interval(self.stage)
+        usual = patience.again if self.stage is Stage.UP else patience.again / _PINGS_AT_START
+        return now - self.heard_at >= min(usual, patience.stall / _PINGS_IN_A_TIMEOUT)
 
     def is_silent(self, now: float, seconds: float) -> bool:
         """Returns whether a ping has had no answer for longer than so many seconds."""
         return self.pinged_at is not None and now - self.pinged_at > seconds
 
-    def hang(self, actor: ActorId, now: float, timeouts: Timeouts, is_server_suspect: bool) -> str:
+    def hang(self, actor: ActorId, now: float, patience: Patience, is_server_suspect: bool) -> str:
         """Returns how it shows that the actor hangs; "" if it does not."""
-        patience = min(2.0**self.hangs, _MOST_PATIENCE)
+        times = min(2.0**self.hangs, _LONGEST)
         if self.stage is Stage.STARTING:
-            limit = patience * timeouts.start_timeout
+            limit = times * patience.start
             return f"{actor} has not come up within {limit:g} s" if now - self.since > limit else ""
         if self.stage not in (Stage.SETTING_UP, Stage.UP):
             return ""
-        limit = patience * timeouts.stall_timeout
+        limit = times * patience.stall
         if self.is_silent(now, limit):
             return f"{actor} has not answered for {limit:g} s"
         if actor.job == WORKER and (self.is_busy or self.stage is Stage.SETTING_UP):
@@ -146,7 +134,8 @@ class Watch:
     life, up to eight times. A worker is not blamed while a server may be what it waits for.
 
     Example:
-        >>> watch = Watch.of(workers=1, servers=0, timeouts=Timeouts(stall_timeout=10, start_timeout=60))
+        >>> from replicax.ray_cluster.deadline import PATIENCE
+        >>> watch = Watch.of(workers=1, servers=0, patience=PATIENCE._replace(start=60))
         >>> worker = ActorId("worker", 0)
         >>> starting = watch.starts(worker, now=0.0)
         >>> watch[worker].stage.value, starting[worker].stage.value
@@ -155,14 +144,14 @@ class Watch:
         {ActorId(job='worker', index=0): 'worker:0 has not come up within 60 s'}
     """
 
-    timeouts: Timeouts
+    patience: Patience
     actors: Mapping[ActorId, ActorRecord]
 
     @classmethod
-    def of(cls, workers: int, servers: int, timeouts: Timeouts) -> Watch:
+    def of(cls, workers: int, servers: int, patience: Patience) -> Watch:
         """Returns a watch of so many workers and servers, none of which has been started."""
         everybody = [ActorId(WORKER, i) for i in range(workers)] + [ActorId(SERVER, i) for i in range(servers)]
-        return cls(timeouts, dict.fromkeys(everybody, ActorRecord()))
+        return cls(patience, dict.fromkeys(everybody, ActorRecord()))
 
     def __getitem__(self, actor: ActorId) -> ActorRecord:
         return self.actors[actor]
@@ -197,11 +186,15 @@ class Watch:
         it = self.actors[actor]
         if not self.is_current(actor, life) or it.stage is Stage.ENDING:
             return self
-        return self._with(actor, it.answers(set_up_done, now, self.timeouts))
+        return self._with(actor, it.answers(set_up_done, now, self.patience))
 
     def goes(self, actor: ActorId, life: int, why: str, now: float) -> Watch:
         """Notes that an actor has gone; the same watch if that is not new."""
-        return self._with(actor, self.actors[actor].goes(why, now)) if self.is_current(actor, life) else self
+        return (
+            self._with(actor, self.actors[actor].goes(why, now, self.patience))
+            if self.is_current(actor, life)
+            else self
+        )
 
     def ends(self, actor: ActorId, why: str, now: float) -> Watch:
         """Notes that an actor is being ended because it hangs."""
@@ -219,13 +212,13 @@ class Watch:
         return self._with(actor, it)
 
     def _with(self, actor: ActorId, record: ActorRecord) -> Watch:
-        return Watch(self.timeouts, {**self.actors, actor: record})
+        return Watch(self.patience, {**self.actors, actor: record})
 
     # Decisions.
 
     def to_ping(self, now: float) -> list[ActorId]:
         """Returns the actors to ask for a sign of life."""
-        return _those(self, lambda actor, it: it.wants_ping(now, self.timeouts))
+        return _those(self, lambda actor, it: it.wants_ping(now, self.patience))
 
     def to_start(self, now: float) -> list[ActorId]:
         """Returns the workers to start. Servers are not among them: their variables have to be restored with them."""
@@ -233,21 +226,21 @@ class Watch:
 
     def hung(self, now: float) -> dict[ActorId, str]:
         """Returns the actors that hang, and how that shows."""
-        found = {actor: it.hang(actor, now, self.timeouts, False) for actor, it in self.actors.items()}
+        found = {actor: it.hang(actor, now, self.patience, False) for actor, it in self.actors.items()}
         if any(found.values()) and self._is_a_server_suspect(now):
-            found = {actor: it.hang(actor, now, self.timeouts, True) for actor, it in self.actors.items()}
+            found = {actor: it.hang(actor, now, self.patience, True) for actor, it in self.actors.items()}
         return {actor: why for actor, why in found.items() if why}
 
     def never_ended(self, now: float) -> list[ActorId]:
         """Returns the actors whose end was ordered long ago, without news of it: their nodes may be out of reach."""
-        return _those(self, lambda actor, it: it.stage is Stage.ENDING and now - it.since > _ENDED_WITHIN_S)
+        return _those(self, lambda actor, it: it.stage is Stage.ENDING and now - it.since > 3 * self.patience.end)
 
     def lost_servers(self) -> list[ActorId]:
         """Returns the servers that have gone and have not been started again."""
         return _those(self, lambda actor, it: actor.job == SERVER and it.stage is Stage.GONE)
 
     def _is_a_server_suspect(self, now: float) -> bool:
-        suspect_after = min(_SUSPECT_AFTER_S, self.timeouts.stall_timeout / 2)
+        suspect_after = min(self.patience.silence, self.patience.stall / 2)
         return any(
             it.stage is not Stage.UP or it.is_silent(now, suspect_after)
             for actor, it in self.actors.items()

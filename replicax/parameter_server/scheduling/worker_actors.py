@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from replicax.cluster.patience import Patience
 from replicax.errors import ClusterTimeoutError, WorkerLostError
 from replicax.parameter_server.actors.actor_errors import Raised, closed, is_actor_lost, own_error
 from replicax.parameter_server.actors.messages import Report, SetUp, StepCall
@@ -30,7 +31,6 @@ from replicax.ray_cluster.calls_with_deadline import done_within
 from replicax.ray_cluster.ending_actors import end_actor
 
 _SENT_WITH_THE_CALL = ("drop", "servers")  # Other kinds may be large, and are stored once for all workers.
-_SECONDS_TO_KILL = 5.0
 _MOST_ASKED = 10  # Some of these may be lost, and others may hang.
 _SECONDS_BETWEEN_LOOKS = 0.005
 T = TypeVar("T")
@@ -43,11 +43,9 @@ class _NoAnswerError(WorkerLostError):
 class WorkerActors:
     """The workers' actors, and what they have been set up with."""
 
-    def __init__(
-        self, cluster: RayCluster, servers: Sequence[ServerHandle], start_timeout: float, stall_timeout: float
-    ):
+    def __init__(self, cluster: RayCluster, servers: Sequence[ServerHandle], patience: Patience):
         self._cluster, self._servers, self._era = cluster, list(servers), 0
-        self._start_timeout, self._stall_timeout = start_timeout, stall_timeout
+        self._patience = patience
         self.platforms: set[str] = set()  # of the devices that workers compute on
         self._handles: dict[int, WorkerHandle] = {}
         self._lives: dict[int, int] = {}
@@ -77,7 +75,7 @@ class WorkerActors:
                 told = 0 if is_late else self._send_set_ups(worker, life, handle)
             if over is not None:
                 # It may be alive: the network may be the reason why nothing was heard of it.
-                end_actor(ray_handle(over))
+                end_actor(ray_handle(over), self._patience)
         finally:
             with self._lock:
                 self._starts_under_way -= 1
@@ -161,7 +159,7 @@ class WorkerActors:
                 raise closed()
             handle, life = self._handles[worker], self._lives[worker]
         future = call(handle).future()
-        longest = 2 * self._stall_timeout  # to be set up, and to answer
+        longest = 2 * self._patience.stall  # to be set up, and to answer
         if not _wait_for(future.done, longest):
             self.end(worker, life)
             raise _NoAnswerError(
@@ -183,7 +181,7 @@ class WorkerActors:
 
     def _any_ready(self, workers: Sequence[int]) -> int:
         """Returns one of these workers that is up, as soon as one is."""
-        longest = longest_wait(self._start_timeout, self._stall_timeout)
+        longest = longest_wait(self._patience)
         if not _wait_for(lambda: self._closed or any(worker in self._reports for worker in workers), longest):
             names = [f"worker:{worker}" for worker in workers]
             raise ClusterTimeoutError("the coordinator", longest, names, "the Ray cluster")
@@ -221,7 +219,7 @@ class WorkerActors:
             if self._closed or self._lives.get(worker) != life:
                 return
             handle, report = self._handles.get(worker), self._reports.pop(worker, None)
-        if handle is not None and end_actor(ray_handle(handle)) and report is not None:
+        if handle is not None and end_actor(ray_handle(handle), self._patience) and report is not None:
             self._cluster.end_process(report.node, report.pid)
 
     def pids(self) -> dict[int, int]:
@@ -236,10 +234,11 @@ class WorkerActors:
             return
         with self._lock:
             self._closed = True
-        _wait_for(lambda: not self._starts_under_way, _SECONDS_TO_KILL)  # Ray must be there as long as they go on.
+        # Ray must be there as long as they go on.
+        _wait_for(lambda: not self._starts_under_way, self._patience.silence)
         with self._lock:
             handles = list(self._handles.values())
-        done_within(_SECONDS_TO_KILL, lambda: [ray.kill(ray_handle(handle)) for handle in handles])
+        done_within(self._patience.silence, lambda: [ray.kill(ray_handle(handle)) for handle in handles])
         self._ended = True
 
 

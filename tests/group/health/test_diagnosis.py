@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from hypothesis import given, strategies as st
 
-from replicax.errors.exit_codes import ExitCode
+from replicax.errors import ExitCode
 from replicax.group.health.client import Client
 from replicax.group.health.diagnosis import Limits, ProblemKind, WorkerObservation, diagnose
 from replicax.group.health.peers import History, Peer

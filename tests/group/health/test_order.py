@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import replicax.runtime.call_order as order_module
-from replicax.errors.exit_codes import ExitCode
+from replicax.errors import ExitCode
 from replicax.group.health.diagnosis import DONE, ProblemKind, WorkerObservation, disagrees, diverged
 from replicax.group.health.status import Status
 from replicax.runtime.call_order import CallDescription, Order, RecordedCall, order_from, recorded_call_from

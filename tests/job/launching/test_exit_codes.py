@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from replicax.errors import exit_codes
-from replicax.errors.exit_codes import ExitCode, describe, from_returncode, is_restartable
+from replicax.errors import ExitCode, exit_codes
+from replicax.errors.exit_codes import describe, from_returncode, is_restartable
 
 
 def test_the_page_lists_every_code():

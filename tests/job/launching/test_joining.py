@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from replicax.cluster.addresses import Address
+from replicax.cluster import Address
 from replicax.cluster.token_proof import demanded
 from replicax.errors import LaunchError
 from replicax.group.membership.launcher_news import ElasticRange, Incarnation

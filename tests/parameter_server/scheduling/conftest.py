@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-import replicax.parameter_server.scheduling.scheduler as scheduler_module
 from tests.parameter_server.scheduling.party import Party
 
 
 @pytest.fixture
-def party(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Party]]:
-    """Makes parties, whose schedulers look around often, and closes them at the end."""
-    monkeypatch.setattr(scheduler_module, "_TICK_S", 0.02)
+def party() -> Iterator[Callable[..., Party]]:
+    """Makes parties, and closes them at the end."""
     parties: list[Party] = []
 
     def make(**options: object) -> Party:

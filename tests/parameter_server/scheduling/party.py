@@ -17,8 +17,9 @@ from replicax.parameter_server.scheduling.closures import Closure
 from replicax.parameter_server.scheduling.ledger import Attempt, Ledger
 from replicax.parameter_server.scheduling.scheduler import Scheduler
 from replicax.parameter_server.scheduling.state import SchedulerState
-from replicax.parameter_server.scheduling.watch import SERVER, ActorId, Timeouts
+from replicax.parameter_server.scheduling.watch import SERVER, ActorId
 from replicax.program.pytrees import Structure
+from replicax.ray_cluster.deadline import PATIENCE
 
 SOON = 10.0
 DONE = Done([np.zeros(1)], {}, {}, {}, 0, 0)
@@ -59,8 +60,8 @@ class Party:
         workers: int = 2,
         servers: int = 0,
         max_queued: int = 1000,
-        stall_timeout: float = 1000.0,
-        start_timeout: float = 1000.0,
+        start: float = 1000.0,
+        stall: float = 1000.0,
         **options: Any,
     ):
         self.sent: list[tuple[int, Closure, Future[Any]]] = []
@@ -75,7 +76,8 @@ class Party:
         self.silent: set[ActorId] = set()
         self.replaces = True
         self.drop_unused: Callable[[], None] = lambda: None
-        state = SchedulerState.of(Ledger.of(workers, **options), servers, Timeouts(stall_timeout, start_timeout))
+        patience = PATIENCE._replace(start=start, stall=stall, again=0.08)  # It looks around often.
+        state = SchedulerState.of(Ledger.of(workers, **options), servers, patience)
         self.scheduler = Scheduler(self, state, max_queued)
         self.scheduler.start()
         eventually(lambda: self.scheduler.queue().ready_workers == workers)

@@ -10,11 +10,11 @@ import pytest
 import tensorboardX  # noqa: F401  It sets an environment variable, which would count as left behind.
 from rich.console import Console
 
-import replicax.parameter_server.scheduling.live as live_module
 from replicax.errors import ArgumentError
 from replicax.parameter_server.coordinator import written_scalars
 from replicax.parameter_server.scheduling.live import live_table, table
 from replicax.parameter_server.scheduling.stats import Queue, Stats, WorkerStats
+from tests import events
 
 BUSY = WorkerStats(1200, 41.25, {"input": 1.0, "pull": 2.0, "compute": 6.0, "push": 1.0}, 0)
 NEW = WorkerStats(0, 0.0, {}, 2)
@@ -82,10 +82,9 @@ def test_sizes_in_words(nbytes, words):
 # Live.
 
 
-def test_a_terminal_sees_it_change(monkeypatch):
-    monkeypatch.setattr(live_module, "_REFRESH_S", 0.01)
+def test_a_terminal_sees_it_change():
     console, stats = Console(file=io.StringIO(), force_terminal=True, width=100), Counting()
-    with live_table(stats, console):
+    with live_table(stats, console, every_s=0.01):
         deadline = time.monotonic() + 10
         while stats.calls < 5 and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -112,8 +111,7 @@ def test_an_error_in_the_block_passes_and_the_table_stays(terminal):
     assert "1,200 steps" in console.file.getvalue()
 
 
-def test_figures_that_fail_end_the_table_and_not_the_training(monkeypatch, caplog):
-    monkeypatch.setattr(live_module, "_REFRESH_S", 0.01)
+def test_figures_that_fail_end_the_table_and_not_the_training(caplog):
     console, stats = Console(file=io.StringIO(), force_terminal=True, width=100), Counting()
 
     def failing():
@@ -121,7 +119,7 @@ def test_figures_that_fail_end_the_table_and_not_the_training(monkeypatch, caplo
             raise RuntimeError("closed")
         return stats()
 
-    with live_table(failing, console):
+    with live_table(failing, console, every_s=0.01):
         deadline = time.monotonic() + 10
         while not caplog.records and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -133,23 +131,13 @@ def test_figures_that_fail_end_the_table_and_not_the_training(monkeypatch, caplo
 # TensorBoard.
 
 
-def events(folder):
-    loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
-    found = {}
-    for path in sorted(folder.iterdir()):
-        for event in loader.LegacyEventFileLoader(str(path)).Load():
-            for value in event.summary.value:
-                found.setdefault(value.tag, []).append((event.step, value.simple_value))
-    return found
-
-
 def test_figures_are_written_now_and_again_and_at_the_end(tmp_path):
     stats = Counting()
     with written_scalars(stats, tmp_path / "logs", every_s=0.01):
         deadline = time.monotonic() + 10
         while stats.calls < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
-    found = events(tmp_path / "logs")
+    found = events.scalars(tmp_path / "logs")
     assert found.keys() == figures().scalars().keys()
     assert found["steps"] == [(i, float(i)) for i in range(1, stats.calls + 1)]
 
@@ -158,7 +146,7 @@ def test_a_short_training_is_written_once(tmp_path):
     for _ in range(2):  # in the same second
         with written_scalars(figures, tmp_path):
             pass
-    assert events(tmp_path)["queue"] == [(1200, 7.0)] * 2
+    assert events.scalars(tmp_path)["queue"] == [(1200, 7.0)] * 2
 
 
 @pytest.mark.parametrize("every_s", [0, -1, "1", True, float("nan")])

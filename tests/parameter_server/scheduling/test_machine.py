@@ -52,11 +52,12 @@ from replicax.parameter_server.scheduling.state import (
     SchedulerState,
     Serving,
 )
-from replicax.parameter_server.scheduling.watch import SERVER, WORKER, ActorId, Stage, Timeouts
+from replicax.parameter_server.scheduling.watch import SERVER, WORKER, ActorId, Stage
+from replicax.ray_cluster import deadline
 
 DONE = Done([], {}, {}, {}, 0, 0)
 REPORT = Report("node", 7, "cpu", set_up=0)
-TIMEOUTS = Timeouts(stall_timeout=10.0, start_timeout=60.0)
+PATIENCE = deadline.PATIENCE._replace(start=60.0, stall=10.0)
 WORKERS = [ActorId(WORKER, 0), ActorId(WORKER, 1)]
 PS = ActorId(SERVER, 0)
 MINE = ValueError("mine")
@@ -84,7 +85,7 @@ def after(state: SchedulerState, *events: Event) -> SchedulerState:
 
 def fresh(workers: int = 2, servers: int = 1, max_staleness: int | None = None, depth: int = 1) -> SchedulerState:
     """The state at the beginning: workers have not been started."""
-    return SchedulerState.of(Ledger.of(workers, depth, max_staleness), servers, TIMEOUTS)
+    return SchedulerState.of(Ledger.of(workers, depth, max_staleness), servers, PATIENCE)
 
 
 def all_up(**options: Any) -> SchedulerState:

@@ -47,7 +47,8 @@ from replicax.parameter_server.scheduling.events import (
 from replicax.parameter_server.scheduling.ledger import Attempt, Ledger
 from replicax.parameter_server.scheduling.machine import next_state
 from replicax.parameter_server.scheduling.state import SchedulerState
-from replicax.parameter_server.scheduling.watch import SERVER, WORKER, ActorId, Timeouts
+from replicax.parameter_server.scheduling.watch import SERVER, WORKER, ActorId
+from replicax.ray_cluster.deadline import PATIENCE
 
 STALL, START, TICK = 4.0, 30.0, 0.25
 LONGEST = 2000.0  # simulated seconds: then it hangs
@@ -124,7 +125,9 @@ class World(Clock):
         self.closures: list[Closure] = []
         self.recoveries = 0
         self.is_recovering = False
-        self.state = SchedulerState.of(Ledger.of(workers, max_staleness=max_staleness), servers, Timeouts(STALL, START))
+        self.state = SchedulerState.of(
+            Ledger.of(workers, max_staleness=max_staleness), servers, PATIENCE._replace(start=START, stall=STALL)
+        )
 
     def run_all(self) -> None:
         self.run(lambda: self.state.is_idle or self.state.error is not None)

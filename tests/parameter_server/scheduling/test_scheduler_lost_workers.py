@@ -63,7 +63,7 @@ def test_a_function_that_kills_its_workers_does_not_go_on_for_ever(party):
 
 
 def test_a_hung_worker_is_ended_even_while_others_are_busy(party):
-    it = party(workers=2, depth=1, stall_timeout=0.2)
+    it = party(workers=2, depth=1, stall=0.2)
     closures = it.add(500)
     it.wait_for(2)
     deadline = time.monotonic() + SOON
@@ -77,7 +77,7 @@ def test_a_hung_worker_is_ended_even_while_others_are_busy(party):
 
 
 def test_a_worker_that_waits_for_a_hung_server_is_not_ended(party):
-    it = party(workers=1, servers=1, stall_timeout=0.4)
+    it = party(workers=1, servers=1, stall=0.4)
     it.on_recover = lambda reason: it.server_starts(0)
     it.silent.add(ActorId("ps", 0))
     it.add()
@@ -91,7 +91,7 @@ def test_a_worker_that_waits_for_a_hung_server_is_not_ended(party):
 
 
 def test_an_idle_worker_is_watched(party):
-    it = party(workers=2, stall_timeout=0.2)
+    it = party(workers=2, stall=0.2)
     it.silent.add(ActorId("worker", 1))
     eventually(lambda: len(it.events) >= 2)
     assert it.events == [("ended", 1), ("replaced", 1)]
@@ -99,7 +99,7 @@ def test_an_idle_worker_is_watched(party):
 
 
 def test_an_idle_server_is_watched(party):
-    it = party(workers=1, servers=2, stall_timeout=0.2)
+    it = party(workers=1, servers=2, stall=0.2)
     reasons = []
 
     def recover(reason):
@@ -117,7 +117,7 @@ def test_an_idle_server_is_watched(party):
 
 
 def test_join_ends_when_no_worker_comes_any_more(party):
-    it = party(workers=2, stall_timeout=0.2, start_timeout=0.2)
+    it = party(workers=2, stall=0.2, start=0.2)
     it.replaces = False
     (first, *others) = it.add(5)
     for worker in (0, 1):
@@ -135,7 +135,7 @@ def test_join_ends_when_no_worker_comes_any_more(party):
 
 
 def test_a_server_that_is_lost_while_others_are_recovered_is_recovered_too(party):
-    it = party(workers=1, servers=2, stall_timeout=0.2)
+    it = party(workers=1, servers=2, stall=0.2)
     reasons = []
 
     def recover(reason):
@@ -196,7 +196,7 @@ def test_a_server_lost_while_a_step_is_compiled_is_recovered(party):
 
 
 def test_those_who_wait_are_told_when_calls_of_ray_do_not_return(party):
-    it = party(workers=1, stall_timeout=0.2, start_timeout=0.2)
+    it = party(workers=1, stall=0.2, start=0.2)
     go_on = threading.Event()
     it.drop_unused = lambda: go_on.wait(SOON)
     it.add()

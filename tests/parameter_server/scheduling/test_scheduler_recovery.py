@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 import time
 
@@ -204,13 +205,11 @@ def test_an_interrupted_quiet_is_over(party):
     it.add(3)
     it.wait_for(2)
 
-    def interrupted(*_: object):
-        raise KeyboardInterrupt
-
-    wait, it.scheduler._wait = it.scheduler._wait, interrupted
+    interrupt = threading.Timer(0.1, _thread.interrupt_main)
+    interrupt.start()
     with pytest.raises(KeyboardInterrupt), it.scheduler.quiet():
-        pass
-    it.scheduler._wait = wait
+        pytest.fail("two steps are under way")
+    interrupt.join()
     it.answer_all()
 
 

@@ -5,26 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import replicax.parameter_server.scheduling.stats as stats_module
 from replicax.parameter_server.actors.messages import Done
 from replicax.parameter_server.scheduling.stats import Queue, StatsRecorder
+from tests.clock import Clock
 
 IDLE = Queue(0, 0, 2)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(stats_module, "time", clock)
-    return clock
 
 
 def done(behind=None, versions=None, compute=0.5, pulled=100, pushed=10):
@@ -38,8 +23,8 @@ def test_nothing_has_happened():
     assert stats.scalars()["staleness_max"] == 0.0
 
 
-def test_steps_times_and_bytes_add_up(clock):
-    recorder = StatsRecorder(2, 1)
+def test_steps_times_and_bytes_add_up():
+    recorder = StatsRecorder(2, 1, clock := Clock())
     for worker in (0, 0, 1):
         recorder.note(worker, done())
         clock.now += 1
@@ -52,14 +37,14 @@ def test_steps_times_and_bytes_add_up(clock):
     assert stats.queue == IDLE
 
 
-def test_a_rate_counts_the_time_of_the_first_step(clock):
-    recorder = StatsRecorder(1, 1)
+def test_a_rate_counts_the_time_of_the_first_step():
+    recorder = StatsRecorder(1, 1, Clock())
     recorder.note(0, done())
     assert recorder.snapshot(IDLE).steps_per_second == pytest.approx(1.0)
 
 
-def test_rates_are_of_the_last_few_seconds(clock):
-    recorder = StatsRecorder(2, 1)
+def test_rates_are_of_the_last_few_seconds():
+    recorder = StatsRecorder(2, 1, clock := Clock())
     for _ in range(100):
         recorder.note(0, done())
         clock.now += 0.1

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from replicax.parameter_server.scheduling.watch import SERVER, WORKER, ActorId, Stage, Timeouts, Watch
+from replicax.parameter_server.scheduling.watch import SERVER, WORKER, ActorId, Stage, Watch
+from replicax.ray_cluster import deadline
 
 A, B, PS = ActorId(WORKER, 0), ActorId(WORKER, 1), ActorId(SERVER, 0)
-TIMEOUTS = Timeouts(stall_timeout=10.0, start_timeout=60.0)
+PATIENCE = deadline.PATIENCE._replace(start=60.0, stall=10.0)
 
 
 @pytest.fixture
 def watch() -> Watch:
     """Two workers and a server, all up at time 0."""
-    watch = Watch.of(2, 1, TIMEOUTS)
+    watch = Watch.of(2, 1, PATIENCE)
     for actor in (A, B, PS):
         watch = comes_up(watch, actor, 0.0)
     return watch

@@ -10,7 +10,7 @@ import pytest
 import replicax.parameter_server.scheduling.worker_actors as workers_module
 from replicax.parameter_server.actors.messages import Report
 from replicax.parameter_server.scheduling.worker_actors import WorkerActors
-from replicax.ray_cluster import ending_actors as processes
+from replicax.ray_cluster.deadline import PATIENCE
 from tests.parameter_server.fakes import FakeCluster
 
 SOON = 20.0
@@ -29,7 +29,7 @@ class Door:
 
 
 def test_a_start_that_does_not_return_holds_nobody_up_and_comes_too_late(fake_ray, monkeypatch):
-    workers = WorkerActors(FakeCluster(1, 1), [], start_timeout=60, stall_timeout=60)
+    workers = WorkerActors(FakeCluster(1, 1), [], PATIENCE)
     door, settings_for = Door(), workers_module.settings_for
     monkeypatch.setattr(workers_module, "settings_for", door)
     late = threading.Thread(target=workers.start, args=(0, 1), daemon=True)
@@ -54,14 +54,13 @@ def test_a_start_that_does_not_return_holds_nobody_up_and_comes_too_late(fake_ra
 
 def test_ending_a_worker_does_not_wait_for_a_ray_that_does_not_answer(fake_ray, monkeypatch):
     cluster = FakeCluster(1, 1)
-    workers = WorkerActors(cluster, [], start_timeout=60, stall_timeout=60)
+    workers = WorkerActors(cluster, [], PATIENCE._replace(silence=0.2))
     workers.start(0, 1)
     ping = workers.ping(0, 1)
     assert ping is not None
     workers.note_report(0, ping.result(SOON))
     door = Door()
     monkeypatch.setattr("ray.kill", door)
-    monkeypatch.setattr(processes, "_SECONDS_TO_ORDER", 0.2)
     monkeypatch.setattr(cluster, "end_process", lambda *_: pytest.fail("Ray was asked for more"))
     begin = time.monotonic()
     workers.end(0, 1)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
 
 import replicax as rx
-import replicax.parameter_server.variables.remote as variables_module
 from replicax.errors import VariableError
 from replicax.parameter_server.actors.messages import ShardId
 from replicax.parameter_server.variables.remote import Home, home_of, move_to_servers, variable_bytes
 
 ROWS = np.arange(10, dtype=np.float32)
+LARGE = np.arange(2**19, dtype=np.float32)  # The coordinator keeps no copy of it.
 
 
 class Store:
@@ -62,10 +61,10 @@ def home(store):
     return home
 
 
-def placed(home, *servers, parts=1):
-    home.shard(len(ROWS), parts)
+def placed(home, store, *servers, parts=1, rows=10):
+    home.shard(rows, parts)
     home.servers = servers
-    home._store.take(home)
+    store.take(home)
     return home
 
 
@@ -77,7 +76,7 @@ def test_before_it_is_placed_the_value_is_here(home, store):
 
 @pytest.mark.parametrize(("servers", "parts"), [((1,), 1), ((0, 1), 2), ((1, 0, 1), 3)])
 def test_what_is_sent_comes_back(home, store, servers, parts):
-    placed(home, *servers, parts=parts)
+    placed(home, store, *servers, parts=parts)
     assert not home.changed
     store.step(home)
     np.testing.assert_array_equal(home.read(), ROWS + 1)
@@ -93,7 +92,7 @@ def test_the_parts_are_tensorflows(home):
 
 
 def test_a_value_is_fetched_once_for_each_step(home, store):
-    placed(home, 0)
+    placed(home, store, 0)
     home.read()
     assert store.fetched == 0
     for steps in (1, 2):
@@ -103,13 +102,12 @@ def test_a_value_is_fetched_once_for_each_step(home, store):
         assert store.fetched == steps
 
 
-def test_large_values_are_not_kept(home, store, monkeypatch):
-    monkeypatch.setattr(variables_module, "_MOST_CACHED_BYTES", 39)
-    placed(home, 0)
-    assert isinstance(home._array, jax.ShapeDtypeStruct)
-    np.testing.assert_array_equal(home.read(), ROWS)
-    np.testing.assert_array_equal(home.read(), ROWS)
-    assert store.fetched == 2
+def test_large_values_are_not_kept(home, store):
+    home.write(jnp.asarray(LARGE))
+    placed(home, store, 0, rows=len(LARGE))
+    for fetched in (1, 2):
+        np.testing.assert_array_equal(home.read(), LARGE)
+        assert store.fetched == fetched
 
 
 def test_a_copy_is_fetched_from_one_server(home, store):
@@ -121,7 +119,7 @@ def test_a_copy_is_fetched_from_one_server(home, store):
 
 
 def test_an_assigned_value_hides_that_of_the_servers_until_it_is_sent(home, store):
-    placed(home, 0)
+    placed(home, store, 0)
     home.write(jnp.asarray(2 * ROWS))
     store.step(home)
     assert home.changed
@@ -133,7 +131,7 @@ def test_an_assigned_value_hides_that_of_the_servers_until_it_is_sent(home, stor
 
 
 def test_what_is_assigned_while_an_older_value_is_sent_is_sent_next(home, store):
-    placed(home, 0)
+    placed(home, store, 0)
     home.write(jnp.asarray(2 * ROWS))
     home.parts()
     home.write(jnp.asarray(3 * ROWS))
@@ -144,24 +142,23 @@ def test_what_is_assigned_while_an_older_value_is_sent_is_sent_next(home, store)
     assert not home.changed
 
 
-def test_a_server_that_begins_anew_must_be_told(home, monkeypatch):
-    placed(home, 0, 1, parts=2)
+def test_a_server_that_begins_anew_must_be_told(home, store):
+    placed(home, store, 0, 1, parts=2)
     home.forget_servers([2])
     assert not home.changed
     home.forget_servers([1])
     assert home.changed
     assert not home.is_unknown
-    home.write(jnp.asarray(ROWS))
-    monkeypatch.setattr(variables_module, "_MOST_CACHED_BYTES", 0)
-    home._store.take(home)
+    home.write(jnp.asarray(LARGE))
+    placed(home, store, 0, rows=len(LARGE))
     home.forget_servers([0])
     assert home.is_unknown
-    home.write(jnp.asarray(ROWS))
+    home.write(jnp.asarray(LARGE))
     assert not home.is_unknown
 
 
 def test_a_value_that_steps_have_changed_since_is_not_known_any_more(home, store):
-    placed(home, 0)
+    placed(home, store, 0)
     store.step(home)
     home.forget_servers([0])
     assert home.is_unknown
@@ -171,13 +168,11 @@ def test_a_value_that_steps_have_changed_since_is_not_known_any_more(home, store
 
 
 @pytest.mark.parametrize("make", [rx.Variable, keras.Variable], ids=["ours", "keras"])
-def test_a_large_variable_whose_server_was_lost_is_restored_from_a_checkpoint(make, store, monkeypatch, tmp_path):
-    variable = make(ROWS, name="v")
+def test_a_large_variable_whose_server_was_lost_is_restored_from_a_checkpoint(make, store, tmp_path):
+    variable = make(LARGE, name="v")
     home = Home(0, store)
     move_to_servers(variable, home)
-    placed(home, 0)
-    monkeypatch.setattr(variables_module, "_MOST_CACHED_BYTES", 0)  # This process keeps no more than shape and dtype.
-    store.take(home)
+    placed(home, store, 0, rows=len(LARGE))
     checkpoint = rx.Checkpoint(v=variable)
     path = checkpoint.save(tmp_path / "checkpoint")
     store.step(home)
@@ -186,7 +181,7 @@ def test_a_large_variable_whose_server_was_lost_is_restored_from_a_checkpoint(ma
     assert not home.has_value
     checkpoint.restore(path)
     assert not home.is_unknown
-    np.testing.assert_array_equal(home.parts()[0], ROWS)
+    np.testing.assert_array_equal(home.parts()[0], LARGE)
 
 
 @pytest.mark.parametrize("make", [rx.Variable, keras.Variable], ids=["ours", "keras"])
@@ -198,7 +193,7 @@ def test_a_variable_stays_what_it_is(make, store):
     assert isinstance(variable, own)
     assert type(variable).__name__ == own.__name__
     assert home_of(variable) is home
-    placed(home, 0)
+    placed(home, store, 0)
     store.step(home)
     np.testing.assert_array_equal(variable.numpy(), ROWS + 1)
     variable.assign(ROWS)
@@ -219,7 +214,7 @@ def test_tracing_needs_no_numbers(store):
     variable = rx.Variable(ROWS, name="v")
     home = Home(0, store)
     move_to_servers(variable, home)
-    placed(home, 0)
+    placed(home, store, 0)
     store.step(home)
     fetched_while_tracing = []
 

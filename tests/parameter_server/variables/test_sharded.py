@@ -9,6 +9,7 @@ import pytest
 
 import replicax as rx
 from replicax.errors import VariableError
+from replicax.parameter_server.variables.remote import home_of
 from tests.parameter_server.fakes import strategy_of
 
 VALUES = np.arange(10 * 4, dtype=np.float32).reshape(10, 4)
@@ -50,7 +51,7 @@ def test_an_index_means_what_it_means_to_numpy(table, index):
 
 
 def test_only_the_rows_that_are_named_are_fetched(table, monkeypatch):
-    home = table._replicax_home
+    home = home_of(table)
     monkeypatch.setattr(home, "fetch", lambda: pytest.fail("the whole variable was fetched"))
     np.testing.assert_array_equal(table[8], 2 * VALUES[8])
     np.testing.assert_array_equal(table[2:6], 2 * VALUES[2:6])
@@ -176,7 +177,7 @@ def test_scatter_methods_of_a_variable_in_parts(fake_ray):
     "index", [jnp.arange(10) % 3 == 0, jnp.array([8, 0]), jnp.int32(4), (jnp.arange(10) > 5, 1)], ids=str
 )
 def test_an_index_may_be_of_jax(table, index, monkeypatch):
-    monkeypatch.setattr(table._replicax_home, "fetch", lambda: pytest.fail("the whole variable was fetched"))
+    monkeypatch.setattr(home_of(table), "fetch", lambda: pytest.fail("the whole variable was fetched"))
     known = tuple(map(np.asarray, index)) if isinstance(index, tuple) else np.asarray(index)
     np.testing.assert_array_equal(table[index], (2 * VALUES)[known])
 
