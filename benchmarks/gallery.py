@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 MEASURED = ROOT / "benchmarks" / "gallery.json"
 PAGE = ROOT / "docs" / "examples.md"
-LINES, COLUMNS = 2, 88  # of an output that the page shows
+LINES, COLUMNS = 1, 88  # of an output that the page shows
 DEADLINE_S = 280.0
 
 
@@ -42,7 +42,8 @@ class Example(NamedTuple):
         arguments: What follows it.
         launcher: What `replicax run` is given; without it the script runs by itself.
         picture: A picture that it draws, of which the page shows a copy.
-        shows_output: Whether the page shows what it prints; what the schemes of DTensor print is in their guide.
+        shows_output: Whether the page shows how it is run and what it prints; what the schemes of DTensor print is in
+            their guide.
     """
 
     file: str
@@ -131,7 +132,11 @@ def page(measurements: dict[str, Measurement]) -> str:
     for title, examples in SECTIONS.items():
         parts.append(f"## {title}")
         for example in examples:
-            parts += [f"### {example.file}", _about(example, measurements.get(example.command))]
+            found = measurements.get(example.command)
+            if not example.shows_output:
+                parts.append(f"- {_linked(example)}: {_about(example, found)}")
+                continue
+            parts += [f"### {_linked(example)}", _about(example, found), _printed(example, found)]
             if example.picture:
                 parts.append(f"![What `{example.file}` draws]({_copy_of(example)}){{ .picture }}")
     return "\n\n".join(parts) + "\n"
@@ -151,10 +156,17 @@ def _doc(example: Example) -> str:
 
 def _about(example: Example, found: Measurement | None) -> str:
     title = _doc(example).partition("\n")[0]
-    about = f"{title} [Code]({_repository()}/blob/main/examples/{example.file})"
-    printed = [f"$ {example.command}", *(found.output[-LINES:] if found and example.shows_output else [])]
-    text = "\n".join(part for line in printed for part in _cut(line))
-    return f"{about}{f', {found.seconds} s' if found else ''}.\n\n```console\n{text}\n```"
+    return f"{title}{f' {found.seconds} s.' if found else ''}"
+
+
+def _linked(example: Example) -> str:
+    return f"[{example.file}]({_repository()}/blob/main/examples/{example.file})"
+
+
+def _printed(example: Example, found: Measurement | None) -> str:
+    lines = [f"$ {example.command}", *(found.output[-LINES:] if found else [])]
+    text = "\n".join(part for line in lines for part in _cut(line))
+    return f"```console\n{text}\n```"
 
 
 def _repository() -> str:

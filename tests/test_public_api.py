@@ -21,6 +21,7 @@ import pytest
 import replicax as rx
 from replicax.moved import RENAMED
 from tests.each import each
+from tests.tensorflow.names.calls import load_program
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN_NAMES = Path(__file__).parent / "golden" / "public_names.txt"
@@ -135,6 +136,22 @@ def test_every_public_name_is_on_a_page_of_the_api():
     missing = [name for name, _ in public_names() if not name.startswith("__") and shown_as(name) not in page]
     # Modules stand for their members, which are there; the last is another name of default_mesh.
     assert missing == [*MODULES_WITHOUT_WORDS, "dtensor.run_on"]
+
+
+def test_the_api_pages_say_what_the_docstrings_say():
+    """After a change of a docstring or a signature: `python docs/api_text.py`."""
+    pages = load_program("api_text")
+    old = [
+        page.name
+        for page in sorted((ROOT / "docs" / "api").glob("*.md"))
+        if pages.rewritten(page.read_text()) != page.read_text()
+    ]
+    assert old == [], f"These pages are older than the docstrings: {old}. Run: python docs/api_text.py"
+
+
+def test_the_site_gets_the_directives_without_what_is_written_below_them():
+    written = "# A\n\n<!-- ::: replicax.function -->\n### `rx.function`\n\nCompiles.\n<!-- end -->\n\nB\n"
+    assert load_program("api_text").on_page_markdown(written) == "# A\n\n::: replicax.function\n\nB\n"
 
 
 def shown_as(name: str) -> str:

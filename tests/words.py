@@ -1,23 +1,38 @@
 """Counts the words of the documentation: `python -m tests.words`. A page that is too long is not read.
 
-Words are what `wc -w` counts, code and tables included, in README.md and in the pages of `docs/`.
+Words are what `wc -w` counts, code and tables included, in README.md and in the pages of `docs/`. The names
+on the API pages, with the signatures and summaries that `docs/api_text.py` writes from docstrings, are a reference
+list and counted apart.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests import prose
 
 ROOT = Path(__file__).resolve().parent.parent
+# A name on an API page, in a comment, with what is written below it.
+_GENERATED = re.compile(r"^<!-- ::: .*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 MOST_WORDS, MOST_WORDS_OF_A_GUIDE, MOST_LINES_OF_README = 40_000, 1_800, 130
 
 
 def words_by_page() -> dict[str, int]:
-    """Returns the number of words of each page, the longest first."""
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    counted = {str(page.relative_to(ROOT)): len(page.read_text().split()) for page in pages}
+    """Returns the number of words of each page that somebody has written, the longest first."""
+    counted = {name: len(_GENERATED.sub("", text).split()) for name, text in _pages()}
     return dict(sorted(counted.items(), key=lambda item: -item[1]))
+
+
+def reference_words() -> int:
+    """Returns the number of words of the reference list."""
+    return sum(len(found.split()) for _, text in _pages() for found in _GENERATED.findall(text))
+
+
+def _pages() -> Iterator[tuple[str, str]]:
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        yield str(page.relative_to(ROOT)), page.read_text()
 
 
 def main() -> int:
@@ -29,6 +44,7 @@ def main() -> int:
     lines, problems = len((ROOT / "README.md").read_text().splitlines()), len(list(prose.faults()))
     print(f"RESULT readme_lines {lines}")
     print(f"RESULT doc_words {sum(pages.values())}")
+    print(f"RESULT reference_words {reference_words()}")
     print(f"RESULT longest_guide_words {max(guides.values())}")
     print(f"RESULT style_problems {problems}")
     return (

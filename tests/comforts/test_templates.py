@@ -1,4 +1,4 @@
-"""`replicax template` as the page on real clusters writes it: each command there prints what its tool reads."""
+"""`replicax template` as the pages write it: each command there prints what its tool reads."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 from replicax.cli.app import app
 
-PAGE = Path(__file__).parents[2] / "docs" / "guides" / "real-clusters.md"
-COMMANDS = re.findall(r"^replicax (template .*?) > (\S+)$", PAGE.read_text().replace("\\\n", " "), re.MULTILINE)
+GUIDES = Path(__file__).parents[2] / "docs" / "guides"
+TEXT = "".join((GUIDES / f"{page}.md").read_text() for page in ("real-clusters", "multi-host"))
+COMMANDS = re.findall(r"^replicax (template .*?) > (\S+)(?: +#.*)?$", TEXT, re.MULTILINE)
 KINDS = {"kubernetes": ["Service", "Secret", "Job"], "jobset": ["Secret", "JobSet"], "kuberay": ["RayJob"]}
 
 
@@ -47,5 +48,5 @@ def test_a_job_of_vertex_has_its_chief_in_the_first_pool():
     assert "acceleratorType" not in first["machineSpec"]
 
 
-def test_the_page_has_commands():
-    assert {command.split()[1] for command, _ in COMMANDS} >= {"slurm", "kubernetes", "compose"}
+def test_the_pages_have_a_command_for_each_template():
+    assert {command.split()[1] for command, _ in COMMANDS} == {*KINDS, "compose", "gce", "slurm", "vertex"}
