@@ -218,7 +218,19 @@ def test_a_forged_greeting_takes_no_place():
     assert all(isinstance(result, list) for result in (found | others).values()), found
 
 
+def proof_of_other_news():
+    """What process 0 of the job has shown another time."""
+    address = free_address()
+    with meeting(address, 0, count=2, token="secret"), connected(address) as guest:
+        guest.sendall(json.dumps(greeting(processes=2)).encode() + b"\n")
+        with guest.makefile("rb") as lines:
+            while "go" not in (message := json.loads(lines.readline())):
+                guest.sendall(json.dumps({"here": message["ask"]}).encode() + b"\n")
+    return message["proof"]
+
+
 def test_who_listens_in_the_place_of_process_0_learns_no_token_and_is_not_believed():
+    heard_before = proof_of_other_news()
     infos, proofs = (
         [{"number": 0, "session": "a stranger's"}, {}],
         itertools.cycle(["", "known", "signed", "of other news"]),
@@ -235,7 +247,7 @@ def test_who_listens_in_the_place_of_process_0_learns_no_token_and_is_not_believ
                 assert b"secret" not in said
                 known = json.loads(said)["token"]
                 forged = {"": "", "known": known, "signed": shown(known, f"process 0 {json.dumps(infos)}")}
-                forged["of other news"] = shown("secret", f"process 0 {json.dumps([{'number': 0}, {}])}")
+                forged["of other news"] = heard_before
                 answer = {"go": infos, "proof": forged[next(proofs)]}
                 with connection, contextlib.suppress(OSError):
                     connection.sendall(json.dumps(answer).encode() + b"\n")
