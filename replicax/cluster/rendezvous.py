@@ -38,7 +38,6 @@ _SECONDS_BETWEEN_GLANCES = 0.05  # at the work
 _MOST_REPORTED = 20  # processes that a warning names
 _WHILE_CONNECTING = "; all had come, and JAX was connecting them"
 _GUEST, _HOST = "process", "process 0"  # for what the token is shown
-_FIRST_REPORT_AFTER, _SECONDS_BETWEEN_REPORTS = 3.0, 10.0
 
 Infos: TypeAlias = list[dict[str, object]]  # of all processes, in their order, as JSON can hold them
 
@@ -95,7 +94,7 @@ class _Waiting:
         self._work, self._token, self.patience = work, token, patience
         self.address, self.process, self.names, self.timeout_s = address, process, names, timeout_s
         self._start = time.monotonic()
-        self._next_report = self._start + _FIRST_REPORT_AFTER
+        self._next_report = self._start + 3 * patience.again
 
     def begun(self, infos: Infos) -> Work:
         """Begins the work."""
@@ -118,7 +117,7 @@ class _Waiting:
         now = time.monotonic()
         if now < self._next_report:
             return
-        self._next_report = now + _SECONDS_BETWEEN_REPORTS
+        self._next_report = now + 10 * self.patience.again
         if not missing:
             _log.warning("%s has waited %.0f s for others%s", self.names[self.process], now - self._start, note)
             return

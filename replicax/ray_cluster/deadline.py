@@ -16,7 +16,6 @@ _log = logging.getLogger(__name__)
 # later, also on another machine; news of that may take three times as long, since Ray asks its nodes again and again.
 PATIENCE = Patience(start=120.0, silence=5.0, end=10.0, again=1.0, stall=300.0)
 _SECONDS_BETWEEN_LOOKS = 0.2
-_FIRST_REPORT_AFTER, _SECONDS_BETWEEN_REPORTS = 3.0, 10.0
 
 
 class Deadline:
@@ -41,14 +40,21 @@ class Deadline:
         return max(0.0, self.seconds - self.passed)
 
 
-def wait_for(missing: Callable[[], Sequence[str]], total: int, who: str, address: str, deadline: Deadline) -> None:
+def wait_for(
+    missing: Callable[[], Sequence[str]],
+    total: int,
+    who: str,
+    address: str,
+    deadline: Deadline,
+    patience: Patience = PATIENCE,
+) -> None:
     """Returns when nothing is missing any more; raises at the deadline."""
-    next_report = _FIRST_REPORT_AFTER
+    next_report = 3 * patience.again
     while absent := missing():
         found = f"{total - len(absent)} of {total} tasks here after {deadline.passed:.0f} s"
         if not deadline.left:
             raise ClusterTimeoutError(who, deadline.seconds, absent, address, f" ({found})")
         if deadline.passed >= next_report:
             _log.warning("%s; missing %s", found, ", ".join(absent))
-            next_report = deadline.passed + _SECONDS_BETWEEN_REPORTS
+            next_report = deadline.passed + 10 * patience.again
         time.sleep(min(_SECONDS_BETWEEN_LOOKS, deadline.left))

@@ -8,8 +8,8 @@ import sys
 import tempfile
 
 from replicax.ray_cluster import node_reaper
+from replicax.ray_cluster.deadline import PATIENCE
 
-_SECONDS_TO_CLOSE = 30.0
 _LONGEST_BASE = 20  # The path of a Unix socket has 107 bytes at most, of which Ray needs about 64.
 
 
@@ -35,4 +35,4 @@ class Folder:
         """Kills the processes that are left, and removes the folder."""
         if self._keeper.stdin is not None:
             self._keeper.stdin.close()
-        self._keeper.wait(_SECONDS_TO_CLOSE)
+        self._keeper.wait(3 * PATIENCE.end)  # It tries for as long as twice that.

@@ -93,11 +93,9 @@ def test_the_missing_are_named():
     assert (str(again), vars(again)) == (str(found[0]), vars(found[0]))
 
 
-def test_while_it_waits_it_says_for_whom(monkeypatch, caplog):
-    for name in ("_FIRST_REPORT_AFTER", "_SECONDS_BETWEEN_REPORTS"):
-        monkeypatch.setattr(rendezvous, name, 0.1)
+def test_while_it_waits_it_says_for_whom(caplog):
     address = free_address()
-    with caplog.at_level(logging.WARNING), meeting(address, 0, 1):
+    with caplog.at_level(logging.WARNING), meeting(address, 0, 1, patience=CONNECTING._replace(again=0.02)):
         assert soon(lambda: "2 of 3 processes here after 0 s; missing worker:2 at host2:1" in caplog.text)
         assert soon(lambda: caplog.text.count("2 of 3 processes here after") > 4)  # Both say so.
         meet(address, 2, number=2)
