@@ -112,7 +112,7 @@ def _from_address(task: str, address: str, others: Sequence[str]) -> str:
             return ""
         if all(map(_leads_back, others)):
             return own
-        found = _source_towards(others, elsewhere=True)
+        found = _first_source(others, elsewhere=True)
         if found:
             return found
         problem = f"{host!r} means {own} on this machine, {_this_machine()}, which has no route to the others"
@@ -120,7 +120,7 @@ def _from_address(task: str, address: str, others: Sequence[str]) -> str:
 
 
 def _from_others(task: str, others: Sequence[str]) -> str:
-    found = _source_towards(others)
+    found = _first_source(others)
     if not found:
         raise ClusterError(
             f"The address of {task}",
@@ -145,13 +145,13 @@ def _mine(host: str) -> tuple[str, str]:
     return "", f"{host!r} {stands}, {_this_machine()}"
 
 
-def _source_towards(others: Sequence[str], elsewhere: bool = False) -> str:
+def _first_source(others: Sequence[str], elsewhere: bool = False) -> str:
     """Returns the address from which this machine reaches the first other one that it can reach, or `""`."""
-    sources = (_source(ip) for other in others for ip in resolve(_host(other)))
+    sources = (source_towards(ip) for other in others for ip in resolve(_host(other)))
     return next((source for source in sources if source and not (elsewhere and is_loopback(source))), "")
 
 
-def _source(ip: str) -> str:
+def source_towards(ip: str) -> str:
     """Returns the address from which this machine reaches another one; empty if it cannot. It sends nothing."""
     with socket.socket(family(ip), socket.SOCK_DGRAM) as probe:
         try:
@@ -162,7 +162,7 @@ def _source(ip: str) -> str:
 
 
 def _cure(host: str, others: Sequence[str]) -> str:
-    own = _source_towards(others, elsewhere=True)
+    own = _first_source(others, elsewhere=True)
     reached = f"This machine reaches the others from {own}. " if own else ""
     line = "" if _is_ip(host) else f"Let the hosts file or the name service say '{own or 'ADDRESS'} {host}'. "
     return (

@@ -45,7 +45,7 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
             checked_int("group_size", self.group_size, least=1, note=", or None to choose one")
 
     def _all_reduce_sum(self, buffers: list[jax.Array], axis_name: str, num_replicas: int) -> list[jax.Array]:
-        groups = _groups(num_replicas, self.group_size or _default_group_size(num_replicas))
+        groups = _groups(num_replicas, self.group_size or default_group_size(num_replicas))
         heads = [[group[0] for group in groups]]
 
         def total(buffer: jax.Array) -> jax.Array:
@@ -59,9 +59,10 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
         return [total(buffer) for buffer in buffers]
 
 
-def _default_group_size(num_replicas: int) -> int:
+def default_group_size(num_replicas: int) -> int:
+    """Returns about the square root, as a power of two: with another number binary trees waste a round."""
     levels = (num_replicas - 1).bit_length()
-    return 1 << (levels + 1) // 2  # The trees are binary: only a power of two wastes no round.
+    return 1 << (levels + 1) // 2
 
 
 def _groups(num_replicas: int, size: int) -> list[list[int]]:

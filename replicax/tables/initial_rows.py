@@ -139,7 +139,7 @@ class _Evaluation(Interpreter):
                 "computed one by one. Use JAX's default, 'threefry2x32' with jax_threefry_partitionable."
             )
         rows, columns = self._numbers[1].shape[0], math.prod(self._shape[1:])
-        high, low = _places(self._numbers, columns)
+        high, low = places(self._numbers, columns)
         left, right = jax.random.key_data(key)
         hashed = threefry2x32_p.bind(left, right, high, low)
         first, second = (half.reshape(rows, *self._shape[1:]) for half in hashed)
@@ -148,7 +148,7 @@ class _Evaluation(Interpreter):
         return [_Rows((first ^ second).astype(f"uint{width}"))]
 
 
-def _places(numbers: RowNumbers, columns: int) -> RowNumbers:
+def places(numbers: RowNumbers, columns: int) -> RowNumbers:
     """Returns the places in the array of the numbers in rows, `(k, columns)`, as 64 bits in two halves."""
     high, low = numbers
     left, right = low >> _HALF, low & _LOW  # x64 is off in most programs: 64 bits are multiplied by hand

@@ -168,14 +168,14 @@ def test_a_name_that_leads_back_to_this_machine(monkeypatch: pytest.MonkeyPatch)
     two, alone = (detect_cluster(tf_config(["alpha:1", other])).config for other in ("beta:1", "alpha:2"))
     monkeypatch.setattr(own_address, "resolve", lambda host: names.get(host, [host]))
     monkeypatch.setattr(network, "resolve", names.__getitem__)
-    monkeypatch.setattr(own_address, "_source", {"127.0.1.1": "127.0.0.1", "192.0.2.1": "192.0.2.7"}.get)
+    monkeypatch.setattr(own_address, "source_towards", {"127.0.1.1": "127.0.0.1", "192.0.2.1": "192.0.2.7"}.get)
     found = by_name(network.check_addresses(two, {}, timeout_s=0.1))
     assert found["own address"].status is Severity.OK
     assert found["own address"].details == {"address": "192.0.2.7", "resolved": ["127.0.1.1"]}
     assert "means 127.0.1.1 on this machine" in found["own address"].text
     found = by_name(network.check_addresses(alone, {}, timeout_s=0.1))
     assert found["own address"].text == "worker:0 listens at 127.0.1.1"
-    monkeypatch.setattr(own_address, "_source", lambda ip: "")
+    monkeypatch.setattr(own_address, "source_towards", lambda ip: "")
     found = by_name(network.check_addresses(two, {}, timeout_s=0.1))
     assert found["own address"].status is Severity.FAIL
     assert "has no route to the others" in found["own address"].text

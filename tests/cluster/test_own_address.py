@@ -27,7 +27,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         monkeypatch.setattr(socket, "gethostname", lambda: "alpha")
         monkeypatch.setattr(own_address, "resolve", lambda host: names.get(host, [host] if host[0].isdigit() else []))
         monkeypatch.setattr(own_address, "is_mine", lambda ip: ip == mine or ip.startswith("127."))
-        monkeypatch.setattr(own_address, "_source", source)
+        monkeypatch.setattr(own_address, "source_towards", source)
 
     return become
 
@@ -152,4 +152,4 @@ def test_this_machine():
     assert not is_mine("192.0.2.200")
     assert "127.0.0.1" in resolve("localhost")
     assert resolve("no such name") == resolve("x" * 300) == []
-    assert own_address._source("127.0.0.1") == "127.0.0.1"
+    assert own_address.source_towards("127.0.0.1") == "127.0.0.1"

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from replicax.collectives import HierarchicalCopyAllReduce
-from replicax.collectives.hierarchical import _default_group_size
+from replicax.collectives.hierarchical import default_group_size
 from replicax.errors import ArgumentError
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 1), (2, 2), (3, 2), (4, 2), (5, 4), (7, 4), (8, 4), (16, 4), (64, 8)])
 def test_groups_are_about_the_square_root(count, size):
-    assert _default_group_size(count) == size
+    assert default_group_size(count) == size
 
 
 @pytest.mark.daily(6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -52,8 +51,8 @@ def saved(directory: Path, weights: list[float], **options: Any) -> None:
 
 
 def evaluator(directory: Path, **options: Any) -> rx.keras.SidecarEvaluator:
-    options = {"idle_timeout_s": 0.3} | options
-    return rx.keras.SidecarEvaluator(linear(), (X, Y), directory, poll_interval_s=0.05, **options)
+    options = {"idle_timeout_s": 0.3, "poll_interval_s": 0.05} | options
+    return rx.keras.SidecarEvaluator(linear(), (X, Y), directory, **options)
 
 
 def test_checkpoints_are_evaluated_once_in_order_and_the_best_is_kept(tmp_path: Path):
@@ -115,8 +114,7 @@ def test_files_of_model_checkpoint(tmp_path: Path):
 def test_a_half_written_file_is_tried_again(tmp_path: Path):
     file = tmp_path / "1.weights.h5"
     file.write_bytes(b"\x89HDF, but not all of it")
-    sidecar = evaluator(tmp_path, max_evaluations=1, idle_timeout_s=60.0)
-    sidecar._follower.rules = dataclasses.replace(sidecar._follower.rules, poll_s=0.5)
+    sidecar = evaluator(tmp_path, max_evaluations=1, idle_timeout_s=60.0, poll_interval_s=0.5)
     thread = threading.Thread(target=sidecar.start)
     thread.start()
     time.sleep(0.2)

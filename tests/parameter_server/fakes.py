@@ -14,6 +14,7 @@ import ray.cloudpickle
 
 import replicax.parameter_server.strategy as strategy_module
 from replicax.parameter_server import ParameterServerStrategy
+from replicax.parameter_server.actors.worker import RemoteWorker
 
 _numbers = itertools.count()
 _actors: dict[int, _Actor] = {}
@@ -48,7 +49,7 @@ class _Actor:
     """An object whose methods run in threads of its own; arguments and results are copied."""
 
     def __init__(self, cls: type, args: tuple[Any, ...], concurrency: int, groups: dict[str, int]):
-        self.number = next(_numbers)
+        self.number, self.cls, self.args = next(_numbers), cls, args
         self.is_dead = False
         self._threads = ThreadPoolExecutor(concurrency, f"actor-{self.number}")
         self._groups = {
@@ -101,6 +102,12 @@ class _Actor:
         self.kill()
         for threads in (self._threads, *self._groups.values()):
             threads.shutdown(cancel_futures=True)
+
+
+def kill_worker(index: int) -> None:
+    """Kills the worker's actor of the newest life."""
+    [*_, last] = [actor for actor in list(_actors.values()) if actor.cls is RemoteWorker and actor.args[0] == index]
+    last.kill()
 
 
 class Handle:

@@ -38,7 +38,7 @@ def alpha(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (nodes, own_address):
         monkeypatch.setattr(module, "resolve", lambda host: [names.get(host, host)])
         monkeypatch.setattr(module, "is_mine", lambda ip: ip in ("10.0.0.1", "127.0.1.1"))
-    monkeypatch.setattr(own_address, "_source", lambda ip: "127.0.0.1" if ip.startswith("127.") else "10.0.0.1")
+    monkeypatch.setattr(own_address, "source_towards", lambda ip: "127.0.0.1" if ip.startswith("127.") else "10.0.0.1")
 
 
 @pytest.mark.parametrize("alpha_is", ["alpha", "10.0.0.1"])

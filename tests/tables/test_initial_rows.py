@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from replicax.tables.initial_rows import NotByRowsError, _places, initial_rows
+from replicax.tables.initial_rows import NotByRowsError, initial_rows, places
 
 INITIALIZERS = {
     "uniform": lambda: keras.initializers.RandomUniform(seed=1),
@@ -34,7 +34,7 @@ def test_rows_are_those_of_the_whole(name):
 def test_places_are_products_of_64_bits(columns):
     numbers = np.random.default_rng(0).integers(0, 2**63, 20, dtype=np.uint64)
     halves = [jnp.asarray(half.astype(np.uint32)) for half in (numbers >> np.uint64(32), numbers)]
-    high, low = (np.asarray(half).astype(np.uint64) for half in _places(tuple(halves), columns))
+    high, low = (np.asarray(half).astype(np.uint64) for half in places(tuple(halves), columns))
     with np.errstate(over="ignore"):
         wanted = (numbers * np.uint64(columns))[:, None] + np.arange(columns, dtype=np.uint64)
     np.testing.assert_array_equal((high << np.uint64(32)) | low, wanted)

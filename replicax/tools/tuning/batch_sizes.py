@@ -122,7 +122,7 @@ def find_batch_size(
     _check_rows(batch)
     compiled = _of_model(train, replicas) if is_model else _of_step(train, host, replicas)
     device = jax.local_devices()[0] if host is None else _local(host.devices)
-    limit = _Limit(device, memory, reserve)
+    limit = Limit(device, memory, reserve)
     needs: dict[int, int] = {}
 
     def need(units: int) -> int:
@@ -177,7 +177,7 @@ def _guess(known: list[int], need: Callable[[int], int], limit: int) -> int:
     return other + math.floor((limit - need(other)) / slope) if slope > 0 else 2 * max(known)
 
 
-class _Limit:
+class Limit:
     """How many bytes a step may need on a device."""
 
     def __init__(self, device: jax.Device, memory: int | None, reserve: float):

@@ -15,7 +15,7 @@ import ray
 import replicax as rx
 from replicax.errors import CancelledError, ContextError, ProgramError, VariableError
 from tests.parameter_server.compiling.test_exported_programs import batches
-from tests.parameter_server.fakes import strategy_of
+from tests.parameter_server.fakes import kill_worker, strategy_of
 
 pytestmark = pytest.mark.usefixtures("fake_ray")
 
@@ -150,7 +150,7 @@ def test_a_lost_worker_is_replaced_and_nothing_is_applied_twice():
         for i in range(60):
             coordinator.schedule(step, args=(np.float32(1),))
             if i in (20, 40):
-                coordinator._workers._handles[i // 20 - 1].actor.kill()
+                kill_worker(i // 20 - 1)
         coordinator.join(60)
         assert float(count.numpy()) == 60
         deadline = time.monotonic() + 20  # An idle one is missed when it is asked for a sign of life.

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import replicax as rx
-from replicax.tools.tuning.batch_sizes import _Limit, largest
+from replicax.tools.tuning.batch_sizes import Limit, largest
 from tests.contract.problems import batches
 from tests.tools.tuning.problems import loop_of, model_of, values_of
 
@@ -93,10 +93,10 @@ class Device:
 
 
 def test_a_device_that_knows_its_memory_gives_what_others_leave():
-    limit = _Limit(Device({"bytes_limit": 1000, "bytes_in_use": 300}), None, 0.1)
+    limit = Limit(Device({"bytes_limit": 1000, "bytes_in_use": 300}), None, 0.1)
     assert limit.bytes == 900 - 300
     with pytest.raises(rx.errors.ArgumentError, match=r"gpu:0 does not say .* memory=8 \* 2\*\*30"):
-        _Limit(Device(None), None, 0.1)
+        Limit(Device(None), None, 0.1)
 
 
 def test_what_does_not_fit_is_said(mirrored):
