@@ -11,7 +11,7 @@ from replicax.cluster.exchange import Exchange, NumberedExchanges
 
 
 class FakeStore:
-    """Keeps values in memory."""
+    """Keeps values in memory; a key is new, as in JAX's service."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
@@ -37,7 +37,8 @@ class FakeStore:
 
     def delete(self, key: str) -> None:
         with self.changed:
-            self.values = {k: v for k, v in self.values.items() if k != key and not k.startswith(f"{key}/")}
+            for each in [each for each in self.values if each == key or each.startswith(f"{key}/")]:
+                del self.values[each]
 
 
 def in_processes(count: int, run: Callable[[int, NumberedExchanges], Any], timeout_s: float = 20.0) -> list[Any]:

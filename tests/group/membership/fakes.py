@@ -19,42 +19,22 @@ from replicax.group.membership.heartbeat import Watch
 from replicax.group.membership.job_store import JobStore
 from replicax.group.membership.meeting import MemberLostError
 from replicax.group.membership.quorum import QuorumRecord
+from tests.cluster.fake_store import FakeStore
 
 SECONDS = 20.0
 
 
-class MemoryStore:
-    """`replicax.group.membership.job_store.Store` for threads."""
-
-    def __init__(self):
-        self.values: dict[str, bytes] = {}
-        self.changed = threading.Condition()
+class MemoryStore(FakeStore):
+    """`replicax.group.membership.job_store.Store` for threads: a value takes the place of another."""
 
     def put(self, key, value):
         with self.changed:
             self.values[key] = value
             self.changed.notify_all()
 
-    def put_if_absent(self, key, value):
-        with self.changed:
-            if key in self.values:
-                return False
-            self.put(key, value)
-            return True
-
-    def get(self, key, timeout_s):
-        with self.changed:
-            self.changed.wait_for(lambda: key in self.values, timeout_s)
-            return self.values.get(key)
-
     def listing(self, prefix):
         with self.changed:
             return {key: value for key, value in self.values.items() if key.startswith(f"{prefix}/")}
-
-    def delete(self, key):
-        with self.changed:
-            for each in [each for each in self.values if each == key or each.startswith(f"{key}/")]:
-                del self.values[each]
 
 
 class Died(BaseException):
