@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.checkpoint import Contents, places, writing
+from replicax.checkpoint import places, writing
 from replicax.checkpoint.coordination import Coordination
-from replicax.checkpoint.writing import write_in_place
+from replicax.checkpoint.writing import Contents, write_in_place
 from replicax.errors import CheckpointError
 from replicax.keras.chief_writes import write_together
 from tests.cluster.fake_store import FakeStore
