@@ -85,22 +85,21 @@ def head_ip(spec: ClusterSpec) -> str:
 
 def answers(address: str) -> bool:
     """Whether somebody listens at `"host:port"`."""
-    host, port = parse_address(address, "address")
-    try:
-        socket.create_connection((host, port), timeout=2).close()
-    except OSError:
-        return False
-    return True
+    return _failure(address) is None
 
 
 def refuses(address: str) -> bool:
     """Whether the machine of `"host:port"` is there, and nobody listens at the port."""
+    return isinstance(_failure(address), ConnectionRefusedError)
+
+
+def _failure(address: str) -> OSError | None:
     host, port = parse_address(address, "address")
     try:
-        socket.create_connection((host, port), timeout=2).close()
+        socket.create_connection((host, port), timeout=2 * PATIENCE.again).close()
     except OSError as error:
-        return isinstance(error, ConnectionRefusedError)
-    return False
+        return error
+    return None
 
 
 class Node:
