@@ -10,7 +10,7 @@ import pytest
 
 import replicax.keras.all_workers as together
 from replicax.errors import CheckpointError, WorkersDisagreeError
-from replicax.group.health.status import status_of
+from replicax.group.health import status_of
 
 
 @pytest.fixture

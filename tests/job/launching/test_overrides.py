@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import replicax
-from replicax.tools.doctor.findings import Severity
+from replicax.tools.doctor import Severity
 from replicax.tools.doctor.overrides import OF_LAUNCHERS, OVERRIDES, check_overrides
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from replicax.errors import CheckpointError
+from replicax.tensorflow.checkpoints import open_checkpoint
 from replicax.tensorflow.checkpoints.bundle import Bundle, slice_key
 from replicax.tensorflow.checkpoints.crc32c import crc32c, masked
-from replicax.tensorflow.checkpoints.reader import open_checkpoint
 from replicax.tensorflow.checkpoints.tensors import checked_slices
 from tests.migrate import bundles
 from tests.migrate.recorded import identical

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from replicax.errors import CheckpointError
-from replicax.tensorflow.checkpoints.reader import open_checkpoint
+from replicax.tensorflow.checkpoints import open_checkpoint
 
 
 @pytest.fixture

@@ -5,8 +5,9 @@ import pytest
 
 import replicax as rx
 from replicax.errors import CheckpointError
+from replicax.tensorflow.checkpoints import open_checkpoint
 from replicax.tensorflow.checkpoints.matches import Match, Matches
-from replicax.tensorflow.checkpoints.reader import open_checkpoint, without_end
+from replicax.tensorflow.checkpoints.reader import without_end
 from replicax.tensorflow.checkpoints.targets import Targets
 from tests.migrate.bundles import write_bundle
 

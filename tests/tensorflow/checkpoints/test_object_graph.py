@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from replicax.tensorflow.checkpoints.object_graph import SavedTensor, Slot, parsed
+from replicax.tensorflow.checkpoints import SavedTensor, Slot
+from replicax.tensorflow.checkpoints.object_graph import parsed
 from tests.migrate.bundles import message
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import replicax as rx
 from replicax.errors import CheckpointError
-from replicax.tensorflow.checkpoints.reader import TensorFlowCheckpoint
+from replicax.tensorflow.checkpoints import TensorFlowCheckpoint
 from tests.migrate.bundles import write_bundle
 from tests.tensorflow.checkpoints.small import numbers
 

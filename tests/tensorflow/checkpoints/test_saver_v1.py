@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from replicax.errors import CheckpointError
+from replicax.tensorflow.checkpoints import open_checkpoint
 from replicax.tensorflow.checkpoints.bundle import slice_key
-from replicax.tensorflow.checkpoints.reader import open_checkpoint
 from tests.migrate import bundles
 from tests.migrate.bundles import message, varint
 
