@@ -23,6 +23,7 @@ from replicax.checkpoint.policies import (
 )
 from replicax.contracts.group import Group, World
 from replicax.errors import ArgumentError, CheckpointError
+from tests.clock import Clock
 
 HOUR = 3600.0
 
@@ -70,16 +71,6 @@ def test_hours_are_a_number_above_zero(tmp_path: Path, hours: object):
 
 
 # When to save.
-
-
-class Clock:
-    """A clock that a test moves."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Chiefs(Group):

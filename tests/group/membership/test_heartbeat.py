@@ -10,20 +10,14 @@ from replicax.errors import MeetingError
 from replicax.group.membership.heartbeat import Heartbeat, Watch, doing
 from replicax.group.membership.job_store import JobStore
 from replicax.runtime.activity import COMPILE, IDLE, Activity
+from tests.clock import Clock
 from tests.group.membership.fakes import MemoryStore
 
 A, B = Incarnation(0, 0), Incarnation(1, 3)
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
 def test_ages_are_counted_from_the_beginning_of_a_wait():
-    clock = Clock()
+    clock = Clock(100.0)
     watch = Watch(clock)
     beats = {A: b"7:idle", B: b"9:idle"}
     assert watch.silent([A, B], beats, 10.0, 5.0) == set()
@@ -36,7 +30,7 @@ def test_ages_are_counted_from_the_beginning_of_a_wait():
 
 
 def test_a_pulse_alone_is_not_enough():
-    clock = Clock()
+    clock = Clock(100.0)
     watch = Watch(clock)
     for count in range(12):
         clock.now += 1
@@ -45,7 +39,7 @@ def test_a_pulse_alone_is_not_enough():
 
 
 def test_one_that_never_gave_a_sign_is_silent_after_the_same_time():
-    clock = Clock()
+    clock = Clock(100.0)
     watch = Watch(clock)
     watch.silent([A], {}, 10.0, 5.0)
     clock.now += 6

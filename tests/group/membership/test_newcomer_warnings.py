@@ -7,13 +7,7 @@ import warnings
 import pytest
 
 from replicax.group.membership.elastic_group import NewcomerWarnings
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 @pytest.fixture
