@@ -12,7 +12,7 @@ from typing import NamedTuple
 from replicax.cluster.patience import Patience
 
 WORKER, SERVER = "worker", "ps"
-_LONGEST = 8.0  # A machine that is too busy for the time-outs must not have everything restarted forever.
+_LONGEST = 8.0  # times the patience: a machine that is too busy for it must not have everything restarted forever
 _PINGS_IN_A_TIMEOUT, _PINGS_AT_START = 8, 10  # at the start so many in the time of one
 
 
