@@ -16,7 +16,7 @@ class Patience(NamedTuple):
     stall: float = math.inf  # for progress of one that is there; by default it may take any time
 
 
-# For processes that connect with each other. What they do when all are there has at least a minute, and so has the name
+# For processes that connect with each other. Their work has at least a minute when all are there, and so has the name
 # service of a machine that has just started. A process answers within 5 s, even on a busy machine. At the end process 0
 # waits until the others have heard why, and they wait a little longer than it does.
 CONNECTING = Patience(start=60.0, silence=5.0, end=2.0, again=1.0)
