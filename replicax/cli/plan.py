@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
-from replicax.errors import PlanError
+from replicax.errors import ArgumentError, PlanError
 from replicax.errors.exit_codes import ExitCode
-from replicax.planning.process import KINDS, TIMEOUT_S, ScriptFailedError, planned
+from replicax.planning.process import KINDS, TIMEOUT_S, Script, ScriptFailedError, planned
+from replicax.planning.search import Candidate, searched
 from replicax.planning.topologies import Topology
 
 #: The exit code where a step does not fit.
@@ -34,6 +36,12 @@ Hosts = Annotated[
 ]
 Steps = Annotated[str, typer.Option(metavar="KINDS", help="The kinds of steps to plan: train, predict, or both.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Search = Annotated[
+    bool, typer.Option("--search", help="Try other strategies, layouts, meshes, remat and accumulation, and rank them.")
+]
+Jobs = Annotated[
+    int | None, typer.Option(metavar="N", help="How many ways --search plans at a time.", show_default=False)
+]
 Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="How long the script may take to its step.")]
 
 
@@ -43,6 +51,8 @@ def plan(
     hosts: Hosts = None,
     steps: Steps = KINDS[0],
     as_json: Json = False,
+    is_search: Search = False,
+    jobs: Jobs = None,
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
     """Runs a script, unchanged, on devices that need not exist, and reports on its first training step.
@@ -58,11 +68,14 @@ def plan(
             raise PlanError(f"--steps are {', '.join(KINDS)} or both with a comma between, got {steps!r}.")
         if not Path(script).is_file():
             raise PlanError(f"There is no file {script!r}. Write: replicax plan train.py --on v5e:4x4")
-        found = planned(Topology.of(on, hosts), script, arguments, steps=wanted, timeout=timeout)
+        topology = Topology.of(on, hosts)
+        if is_search:
+            _search(Script(script, arguments), topology, jobs, timeout, as_json)
+        found = planned(topology, Script(script, arguments), steps=wanted, timeout=timeout)
     except ScriptFailedError as error:
         typer.echo(f"replicax plan: {error}", err=True)
         raise typer.Exit(error.code) from None
-    except PlanError as error:
+    except (PlanError, ArgumentError) as error:
         typer.echo(f"replicax plan: {error}", err=True)
         raise typer.Exit(ExitCode.USAGE) from None
     if as_json:
@@ -70,3 +83,16 @@ def plan(
     else:
         typer.echo("\n\n".join(map(str, found)))
     raise typer.Exit(ExitCode.OK if all(each.fits for each in found) else DOES_NOT_FIT)
+
+
+def _search(script: Script, on: Topology, jobs: int | None, timeout: float, as_json: bool) -> NoReturn:
+    with typer.progressbar(length=1, label="planning", file=sys.stderr) as bar:
+
+        def told(done: int, known: int, candidate: Candidate) -> None:
+            bar.length = known
+            bar.label = f"{candidate.variation}"
+            bar.update(done - bar.pos)
+
+        found = searched(lambda variation: script, on, jobs=jobs, timeout=timeout, told=told)
+    typer.echo(json.dumps(found.as_dict(), indent=2) if as_json else str(found))
+    raise typer.Exit(ExitCode.OK if found.best is not None else DOES_NOT_FIT)

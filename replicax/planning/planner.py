@@ -58,31 +58,41 @@ def kind_of(program: Program, arrays: Sequence[Any], traced: jax.stages.Traced) 
     """Returns whether a step trains: it assigns variables that are trained, or returns a state that it was given."""
     if any(map(is_trained, program.variables.written)):
         return TRAIN
-    return TRAIN if any(_state_among(_arguments(program, arrays), traced)) else PREDICT
+    return TRAIN if any(_state_among(arguments_of(program, arrays), traced)) else PREDICT
 
 
 def plan_of(
-    program: Program, arrays: Sequence[Any], on: Topology, hosts: int = 1, others: Iterable[VariableLike] = ()
+    program: Program,
+    arrays: Sequence[Any],
+    on: Topology,
+    hosts: int = 1,
+    others: Iterable[VariableLike] = (),
+    *,
+    compiles_all: bool = True,
 ) -> Plan:
     """Returns the plan of a program with arguments like `arrays`; `others` are variables that it does not use.
+
+    It is compiled; unless `compiles_all`, only if its state and batch fit.
 
     Raises:
         ProgramError: The strategy cuts steps in parts.
     """
     strategy = or_null(_strategy_of(program))
     traced = program.trace(arrays)
-    arguments = _arguments(program, arrays)
+    arguments = arguments_of(program, arrays)
     is_state = _state_among(arguments, traced)
     variables = program.variables
     used = list({id(each): each for each in (*variables.updated, *variables.constant, *variables.written)}.values())
-    state = [*_held(used, program, strategy), *_held(others, None, strategy)]
+    state = [*held_by(used, program, strategy), *held_by(others, None, strategy)]
     state += [_held_argument(each) for each, is_own in zip(arguments, is_state, strict=True) if is_own]
     batch = sum(each.bytes for each, is_own in zip(arguments, is_state, strict=True) if not is_own)
     work = work_of(traced.jaxpr)
     begin, refused, compiled = time.perf_counter(), "", None
+    fits = on.memory is None or sum(each.bytes for each in state) + batch <= on.memory
     try:
-        with whole_stacks():
-            compiled = traced.lower().compile()
+        if compiles_all or fits:
+            with whole_stacks():
+                compiled = traced.lower().compile()
     except Exception as error:
         if not lacks_memory(error):
             raise
@@ -98,11 +108,11 @@ def plan_of(
         kind=TRAIN if any(map(is_trained, variables.written)) or any(is_state) else PREDICT,
         on=on,
         hosts=hosts,
-        strategy=_shown(strategy),
+        strategy=shown_strategy(strategy),
         state=tuple(state),
         batch=batch,
         memory=memory,
-        refused=_first_words(refused) if refused else "",
+        refused=first_words(refused) if refused else "",
         largest=has.largest if has is not None else refused_buffers(refused),
         over_time=has.over_time if has is not None else (),
         collectives=sent,
@@ -113,7 +123,7 @@ def plan_of(
     )
 
 
-def _shown(strategy: StrategyBase) -> str:
+def shown_strategy(strategy: StrategyBase) -> str:
     """Returns the strategy as it shows itself, or its name alone where it would list many devices."""
     shown = repr(strategy)
     return shown if len(shown) <= _LONGEST_STRATEGY else type(strategy).__name__
@@ -138,7 +148,8 @@ def _kinds(variables: Sequence[VariableLike]) -> list[str]:
     ]
 
 
-def _held(variables: Iterable[VariableLike], program: Program | None, strategy: StrategyBase) -> list[Held]:
+def held_by(variables: Iterable[VariableLike], program: Program | None, strategy: StrategyBase) -> list[Held]:
+    """Returns what variables take on each device, where a program or else their arrays have them."""
     variables = list(variables)
     found = []
     for each, kind in zip(variables, _kinds(variables), strict=True):
@@ -189,7 +200,7 @@ def _names(
     return found
 
 
-def _arguments(program: Program, arrays: Sequence[Any]) -> list[Argument]:
+def arguments_of(program: Program, arrays: Sequence[Any]) -> list[Argument]:
     """Returns the arrays among the arguments of a step, with their names."""
     args, kwargs = program.arguments(list(arrays))
     found: list[Argument] = []
@@ -287,7 +298,8 @@ def _sent(hlo: str, placement: Placement, work: Work) -> tuple[Sent, ...]:
     return tuple(sorted(found.values(), key=lambda each: -each.bytes))
 
 
-def _first_words(text: str) -> str:
+def first_words(text: str) -> str:
+    """Returns the line of an error that says that memory lacks."""
     lines = [line.strip() for line in text.splitlines() if lacks_memory(line)]
     return (lines or [text])[0][:_LONGEST]
 

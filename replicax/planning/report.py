@@ -262,8 +262,7 @@ class Plan:
     def _work(self, grades: dict[str, str]) -> Shown:
         rows = [("floating-point operations", number(self.flops), grades["flops"])]
         if self.seconds is not None:
-            low, high = self.seconds
-            rows.append(("seconds of a step", f"{_seconds(low)} to {_seconds(high)}", grades["seconds"]))
+            rows.append(("seconds of a step", f"{span(self.seconds)}", grades["seconds"]))
         else:
             why = "the program was not compiled" if self.memory is None else "nothing is published about these devices"
             rows.append(("seconds of a step", "not known", why))
@@ -295,6 +294,15 @@ def number(count: float) -> str:
     ('1.23e+09', '12')
     """
     return f"{count:.3g}" if count >= 10_000 else f"{count:g}"
+
+
+def span(seconds: tuple[float, float]) -> str:
+    """Returns a range of seconds in words.
+
+    >>> span((0.0123, 2.5))
+    '12.3 ms to 2.50 s'
+    """
+    return " to ".join(map(_seconds, seconds))
 
 
 def _seconds(seconds: float) -> str:
