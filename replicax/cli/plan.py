@@ -11,6 +11,7 @@ import typer
 
 from replicax.errors import ArgumentError, PlanError
 from replicax.errors.exit_codes import ExitCode
+from replicax.planning.calibration import calibrate
 from replicax.planning.process import KINDS, TIMEOUT_S, Script, ScriptFailedError, planned
 from replicax.planning.search import Candidate, searched
 from replicax.planning.topologies import Topology
@@ -24,7 +25,7 @@ Command = Annotated[
     typer.Argument(metavar="SCRIPT [ARGUMENTS]", show_default=False, help="The script, as it is."),
 ]
 On = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="DEVICES",
         help="Devices: v5e:4x4, v5p:2x2x2 or v6e:16x16 (TPUs), gpu:8x80GiB, cpu:64.",
@@ -42,17 +43,25 @@ Search = Annotated[
 Jobs = Annotated[
     int | None, typer.Option(metavar="N", help="How many ways --search plans at a time.", show_default=False)
 ]
+Calibrate = Annotated[
+    bool, typer.Option("--calibrate", help="Measure this machine first, and keep that: cpu: plans then tell times.")
+]
+Plot = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Draw memory over the step, PNG, SVG or PDF.", show_default=False)
+]
 Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="How long the script may take to its step.")]
 
 
 def plan(
-    on: On,
+    on: On = None,
     command: Command = None,
     hosts: Hosts = None,
     steps: Steps = KINDS[0],
     as_json: Json = False,
     is_search: Search = False,
     jobs: Jobs = None,
+    is_calibration: Calibrate = False,
+    plot: Plot = None,
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
     """Runs a script, unchanged, on devices that need not exist, and reports on its first training step.
@@ -63,6 +72,12 @@ def plan(
     """
     script, *arguments = command or [""]
     try:
+        if is_calibration:
+            typer.echo(calibrate().table())
+            if on is None and not command:
+                return
+        if on is None:
+            raise PlanError("Say for which devices: --on v5e:4x4, --on gpu:8x80GiB or --on cpu:64.")
         wanted = [kind.strip() for kind in steps.split(",")]
         if not set(wanted) <= set(KINDS) or len(set(wanted)) != len(wanted):
             raise PlanError(f"--steps are {', '.join(KINDS)} or both with a comma between, got {steps!r}.")
@@ -72,6 +87,9 @@ def plan(
         if is_search:
             _search(Script(script, arguments), topology, jobs, timeout, as_json)
         found = planned(topology, Script(script, arguments), steps=wanted, timeout=timeout)
+        if plot is not None:
+            for each in found:
+                each.plot(plot.with_stem(f"{plot.stem}-{each.kind}") if len(found) > 1 else plot)
     except ScriptFailedError as error:
         typer.echo(f"replicax plan: {error}", err=True)
         raise typer.Exit(error.code) from None

@@ -27,6 +27,7 @@ from replicax.contracts.variable_access import (
     shape_of,
 )
 from replicax.planning.buffers import BATCH, buffers_of, refused_buffers
+from replicax.planning.calibration import Calibration, kept
 from replicax.planning.report import ESTIMATED, OPTIMIZER, OTHER, PARAMETERS, Held, Memory, Plan, Sent
 from replicax.planning.topologies import Chip, Topology
 from replicax.planning.work import Work, work_of
@@ -103,6 +104,17 @@ def plan_of(
     text = "" if compiled is None else compiled.as_text() or ""
     sent = _sent(text, strategy.placement, work) if text else ()
     has = buffers_of(text, _names(program, arrays, arguments, is_state)) if text else None
+    seconds_of_step, seconds_by = None, ""
+    if memory is not None and compiled is not None:
+        costs: Any = compiled.cost_analysis() or {}
+        accessed = float(costs.get("bytes accessed", 0.0))  # of each device; XLA takes a loop once
+        calibration = kept() if on.platform == "cpu" else None
+        if on.chip is not None:
+            seconds_of_step = _range(on.chip, on.size, work, memory, sent, accessed, _sizes(strategy.placement))
+            seconds_by = "published figures of the device"
+        elif calibration is not None:
+            seconds_of_step = _calibrated(calibration, on.size, hosts, work, sent, accessed)
+            seconds_by = calibration.origin
     return Plan(
         step=program.name,
         kind=TRAIN if any(map(is_trained, variables.written)) or any(is_state) else PREDICT,
@@ -118,7 +130,8 @@ def plan_of(
         collectives=sent,
         flops=work.flops,
         not_counted=tuple(sorted(work.unknown)),
-        seconds=_range(on.chip, on.size, work, memory, sent, compiled, _sizes(strategy.placement)),
+        seconds=seconds_of_step,
+        seconds_by=seconds_by,
         compile_seconds=seconds,
     )
 
@@ -308,24 +321,33 @@ def first_words(text: str) -> str:
 
 
 def _range(
-    chip: Chip | None,
+    chip: Chip,
     devices: int,
     work: Work,
-    memory: Memory | None,
+    memory: Memory,
     sent: Sequence[Sent],
-    compiled: jax.stages.Compiled | None,
+    accessed: float,
     mesh: Mapping[str, int],
-) -> tuple[float, float] | None:
+) -> tuple[float, float]:
     """Returns the seconds of a step by a roofline, the least and the most that is likely."""
-    if chip is None or memory is None or compiled is None:
-        return None
     computing = work.flops / devices / chip.flops
     # At least all arguments are read and all results written; at most what XLA counts, which takes a loop once.
     least = (memory.arguments + memory.outputs) / chip.memory_bandwidth
-    costs: Any = compiled.cost_analysis() or {}
-    most = max(least, float(costs.get("bytes accessed", 0.0)) / chip.memory_bandwidth)
+    most = max(least, accessed / chip.memory_bandwidth)
     sending = sum(_link_bytes(each, mesh, devices) for each in sent) / chip.link_bandwidth
     return max(computing, least, sending), computing / _COMPUTES + most + sending / _SENDS
+
+
+def _calibrated(
+    calibration: Calibration, devices: int, hosts: int, work: Work, sent: Sequence[Sent], accessed: float
+) -> tuple[float, float]:
+    """Returns the seconds of a step on virtual devices, which share the processors of a machine that was measured."""
+    fast, slow = calibration.flops()
+    read_fast, read_slow = calibration.bandwidth()
+    count, num_bytes = sum(each.count for each in sent), sum(each.bytes for each in sent)
+    least, typical = calibration.sending(count, num_bytes, devices, hosts)
+    reads = accessed * devices
+    return max(work.flops / fast, reads / read_fast) + least, work.flops / slow + reads / read_slow + typical
 
 
 def _link_bytes(sent: Sent, mesh: Mapping[str, int], devices: int) -> float:
