@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -13,6 +13,7 @@ from replicax.errors import ArgumentError, PlanError
 from replicax.errors.exit_codes import ExitCode
 from replicax.planning.calibration import calibrate
 from replicax.planning.process import KINDS, TIMEOUT_S, Script, ScriptFailedError, planned
+from replicax.planning.report import Plan
 from replicax.planning.search import Candidate, searched
 from replicax.planning.topologies import Topology
 
@@ -85,8 +86,14 @@ def plan(
             raise PlanError(f"There is no file {script!r}. Write: replicax plan train.py --on v5e:4x4")
         topology = Topology.of(on, hosts)
         if is_search:
-            _search(Script(script, arguments), topology, jobs, timeout, as_json)
-        found = planned(topology, Script(script, arguments), steps=wanted, timeout=timeout)
+            if wanted != [KINDS[0]]:
+                raise PlanError(f"--search ranks training steps; leave out --steps {steps!r}.")
+            found = _search(Script(script, arguments), topology, jobs, timeout, as_json)
+        else:
+            found = planned(topology, Script(script, arguments), steps=wanted, timeout=timeout)
+            typer.echo(
+                json.dumps([each.as_dict() for each in found], indent=2) if as_json else "\n\n".join(map(str, found))
+            )
         if plot is not None:
             for each in found:
                 each.plot(plot.with_stem(f"{plot.stem}-{each.kind}") if len(found) > 1 else plot)
@@ -96,14 +103,11 @@ def plan(
     except (PlanError, ArgumentError) as error:
         typer.echo(f"replicax plan: {error}", err=True)
         raise typer.Exit(ExitCode.USAGE) from None
-    if as_json:
-        typer.echo(json.dumps([each.as_dict() for each in found], indent=2))
-    else:
-        typer.echo("\n\n".join(map(str, found)))
-    raise typer.Exit(ExitCode.OK if all(each.fits for each in found) else DOES_NOT_FIT)
+    raise typer.Exit(ExitCode.OK if found and all(each.fits for each in found) else DOES_NOT_FIT)
 
 
-def _search(script: Script, on: Topology, jobs: int | None, timeout: float, as_json: bool) -> NoReturn:
+def _search(script: Script, on: Topology, jobs: int | None, timeout: float, as_json: bool) -> list[Plan]:
+    """Prints a ranking; returns the plan of the best that fits, if there is one."""
     with typer.progressbar(length=1, label="planning", file=sys.stderr) as bar:
 
         def told(done: int, known: int, candidate: Candidate) -> None:
@@ -113,4 +117,4 @@ def _search(script: Script, on: Topology, jobs: int | None, timeout: float, as_j
 
         found = searched(lambda variation: script, on, jobs=jobs, timeout=timeout, told=told)
     typer.echo(json.dumps(found.as_dict(), indent=2) if as_json else str(found))
-    raise typer.Exit(ExitCode.OK if found.best is not None else DOES_NOT_FIT)
+    return [found.best.plan] if found.best is not None and found.best.plan is not None else []

@@ -16,5 +16,6 @@ from replicax.planning.planning import plan
 from replicax.planning.report import Held, Memory, Plan, Sent
 from replicax.planning.search import Candidate, Search
 from replicax.planning.topologies import Topology
+from replicax.planning.variations import Variation
 
-__all__ = ["Buffer", "Candidate", "Held", "Memory", "Plan", "Search", "Sent", "Topology", "plan"]
+__all__ = ["Buffer", "Candidate", "Held", "Memory", "Plan", "Search", "Sent", "Topology", "Variation", "plan"]
