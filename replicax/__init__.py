@@ -14,6 +14,9 @@ choose_jax_for_keras()  # The one thing that importing replicax does: it can be 
 __path__.append(f"{__path__[0]}/moved")  # Old import paths of public modules.
 upper_rooms.register(upper_rooms.FIXED_GROUP, lambda: importlib.import_module("replicax.group.fixed_group").FixedGroup)
 upper_rooms.register(upper_rooms.PLANNING, lambda: importlib.import_module("replicax.planning.planning").plan_training)
+upper_rooms.register(
+    upper_rooms.OUT_OF_MEMORY, lambda: importlib.import_module("replicax.planning.out_of_memory").out_of_memory
+)
 upper_rooms.register(upper_rooms.NAME_TABLES, lambda: importlib.import_module("replicax.tensorflow.names").tables())
 upper_rooms.register(
     upper_rooms.TENSORFLOW_CHECKPOINTS, lambda: importlib.import_module("replicax.tensorflow.checkpoints")

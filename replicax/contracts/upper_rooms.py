@@ -13,6 +13,8 @@ from typing import Any
 FIXED_GROUP = "the fixed group"
 #: The tables of other libraries' names.
 NAME_TABLES = "tables of names"
+#: The function that makes an error of XLA's the table of what was where, if memory was lacking.
+OUT_OF_MEMORY = "tables of what was where"
 #: The function that plans a training step of a Keras model.
 PLANNING = "plans"
 #: The module that reads TensorFlow's checkpoints.

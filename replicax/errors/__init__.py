@@ -233,6 +233,10 @@ class ProgramError(ReplicaxError, RuntimeError):
     """A function could not be turned into a compiled program."""
 
 
+class OutOfMemoryError(ProgramError, MemoryError):
+    """A device has not enough memory for a program. The message has a table of what was where."""
+
+
 class InitialValueError(ProgramError):
     """The initial value of a variable depends on values that are known only when the program runs."""
 

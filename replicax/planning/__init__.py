@@ -6,11 +6,16 @@
 3. Where the script makes its first step, the program tells the planner (`context.planner`). `planner.py` adds up the
    state from where the strategy puts it, has the step compiled for the devices, by libtpu for TPUs, and reads what the
    compiled program needs and sends.
-4. `work.py` counts operations in the traced program; `report.py` is the result.
+4. `buffers.py` finds the largest arrays in its text, and the lines that made them; `work.py` counts operations in the
+   traced program; `report.py` is the result.
+5. `search.py` plans a script in many ways (`variations.py`), in processes side by side, and ranks them.
 """
 
+from replicax.planning.buffers import Buffer
 from replicax.planning.planning import plan
 from replicax.planning.report import Held, Memory, Plan, Sent
+from replicax.planning.search import Candidate, Search
 from replicax.planning.topologies import Topology
+from replicax.planning.variations import Variation
 
-__all__ = ["Held", "Memory", "Plan", "Sent", "Topology", "plan"]
+__all__ = ["Buffer", "Candidate", "Held", "Memory", "Plan", "Search", "Sent", "Topology", "Variation", "plan"]

@@ -2,9 +2,9 @@
 
     python -m replicax.planning.child PLAN.json SETTINGS train.py [ARGUMENTS]
 
-`SETTINGS` are JSON: `on`, `hosts`, `steps`. The plans are written to the file, one object for each, when the last step
-that was asked for has been planned; then the process ends. With `--call` in the place of the script a pickled function
-is called.
+`SETTINGS` are JSON: `on`, `hosts`, `steps`, and the `variation` in which it trains, or null. The plans are written to
+the file, one object for each, when the last step that was asked for has been planned; then the process ends. With
+`--call` in the place of the script a pickled function is called.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import runpy
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +24,7 @@ from replicax.errors import PlanError
 from replicax.planning.planner import kind_of, plan_of
 from replicax.planning.report import Plan
 from replicax.planning.topologies import Topology
+from replicax.planning.variations import Variation
 from replicax.program.lifting import Program
 
 CALL = "--call"
@@ -36,15 +37,17 @@ class _Planned(BaseException):
 class _Planner:
     """Plans the first step of each kind that is wanted."""
 
-    def __init__(self, on: Topology, wanted: Sequence[str]):
+    def __init__(self, on: Topology, wanted: Sequence[str], compiles_all: bool = True):
         self._on, self._hosts, self._wanted = on, on.num_hosts(), list(wanted)
+        self._compiles_all = compiles_all
         self.plans: list[Plan] = []
 
     def __call__(self, program: Program, arrays: Sequence[Any]) -> None:
         kind = kind_of(program, arrays, program.trace(arrays))
         if kind not in self._wanted:
             return
-        self.plans.append(plan_of(program, arrays, self._on, self._hosts, _unused(program)))
+        others = _unused(program)
+        self.plans.append(plan_of(program, arrays, self._on, self._hosts, others, compiles_all=self._compiles_all))
         self._wanted.remove(kind)
         if not self._wanted:
             raise _Planned
@@ -104,11 +107,15 @@ def main(arguments: list[str]) -> int:
     settings = json.loads(told)
     on = Topology.of(settings["on"], settings["hosts"])
     begin, failed, plans = time.perf_counter(), "", list[Plan]()
+    finished: Callable[[Plan], Plan] = lambda plan: plan  # noqa: E731
     sys.argv = [target, *rest]
     try:
         _install(on)
         _refuse_others()
-        planner = _Planner(on, settings["steps"])
+        varied = settings["variation"]
+        if varied is not None and target != CALL:
+            finished = Variation(**varied).install()
+        planner = _Planner(on, settings["steps"], compiles_all=varied is None)
         plans = planner.plans
         with context.entered(planner=planner):
             _run(target)
@@ -120,7 +127,7 @@ def main(arguments: list[str]) -> int:
         if not plans and error.code not in (None, 0):
             raise
     found = {
-        "plans": [plan.as_dict() for plan in plans],
+        "plans": [finished(plan).as_dict() for plan in plans],
         "failed": failed,
         "seconds": time.perf_counter() - begin,
     }

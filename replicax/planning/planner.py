@@ -27,6 +27,7 @@ from replicax.contracts.variable_access import (
     shape_of,
 )
 from replicax.planning.buffers import BATCH, buffers_of, refused_buffers
+from replicax.planning.calibration import Calibration, kept
 from replicax.planning.report import ESTIMATED, OPTIMIZER, OTHER, PARAMETERS, Held, Memory, Plan, Sent
 from replicax.planning.topologies import Chip, Topology
 from replicax.planning.work import Work, work_of
@@ -58,31 +59,41 @@ def kind_of(program: Program, arrays: Sequence[Any], traced: jax.stages.Traced) 
     """Returns whether a step trains: it assigns variables that are trained, or returns a state that it was given."""
     if any(map(is_trained, program.variables.written)):
         return TRAIN
-    return TRAIN if any(_state_among(_arguments(program, arrays), traced)) else PREDICT
+    return TRAIN if any(_state_among(arguments_of(program, arrays), traced)) else PREDICT
 
 
 def plan_of(
-    program: Program, arrays: Sequence[Any], on: Topology, hosts: int = 1, others: Iterable[VariableLike] = ()
+    program: Program,
+    arrays: Sequence[Any],
+    on: Topology,
+    hosts: int = 1,
+    others: Iterable[VariableLike] = (),
+    *,
+    compiles_all: bool = True,
 ) -> Plan:
     """Returns the plan of a program with arguments like `arrays`; `others` are variables that it does not use.
+
+    It is compiled; unless `compiles_all`, only if its state and batch fit.
 
     Raises:
         ProgramError: The strategy cuts steps in parts.
     """
     strategy = or_null(_strategy_of(program))
     traced = program.trace(arrays)
-    arguments = _arguments(program, arrays)
+    arguments = arguments_of(program, arrays)
     is_state = _state_among(arguments, traced)
     variables = program.variables
     used = list({id(each): each for each in (*variables.updated, *variables.constant, *variables.written)}.values())
-    state = [*_held(used, program, strategy), *_held(others, None, strategy)]
+    state = [*held_by(used, program, strategy), *held_by(others, None, strategy)]
     state += [_held_argument(each) for each, is_own in zip(arguments, is_state, strict=True) if is_own]
     batch = sum(each.bytes for each, is_own in zip(arguments, is_state, strict=True) if not is_own)
     work = work_of(traced.jaxpr)
     begin, refused, compiled = time.perf_counter(), "", None
+    fits = on.memory is None or sum(each.bytes for each in state) + batch <= on.memory
     try:
-        with whole_stacks():
-            compiled = traced.lower().compile()
+        if compiles_all or fits:
+            with whole_stacks():
+                compiled = traced.lower().compile()
     except Exception as error:
         if not lacks_memory(error):
             raise
@@ -93,27 +104,39 @@ def plan_of(
     text = "" if compiled is None else compiled.as_text() or ""
     sent = _sent(text, strategy.placement, work) if text else ()
     has = buffers_of(text, _names(program, arrays, arguments, is_state)) if text else None
+    seconds_of_step, seconds_by = None, ""
+    if memory is not None and compiled is not None:
+        costs: Any = compiled.cost_analysis() or {}
+        accessed = float(costs.get("bytes accessed", 0.0))  # of each device; XLA takes a loop once
+        calibration = kept() if on.platform == "cpu" else None
+        if on.chip is not None:
+            seconds_of_step = _range(on.chip, on.size, work, memory, sent, accessed, _sizes(strategy.placement))
+            seconds_by = "published figures of the device"
+        elif calibration is not None:
+            seconds_of_step = _calibrated(calibration, on.size, hosts, work, sent, accessed)
+            seconds_by = calibration.origin
     return Plan(
         step=program.name,
         kind=TRAIN if any(map(is_trained, variables.written)) or any(is_state) else PREDICT,
         on=on,
         hosts=hosts,
-        strategy=_shown(strategy),
+        strategy=shown_strategy(strategy),
         state=tuple(state),
         batch=batch,
         memory=memory,
-        refused=_first_words(refused) if refused else "",
+        refused=first_words(refused) if refused else "",
         largest=has.largest if has is not None else refused_buffers(refused),
         over_time=has.over_time if has is not None else (),
         collectives=sent,
         flops=work.flops,
         not_counted=tuple(sorted(work.unknown)),
-        seconds=_range(on.chip, on.size, work, memory, sent, compiled, _sizes(strategy.placement)),
+        seconds=seconds_of_step,
+        seconds_by=seconds_by,
         compile_seconds=seconds,
     )
 
 
-def _shown(strategy: StrategyBase) -> str:
+def shown_strategy(strategy: StrategyBase) -> str:
     """Returns the strategy as it shows itself, or its name alone where it would list many devices."""
     shown = repr(strategy)
     return shown if len(shown) <= _LONGEST_STRATEGY else type(strategy).__name__
@@ -138,7 +161,8 @@ def _kinds(variables: Sequence[VariableLike]) -> list[str]:
     ]
 
 
-def _held(variables: Iterable[VariableLike], program: Program | None, strategy: StrategyBase) -> list[Held]:
+def held_by(variables: Iterable[VariableLike], program: Program | None, strategy: StrategyBase) -> list[Held]:
+    """Returns what variables take on each device, where a program or else their arrays have them."""
     variables = list(variables)
     found = []
     for each, kind in zip(variables, _kinds(variables), strict=True):
@@ -189,7 +213,7 @@ def _names(
     return found
 
 
-def _arguments(program: Program, arrays: Sequence[Any]) -> list[Argument]:
+def arguments_of(program: Program, arrays: Sequence[Any]) -> list[Argument]:
     """Returns the arrays among the arguments of a step, with their names."""
     args, kwargs = program.arguments(list(arrays))
     found: list[Argument] = []
@@ -287,7 +311,8 @@ def _sent(hlo: str, placement: Placement, work: Work) -> tuple[Sent, ...]:
     return tuple(sorted(found.values(), key=lambda each: -each.bytes))
 
 
-def _first_words(text: str) -> str:
+def first_words(text: str) -> str:
+    """Returns the line of an error that says that memory lacks."""
     lines = [line.strip() for line in text.splitlines() if lacks_memory(line)]
     return (lines or [text])[0][:_LONGEST]
 
@@ -296,24 +321,33 @@ def _first_words(text: str) -> str:
 
 
 def _range(
-    chip: Chip | None,
+    chip: Chip,
     devices: int,
     work: Work,
-    memory: Memory | None,
+    memory: Memory,
     sent: Sequence[Sent],
-    compiled: jax.stages.Compiled | None,
+    accessed: float,
     mesh: Mapping[str, int],
-) -> tuple[float, float] | None:
+) -> tuple[float, float]:
     """Returns the seconds of a step by a roofline, the least and the most that is likely."""
-    if chip is None or memory is None or compiled is None:
-        return None
     computing = work.flops / devices / chip.flops
     # At least all arguments are read and all results written; at most what XLA counts, which takes a loop once.
     least = (memory.arguments + memory.outputs) / chip.memory_bandwidth
-    costs: Any = compiled.cost_analysis() or {}
-    most = max(least, float(costs.get("bytes accessed", 0.0)) / chip.memory_bandwidth)
+    most = max(least, accessed / chip.memory_bandwidth)
     sending = sum(_link_bytes(each, mesh, devices) for each in sent) / chip.link_bandwidth
     return max(computing, least, sending), computing / _COMPUTES + most + sending / _SENDS
+
+
+def _calibrated(
+    calibration: Calibration, devices: int, hosts: int, work: Work, sent: Sequence[Sent], accessed: float
+) -> tuple[float, float]:
+    """Returns the seconds of a step on virtual devices, which share the processors of a machine that was measured."""
+    fast, slow = calibration.flops()
+    read_fast, read_slow = calibration.bandwidth()
+    count, num_bytes = sum(each.count for each in sent), sum(each.bytes for each in sent)
+    least, typical = calibration.sending(count, num_bytes, devices, hosts)
+    reads = accessed * devices
+    return max(work.flops / fast, reads / read_fast) + least, work.flops / slow + reads / read_slow + typical
 
 
 def _link_bytes(sent: Sent, mesh: Mapping[str, int], devices: int) -> float:

@@ -9,8 +9,9 @@ import replicax.context as context
 from replicax.contracts.strategy import StrategyBase
 from replicax.errors import ArgumentError
 from replicax.planning.planner import plan_of
-from replicax.planning.process import KINDS, TIMEOUT_S, planned
+from replicax.planning.process import KINDS, TIMEOUT_S, Call, Script, planned
 from replicax.planning.report import Plan
+from replicax.planning.search import search
 from replicax.planning.topologies import Topology
 from replicax.program.call_checks import check_function
 from replicax.program.function import Function, function
@@ -54,6 +55,8 @@ def plan(
             planned, such as parameter servers.
         ProgramError: The strategy cuts steps in parts.
 
+    `rx.plan.search(step, args, on=...)` tries strategies, layouts and meshes, and ranks them.
+
     Example:
         >>> import numpy as np
         >>> strategy = rx.MirroredStrategy()
@@ -79,8 +82,8 @@ def plan(
             )
         import cloudpickle
 
-        made = cloudpickle.dumps(_Call(step, tuple(args), strategy))
-        (found,) = planned(Topology.of(on, hosts), "--call", steps=(steps,), pickled=made, timeout=timeout)
+        script = Script("--call", pickled=cloudpickle.dumps(Call(step, tuple(args), strategy)))
+        (found,) = planned(Topology.of(on, hosts), script, steps=(steps,), timeout=timeout)
         return found
     if hosts is not None:
         raise ArgumentError(f"hosts={hosts!r} goes with `on`.")
@@ -93,19 +96,7 @@ def plan(
     return plan_of(program, arrays, Topology.present(_devices_of(program, strategy)))
 
 
-class _Call:
-    """A function that plays a script."""
-
-    def __init__(self, step: PyTreeFunction, args: tuple[PyTree, ...], make: Callable[[], StrategyBase] | None):
-        self._step, self._args, self._make = step, args, make
-
-    def __call__(self) -> None:
-        if self._make is None:
-            self._step(*self._args)
-            return
-        strategy: Any = self._make()
-        with strategy.scope():
-            self._step(*self._args)
+plan.search = search  # type: ignore[attr-defined]  # `rx.plan.search`
 
 
 def _under(strategy: StrategyBase, step: PyTreeFunction) -> Function[..., PyTree]:

@@ -2,22 +2,57 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+from replicax.contracts.strategy import StrategyBase
 from replicax.errors import PlanError
 from replicax.errors.exit_codes import ExitCode, describe, from_returncode
 from replicax.planning.report import Plan
 from replicax.planning.topologies import Topology
+from replicax.planning.variations import Variation
+from replicax.typing import PyTree, PyTreeFunction
 
 #: How long a script may take to its first step: it reads its data as ever.
 TIMEOUT_S = 1800.0
 KINDS = ("train", "predict")
+
+
+@dataclasses.dataclass(frozen=True)
+class Script:
+    """What a process runs to be planned.
+
+    Attributes:
+        target: The path of a script, or `"--call"`.
+        arguments: Its arguments.
+        pickled: The function that is called with `"--call"`.
+    """
+
+    target: str
+    arguments: Sequence[str] = ()
+    pickled: bytes | None = None
+
+
+class Call:
+    """A function that plays a script."""
+
+    def __init__(self, step: PyTreeFunction, args: tuple[PyTree, ...], make: Callable[[], StrategyBase] | None):
+        self._step, self._args, self._make = step, args, make
+
+    def __call__(self) -> None:
+        if self._make is None:
+            self._step(*self._args)
+            return
+        strategy: Any = self._make()
+        with strategy.scope():
+            self._step(*self._args)
 
 
 class ScriptFailedError(PlanError):
@@ -34,14 +69,15 @@ class ScriptFailedError(PlanError):
 
 def planned(
     on: Topology,
-    target: str,
-    arguments: Sequence[str] = (),
+    script: Script,
     *,
     steps: Sequence[str] = KINDS[:1],
-    pickled: bytes | None = None,
     timeout: float = TIMEOUT_S,
+    variation: Variation | None = None,
 ) -> list[Plan]:
     """Returns the plans of a script's first steps, one for each kind; its output goes to standard error.
+
+    With a `variation` it trains in that way, and is not compiled if its state alone does not fit.
 
     Raises:
         PlanError: It comes to no such step, or uses what cannot be planned; or takes longer than `timeout` seconds.
@@ -51,19 +87,21 @@ def planned(
     on.prepare(environ)
     found_in = [*environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path]
     environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in found_in if path))
-    told = json.dumps({"on": on.name, "hosts": None if on.platform == "tpu" else on.hosts, "steps": list(steps)})
+    varied = None if variation is None else dataclasses.asdict(variation)
+    hosts = None if on.platform == "tpu" else on.hosts
+    told = json.dumps({"on": on.name, "hosts": hosts, "steps": list(steps), "variation": varied})
     with tempfile.TemporaryDirectory(prefix="replicax-plan-") as folder:
         out = Path(folder, "plans.json")
-        command = [sys.executable, "-m", "replicax.planning.child", str(out), told, target, *arguments]
-        stdin = None if pickled is None else subprocess.PIPE
+        command = [sys.executable, "-m", "replicax.planning.child", str(out), told, script.target, *script.arguments]
+        stdin = None if script.pickled is None else subprocess.PIPE
         with subprocess.Popen(command, env=environ, stdin=stdin, stdout=_error_output()) as process:
             try:
-                process.communicate(pickled, timeout)
+                process.communicate(script.pickled, timeout)
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise PlanError(
-                    f"{target} has not come to its step after {timeout:g} s. It runs as ever until then: let it read "
-                    "less data, or give it more time."
+                    f"{script.target} has not come to its step after {timeout:g} s. It runs as ever until then: let it "
+                    "read less data, or give it more time."
                 ) from None
             except BaseException:
                 process.kill()

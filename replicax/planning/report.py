@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import os
+from typing import TYPE_CHECKING, Any
 
 from replicax.contracts.shown import Shown, html_table, in_columns, joined
+from replicax.errors import PlanError
 from replicax.planning.buffers import Buffer
 from replicax.planning.topologies import Topology
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 EXACT, ESTIMATED = "exact", "estimated"
 PARAMETERS, OPTIMIZER, OTHER = "parameters", "optimizer state", "other state"
@@ -104,7 +110,8 @@ class Plan:
         flops: Floating-point operations on all devices together, counted in the traced program.
         not_counted: Operations without a number of them; loops of unknown length count once.
         seconds: From a step that keeps all limits of the devices busy at once to one that keeps them busy one after the
-            other, at less than their limits; None where nothing is published about the devices.
+            other, at less than their limits; None where nothing is known about the devices.
+        seconds_by: Where the limits come from: published figures, or a machine that was measured.
         compile_seconds: How long it took to compile.
         note: What could not be planned, and why; empty mostly.
     """
@@ -124,6 +131,7 @@ class Plan:
     flops: int
     not_counted: tuple[str, ...]
     seconds: tuple[float, float] | None
+    seconds_by: str
     compile_seconds: float
     note: str = ""
 
@@ -200,7 +208,7 @@ class Plan:
             "over_time": f"{ESTIMATED} from the order of the program",
             "collectives": by,
             "flops": counted,
-            "seconds": ESTIMATED,
+            "seconds": f"{ESTIMATED} by {self.seconds_by}" if self.seconds_by else ESTIMATED,
         }
 
     @property
@@ -262,12 +270,59 @@ class Plan:
     def _work(self, grades: dict[str, str]) -> Shown:
         rows = [("floating-point operations", number(self.flops), grades["flops"])]
         if self.seconds is not None:
-            low, high = self.seconds
-            rows.append(("seconds of a step", f"{_seconds(low)} to {_seconds(high)}", grades["seconds"]))
+            rows.append(("seconds of a step", f"{span(self.seconds)}", grades["seconds"]))
         else:
-            why = "the program was not compiled" if self.memory is None else "nothing is published about these devices"
+            why = "the program was not compiled" if self.memory is None else self._unknown
             rows.append(("seconds of a step", "not known", why))
         return Shown(in_columns(rows), html_table(("a step", "", "grade"), rows))
+
+    @property
+    def _unknown(self) -> str:
+        more = ": replicax plan --calibrate measures this machine" if self.on.platform == "cpu" else ""
+        return f"nothing is published about these devices{more}"
+
+    def plot(
+        self, path: str | os.PathLike[str] | None = None, *, dark: bool = False, axes: Axes | None = None
+    ) -> Figure:
+        """Draws the memory of each device in the course of the step, estimated from the order of the program.
+
+        Args:
+            path: The file to write, PNG, SVG or PDF; None to write none.
+            dark: Whether the ground is dark.
+            axes: Axes of matplotlib to draw on instead of a new figure.
+
+        Raises:
+            ArgumentError: Matplotlib is not installed; `path` cannot be written.
+            PlanError: The step was not compiled.
+        """
+        from replicax.tools.plots.style import Palette, drawn, with_unit
+
+        if not self.over_time:
+            raise PlanError(f"There is nothing to draw, since the program was not compiled: {self.verdict}")
+
+        def draw(axes: Axes, colors: Palette) -> None:
+            from matplotlib.ticker import FuncFormatter
+
+            at = range(len(self.over_time))
+            axes.fill_between(at, self.over_time, step="mid", color=colors.series[0], alpha=0.3, linewidth=0)
+            axes.step(at, self.over_time, where="mid", color=colors.series[0])
+            held = self.state_bytes + self.batch
+            axes.axhline(held, color=colors.text, linewidth=0.8, linestyle=":")
+            axes.annotate(
+                "state and batch", (0, held), (2, 3), textcoords="offset points", color=colors.text, fontsize=8.5
+            )
+            if self.on.memory is not None and self.on.memory < 3 * max(self.over_time):
+                axes.axhline(self.on.memory, color=colors.series[1], linewidth=1)
+                axes.annotate(
+                    f"memory of {self.on.name}", (0, self.on.memory), (2, 3), textcoords="offset points",
+                    color=colors.text, fontsize=8.5,
+                )  # fmt: skip
+            axes.set_ylim(bottom=0)
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda count, _: with_unit(count)))
+            axes.set_xticks([])
+            axes.set_xlabel("in the course of the step")
+
+        return drawn(draw, title=f"Memory of a device: {self.step}", path=path, dark=dark, axes=axes)
 
     def __str__(self) -> str:
         return str(self.table())
@@ -295,6 +350,15 @@ def number(count: float) -> str:
     ('1.23e+09', '12')
     """
     return f"{count:.3g}" if count >= 10_000 else f"{count:g}"
+
+
+def span(seconds: tuple[float, float]) -> str:
+    """Returns a range of seconds in words.
+
+    >>> span((0.0123, 2.5))
+    '12.3 ms to 2.50 s'
+    """
+    return " to ".join(map(_seconds, seconds))
 
 
 def _seconds(seconds: float) -> str:

@@ -24,7 +24,9 @@ import jax
 
 import replicax.context as context
 import replicax.runtime.activity as activity
+from replicax.compat.jax_errors import lacks_memory
 from replicax.compat.jax_tracing import Trace, is_tracing
+from replicax.contracts import upper_rooms
 from replicax.contracts.strategy import CompiledStep, StrategyBase, or_null
 from replicax.contracts.variable_access import VariableLike
 from replicax.errors import ProgramError
@@ -147,9 +149,15 @@ class Program:
         """Runs the program on arguments of its signature, updates the variables and returns the result."""
         if self._planner is not None:
             return self._told(self._planner, arrays)
-        if not self._first:
-            return self._last(arrays)
-        result = self._first[0](arrays)
+        try:
+            if not self._first:
+                return self._last(arrays)
+            result = self._first[0](arrays)
+        except RuntimeError as error:
+            told = upper_rooms.load(upper_rooms.OUT_OF_MEMORY)(self, arrays, error) if _lacks_memory(error) else None
+            if told is None:
+                raise
+            raise told from None
         del self._first[0]
         return result
 
@@ -234,3 +242,7 @@ class Program:
         """Returns the arguments of the function, with `arrays` in the places of their arrays."""
         args, kwargs = self._structure.rebuild(arrays)
         return args, kwargs
+
+
+def _lacks_memory(error: RuntimeError) -> bool:
+    return any(isinstance(each, RuntimeError) and lacks_memory(each) for each in (error, error.__cause__))

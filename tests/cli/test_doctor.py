@@ -305,6 +305,7 @@ def test_a_strategy_is_chosen_by_devices_memory_and_hosts(devices, hosts, parame
     choice = choose(devices, hosts, parameters)
     assert choice.strategy == strategy
     assert says in " ".join(choice.reasons)
+    assert ("replicax plan train.py" in " ".join(choice.reasons)) is (parameters is not None)
     assert ("--hosts host1,host2,host3,host4" in choice.command) is (hosts > 1 and devices[0]["platform"] == "gpu")
 
 

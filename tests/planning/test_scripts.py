@@ -120,3 +120,29 @@ def test_the_compiler_of_tpus_says_what_a_step_needs():
     assert [each.axis for each in plan.collectives if each.kind == "all-reduce"] == ["replica"]
     assert plan.fits
     assert plan.seconds[0] <= plan.seconds[1]
+
+
+def test_a_search_ranks_what_fits_and_says_what_to_write():
+    found = rx.plan.search(_train, (64,), on="cpu:1x1GiB")
+    [only] = found.candidates
+    assert found.best is only
+    assert only.plan.bytes_of("parameters") == 256 * 64 * 4
+    assert only.lines == ["strategy = rx.OneDeviceStrategy(device='cpu:0')"]
+    assert "fits: " in str(found)
+    assert "strategy = rx.OneDeviceStrategy(device='cpu:0')" in str(found).splitlines()[-1]
+
+
+@pytest.mark.nightly
+def test_a_search_tries_remat_and_accumulation_where_temporaries_do_not_fit():
+    result = asked(SCRIPT, "--on", "gpu:2x0.004GiB", "--search", "--json", "MirroredStrategy", "64", "20000")
+    found = json.loads(result.stdout)["candidates"]
+    ways = {
+        (each["variation"]["strategy"], each["variation"]["remat"], each["variation"]["accumulation"]) for each in found
+    }
+    assert {("MirroredStrategy", False, 1), ("FullyShardedStrategy", False, 1), ("LayoutStrategy", False, 1)} <= ways
+    assert any(remat for _, remat, _ in ways)
+    assert any(accumulation > 1 for *_, accumulation in ways)
+    assert [each["fits"] for each in found] == sorted((each["fits"] for each in found), reverse=True)
+    pruned = [each for each in found if each["plan"] and each["plan"]["memory"] is None]
+    assert all("does not fit: " in each["reason"] for each in pruned)
+    assert result.exit_code == (0 if found[0]["fits"] else 3)

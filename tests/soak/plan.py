@@ -2,9 +2,11 @@
 
 For each pair of step and strategy: the state of a plan for eight devices is that of the arrays after a real step on
 eight virtual devices, and its collectives are those of the program that was compiled there. With libtpu each pair is
-compiled for a TPU slice, too.
+compiled for TPU slices, too.
 
-Usage: python tests/soak/plan.py [--pairs 44] [--tpu v5e:2x4]
+A busy machine runs it in parts: `--part 3/8` is the third of eight. `--merge` adds up what the parts have kept.
+
+Usage: python tests/soak/plan.py [--part K/N] [--out FILE] [--tpu v5e:2x4,v6e:2x4] | --merge FILE ...
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ if __name__ == "__main__":
     os.environ["JAX_PLATFORMS"] = "cpu"  # Where libtpu is installed, JAX would look for TPUs first.
 
 import argparse
+import contextlib
 import importlib.util
+import json
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -31,7 +36,7 @@ import replicax.context as context
 from replicax.errors import ReplicaxError
 from replicax.planning import Plan, Topology
 from replicax.planning.planner import kind_of, plan_of
-from tests.soak.plan_steps import STEPS, STRATEGIES
+from tests.soak.plan_steps import PAIRS, loop_optax, loop_sgd, mirrored, name_of, part_of, workers
 
 
 class _Recorder:
@@ -56,51 +61,85 @@ def _bytes_here(array: jax.Array) -> int:
 
 def _really(step: Any, make: Any) -> _Recorder:
     recorder = _Recorder()
-    with context.entered(planner=recorder), make().scope():
+    with context.entered(planner=recorder), contextlib.nullcontext() if make is None else make().scope():
         step()
     assert recorder.plan is not None, step.__name__
     return recorder
 
 
+def _compared(step: Any, make: Any, slices: Sequence[str]) -> dict[str, Any]:
+    """Returns what was found about a pair."""
+    real = _really(step, make)
+    begin = time.perf_counter()
+    plan = rx.plan(step, strategy=make, on="cpu:8", hosts=2 if make is workers else None)
+    seconds = time.perf_counter() - begin
+    own = sum(each.bytes for each in plan.state if not each.name.startswith("argument"))
+    assert real.plan is not None
+    planned, held = (own, plan.batch), (real.held, real.plan.batch)
+    if planned != held:
+        print(f"  planned {planned} bytes of state and batch, held {held}")
+    if plan.collectives != real.plan.collectives:
+        print(f"  planned {plan.collectives}\n  compiled {real.plan.collectives}")
+    compiled = []
+    for on in slices:
+        try:
+            found = rx.plan(step, strategy=make, on=on)
+        except ReplicaxError as error:
+            print(f"  {on}: {error}")
+        else:
+            compiled += [on] * (found.memory is not None)
+    same = {"state": planned == held, "collectives": plan.collectives == real.plan.collectives}
+    return {"name": name_of(step, make), **same, "seconds": seconds, "compiled": compiled}
+
+
+def _peaks(on: str) -> list[bool]:
+    """Returns of steps written in plain JAX whether a plan's memory is what the compiler says of them."""
+    same = []
+    for step in (loop_sgd, loop_optax):
+        script = str(Path(__file__).with_name("plan_by_hand.py"))
+        done = subprocess.run([sys.executable, script, on, step.__name__], capture_output=True, text=True, check=True)
+        by_hand = json.loads(done.stdout.splitlines()[-1])
+        memory = rx.plan(step, strategy=mirrored, on=on).memory
+        assert memory is not None
+        planned = {name: getattr(memory, name) for name in by_hand}
+        print(f"{step.__name__} on {on}: planned {planned}, by hand {by_hand}", flush=True)
+        same.append(planned == by_hand)
+    return same
+
+
+def _results(found: Sequence[dict[str, Any]]) -> None:
+    print(f"RESULT plan_pairs {len(found)}")
+    print(f"RESULT plan_state_exact {sum(each['state'] for each in found) / len(found):.3f}")
+    print(f"RESULT plan_collectives_exact {sum(each['collectives'] for each in found) / len(found):.3f}")
+    print(f"RESULT plan_longest_seconds {max(each['seconds'] for each in found):.1f}")
+    print(f"RESULT tpu_compiled_steps {sum(len(each['compiled']) for each in found)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=len(STEPS) * len(STRATEGIES))
-    parser.add_argument("--tpu", default="v5e:2x4")
+    parser.add_argument("--part", default="1/1")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--tpu", default="v5e:2x4,v6e:2x4")
+    parser.add_argument("--merge", type=Path, nargs="+")
     args = parser.parse_args()
+    if args.merge:
+        _results([json.loads(line) for path in args.merge for line in path.read_text().splitlines()])
+        return
     rx.config.set_virtual_devices(8)
-    pairs = [(step, make) for step in STEPS for make in STRATEGIES]
-    stride = max(1, len(pairs) // args.pairs)
-    pairs = pairs[::stride][: args.pairs]
-    has_libtpu = importlib.util.find_spec("libtpu") is not None
-    same_state = same_sent = compiled = 0
-    seconds = []
-    for step, make in pairs:
-        name = f"{step.__name__} under {make.__name__}"
-        real = _really(step, make)
-        begin = time.perf_counter()
-        plan = rx.plan(step, strategy=make, on="cpu:8")
-        seconds.append(time.perf_counter() - begin)
-        own = sum(each.bytes for each in plan.state if not each.name.startswith("argument"))
-        is_same_state = (own, plan.batch) == (real.held, real.plan.batch)
-        is_same_sent = plan.collectives == real.plan.collectives
-        same_state += is_same_state
-        same_sent += is_same_sent
-        print(f"{name}: state {is_same_state}, collectives {is_same_sent}, {seconds[-1]:.1f} s", flush=True)
-        if not is_same_state:
-            print(f"  planned {own}, held {real.held}; of the batch {plan.batch}, {real.plan.batch}")
-        if not is_same_sent:
-            print(f"  planned {plan.collectives}\n  compiled {real.plan.collectives}")
-        if has_libtpu:
-            try:
-                compiled += rx.plan(step, strategy=make, on=args.tpu).memory is not None
-            except ReplicaxError as error:
-                print(f"  {args.tpu}: {error}")
-    print(f"RESULT plan_pairs {len(pairs)}")
-    print(f"RESULT plan_state_exact {same_state / len(pairs):.3f}")
-    print(f"RESULT plan_collectives_exact {same_sent / len(pairs):.3f}")
-    print(f"RESULT plan_seconds {max(seconds):.1f}")
-    if has_libtpu:
-        print(f"RESULT tpu_compiled_steps {compiled}")
+    part, parts = map(int, args.part.split("/"))
+    slices = [on for on in args.tpu.split(",") if on] if importlib.util.find_spec("libtpu") is not None else []
+    found = []
+    for step, make in part_of(PAIRS, part, parts):
+        each = _compared(step, make, slices)
+        print(each, flush=True)
+        found.append(each)
+        if args.out is not None:
+            with args.out.open("a") as out:
+                print(json.dumps(each), file=out)
+    _results(found)
+    if slices and part == 1:
+        same = [each for on in slices for each in _peaks(on)]
+        print(f"RESULT plan_tpu_peak_equal {sum(same) / len(same):.3f}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 os.environ["KERAS_BACKEND"] = "jax"
@@ -59,6 +59,38 @@ def fit_batch_norm() -> None:
 
 def fit_uneven() -> None:
     _fit(_dense, rows=ROWS - 3)
+
+
+def fit_accumulated() -> None:
+    _fit(_dense, keras.optimizers.Adam(gradient_accumulation_steps=2))
+
+
+def fit_layer_norm() -> None:
+    _fit(lambda: _dense(keras.layers.LayerNormalization(), keras.layers.Dense(256, "gelu")))
+
+
+def fit_attention() -> None:
+    def attends() -> keras.Model:
+        layers = keras.layers
+        inputs = keras.Input([32, 64])
+        x = layers.MultiHeadAttention(4, 16)(inputs, inputs)
+        return keras.Model(inputs, layers.Dense(CLASSES)(layers.Flatten()(x)))
+
+    _fit(attends, x=np.ones([ROWS, 32, 64], "float32"))
+
+
+def fit_table() -> None:
+    import keras_rs
+
+    rows = keras_rs.layers.TableConfig("rows", 4096, 32, optimizer=keras.optimizers.Adagrad(0.1), combiner="mean")
+    features = {"id": keras_rs.layers.FeatureConfig("id", rows, input_shape=(ROWS, 4), output_shape=(ROWS, 32))}
+
+    def looks_up() -> keras.Model:
+        inputs = {"id": keras.Input([4], dtype="int32", name="id")}
+        found = rx.keras.DistributedEmbedding(features)(inputs)
+        return keras.Model(inputs, keras.layers.Dense(CLASSES)(found["id"]))
+
+    _fit(looks_up, x={"id": np.random.default_rng(0).integers(0, 4096, [ROWS, 4]).astype("int32")})
 
 
 def fit_convolution() -> None:
@@ -129,6 +161,23 @@ def loop_remat() -> None:
     _loop(rx.remat)
 
 
+def loop_accumulated() -> None:
+    _loop(accumulated=4)
+
+
+def loop_sgd() -> None:
+    strategy = rx.get_strategy()
+    w = rx.Variable(jnp.ones([WIDTH, 512]), name="w")
+
+    def step(x: Any) -> Any:
+        loss, [gradient] = rx.value_and_grad(lambda: (jnp.tanh(x @ w.value) ** 2).sum() / ROWS, [w])()
+        w.assign_sub(1e-2 * gradient)
+        return loss
+
+    for x in strategy.distribute_dataset([_rows()[0]]):
+        strategy.run(step, (x,))
+
+
 def loop_optax() -> None:
     strategy = rx.get_strategy()
     optimizer = optax.adamw(1e-3)
@@ -150,7 +199,8 @@ def loop_optax() -> None:
 
 STEPS = (
     fit_dense, fit_momentum, fit_dropout, fit_batch_norm, fit_uneven, fit_convolution, fit_embedding,
-    fit_mixed_precision, loop_keras, loop_remat, loop_optax,
+    fit_mixed_precision, fit_accumulated, fit_layer_norm, fit_attention, loop_keras, loop_remat, loop_accumulated,
+    loop_sgd, loop_optax,
 )  # fmt: skip
 
 
@@ -171,3 +221,48 @@ def workers() -> rx.Strategy:
 
 
 STRATEGIES = (mirrored, fully_sharded, layouts, workers)
+
+
+def dtensor() -> None:
+    """Two layers over a mesh of 4 x 2 devices, whose hidden units are cut."""
+    from replicax.dtensor import UNSHARDED, DVariable, Layout, call_with_layout, create_mesh, pack
+
+    mesh = create_mesh([("batch", 4), ("model", 2)])
+
+    def variable(shape: tuple[int, ...], *sharding: str) -> DVariable:
+        layout = Layout(list(sharding), mesh)
+        return DVariable(call_with_layout(jnp.ones, layout, shape, jnp.float32), name="w")
+
+    first, second = variable((WIDTH, 512), UNSHARDED, "model"), variable((512, CLASSES), "model", UNSHARDED)
+    rows = Layout(["batch", UNSHARDED], mesh)
+    count = ROWS // 4
+    own = [_rows()[0][each["batch"] * count :][:count] for each in mesh.local_device_locations()]
+
+    @rx.function
+    def step(x: Any) -> Any:
+        loss = lambda: (jnp.tanh(x @ first.value) @ second.value).sum() / ROWS  # noqa: E731
+        value, gradients = rx.value_and_grad(loss, [first, second])()
+        for each, gradient in zip((first, second), gradients, strict=True):
+            each.assign_sub(1e-3 * gradient)
+        return value
+
+    step(pack(own, rows))
+
+
+#: All pairs of a step and the strategy in whose scope it runs; None for a step that has a mesh of its own. Tables are
+#: laid out by the layer, whatever the strategy.
+PAIRS: tuple[tuple[Callable[[], None], Callable[[], rx.Strategy] | None], ...] = (
+    *((step, make) for step in STEPS for make in STRATEGIES),
+    (fit_table, mirrored),
+    (dtensor, None),
+)
+
+
+def part_of(pairs: Sequence[Any], part: int, parts: int) -> list[Any]:
+    """Returns a part of the pairs, which has every strategy and every step if it is large enough."""
+    return [pair for i, pair in enumerate(pairs) if (i + i // len(STRATEGIES)) % parts == part - 1]
+
+
+def name_of(step: Callable[[], None], make: Callable[[], rx.Strategy] | None) -> str:
+    """Returns a pair in words."""
+    return step.__name__ if make is None else f"{step.__name__} under {make.__name__}"

@@ -28,7 +28,7 @@ from replicax.tools.certifying.perturbing import LastBits
 from replicax.tools.certifying.recorder import Recorder
 from replicax.tools.certifying.recording import Recording
 from replicax.tools.certifying.taps import Taps
-from replicax.tools.certifying.targets import Target, replace_strategies
+from replicax.tools.certifying.targets import STRATEGIES, Target, refuse_strategies, replace_strategies
 
 
 def main(path: str) -> int:
@@ -44,7 +44,8 @@ def main(path: str) -> int:
     )
     made: list[Strategy] = []
     taps = Taps(recorder, script, worker, wanted["reverses_rows"])
-    replace_strategies(rx, target, made.append)
+    replace_strategies(rx, STRATEGIES[target.kind], made.append)
+    refuse_strategies(rx)
     taps.install(rx)
     _seed()
     error = run_script(str(script), wanted["arguments"])

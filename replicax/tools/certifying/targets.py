@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import NamedTuple
 
@@ -81,22 +81,46 @@ def targets(text: str) -> list[Target]:
     return found
 
 
-def replace_strategies(rx: ModuleType, target: Target, made: Callable[[Strategy], None]) -> None:
-    """Lets `rx` make the strategy of a target, whichever strategy a script asks for; `made` gets each."""
-    wanted = getattr(rx, STRATEGIES[target.kind])
-    classes = {name: getattr(rx, name) for name in REPLACED}
+def replace_strategies(
+    rx: ModuleType,
+    wanted: str,
+    made: Callable[[Strategy], None],
+    replaced: Sequence[str] = REPLACED,
+    options: Mapping[str, object] = {},
+) -> None:
+    """Lets `rx` make strategies of one class, whichever of some a script asks for; `made` gets each.
+
+    Args:
+        rx: The package.
+        wanted: The name of the class.
+        made: Is called with each strategy.
+        replaced: The classes that it stands for. It gets their arguments where it has them, those of places aside.
+        options: Arguments that it gets besides.
+    """
+    cls = getattr(rx, wanted)
+    classes = {name: getattr(rx, name) for name in replaced}
     # That of the class is its `__new__`'s, where it has one.
-    accepted = set(inspect.signature(wanted.__init__).parameters) - _PLACES - {"self"}
+    accepted = set(inspect.signature(cls.__init__).parameters) - _PLACES - {"self"}
 
     def replacement(name: str, original: type[Strategy]) -> Callable[..., Strategy]:
         def make(*args: object, **kwargs: object) -> Strategy:
             given = inspect.signature(original.__init__).bind(None, *args, **kwargs).arguments
-            strategy: Strategy = wanted(**{key: value for key, value in given.items() if key in accepted})
+            kept = {key: value for key, value in given.items() if key in accepted}
+            strategy: Strategy = cls(**{**kept, **options})
             made(strategy)
             return strategy
 
         make.__name__ = make.__qualname__ = name
         return make
+
+    for name, original in classes.items():
+        vars(rx)[name] = _Replaced(name, (original,), {"make": staticmethod(replacement(name, original))})
+    # The devices are there already, as many as are wanted.
+    vars(rx.config)["set_virtual_devices"] = lambda *_, **__: None
+
+
+def refuse_strategies(rx: ModuleType) -> None:
+    """Lets `rx` refuse strategies whose results nobody can compare with those of one device."""
 
     def refusal(name: str, reason: str) -> Callable[..., Strategy]:
         def make(*args: object, **kwargs: object) -> Strategy:
@@ -106,12 +130,8 @@ def replace_strategies(rx: ModuleType, target: Target, made: Callable[[Strategy]
 
         return make
 
-    for name, original in classes.items():
-        vars(rx)[name] = _Replaced(name, (original,), {"make": staticmethod(replacement(name, original))})
     for name, reason in REFUSED.items():
         vars(rx)[name] = refusal(name, reason)
-    # The devices are there already, as many as the target has.
-    vars(rx.config)["set_virtual_devices"] = lambda *_, **__: None
 
 
 class _Replaced(type(Strategy)):  # type: ignore[misc]  # the metaclass of strategies, whichever it is

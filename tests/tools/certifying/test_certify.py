@@ -19,7 +19,7 @@ from replicax.cli.app import app
 from replicax.tools.certifying import Certificate, Difference, Outcome, catalogue
 from replicax.tools.certifying.comparing import Tolerances, compare
 from replicax.tools.certifying.recording import Event, Recording, Value
-from replicax.tools.certifying.targets import REFUSED, REPLACED, Target, replace_strategies, targets
+from replicax.tools.certifying.targets import REFUSED, REPLACED, refuse_strategies, replace_strategies, targets
 
 SCRIPT = """
 import jax.numpy as jnp
@@ -281,7 +281,8 @@ def test_a_strategy_in_the_place_of_another_keeps_its_options():
     place.MultiWorkerMirroredStrategy = type(
         "Workers", (rx.OneDeviceStrategy,), {"__init__": Workers.__init__, "asked": asked}
     )
-    replace_strategies(place, Target("workers", 2), lambda strategy: None)
+    replace_strategies(place, "MultiWorkerMirroredStrategy", lambda strategy: None)
+    refuse_strategies(place)
     place.MirroredStrategy(4, random_numbers="per_row", precision="bf16")
     assert asked == [{"random_numbers": "per_row", "precision": "bf16"}]
     with pytest.raises(
