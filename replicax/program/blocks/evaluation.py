@@ -25,6 +25,7 @@ from replicax.errors import ProgramError
 from replicax.program.blocks.rules import Cut
 from replicax.program.ir.interpreter import Interpreter, pass_on
 from replicax.program.ir.jaxprs import Atom, aval_of, is_literal
+from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.runtime.numbers import BLOCK_AXIS
 
 
@@ -71,7 +72,8 @@ def _number(atom: Atom) -> np.ndarray:
 
 
 def _elsewhere(equation: jex_core.JaxprEqn, inputs: Sequence[Any]) -> Sequence[jax.Array]:
-    if any(isinstance(value, tuple) and value and str(value[0]) == "replica" for value in equation.params.values()):
+    names = (each for value in equation.params.values() for each in (value if isinstance(value, tuple) else (value,)))
+    if any(isinstance(name, str) and name == REPLICA_AXIS for name in names):
         raise ProgramError(
             f"numbers='bitwise' has one replica, which exchanges nothing with others, and the step calls "
             f"{equation.primitive.name} over the replicas ({location(equation)})."

@@ -48,17 +48,22 @@ class BlockedStep:
         out_shardings: tuple[Sequence[Sharding | None], Sequence[Sharding | None]],
     ):
         self._step, self._blocks, self._mesh, self._out_shardings = step, blocks, mesh, out_shardings
-        self._compiled: _Compiled | None = None
+        self._compiled: dict[tuple[object, ...], _Compiled] = {}
 
     def __call__(self, *args: PyTree) -> PyTree:
         """Runs the step."""
         leaves, treedef = jax.tree_util.tree_flatten(args)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             return self._step(*args)
-        if self._compiled is None:
+        kinds = tuple(
+            (np.shape(each), getattr(each, "dtype", type(each)), getattr(each, "weak_type", False)) for each in leaves
+        )
+        compiled = self._compiled.get(kinds)
+        if compiled is None:
             variables = len(jax.tree_util.tree_leaves(args[:2]))
-            self._compiled = _Compiled(self._step, treedef, leaves, variables, self._blocks, self._mesh)
-        return self._compiled(leaves, self._out_shardings)
+            compiled = _Compiled(self._step, treedef, leaves, variables, self._blocks, self._mesh)
+            self._compiled[kinds] = compiled
+        return compiled(leaves, self._out_shardings)
 
     def lower(self, *args: PyTree) -> jax.stages.Lowered:
         """Returns the step as JAX lowers it, as one program."""
@@ -114,7 +119,11 @@ class _Compiled:
         self._consts = self._on_devices([_placeable(const) for const in program.consts])
         options = _OPTIONS.get(devices[0].platform, {})
         compiler = functools.partial(_OnEach, self._own, options)
-        self._stages = [_Programs(self.plan, stage, self._mesh, self._groups, compiler) for stage in self.plan.stages]
+        name = getattr(step, "__name__", "step")
+        self._stages = [
+            _Programs(self.plan, stage, self._mesh, self._groups, compiler, f"{name}_{i}" if i else name)
+            for i, stage in enumerate(self.plan.stages)
+        ]
 
     def __call__(
         self, leaves: Sequence[Any], out_shardings: tuple[Sequence[Sharding | None], Sequence[Sharding | None]]
@@ -217,7 +226,9 @@ class _Compiled:
             data = self._global([jax.random.key_data(key) for key in each], sharding)
             keys: jax.Array = jax.random.wrap_key_data(data, impl=impl)
             return keys
-        home = sharding if sharding is not None and sharding.is_fully_replicated else self._whole
+        home: Sharding = self._whole
+        if sharding is not None and sharding.is_equivalent_to(self._whole, each[0].ndim):
+            home = sharding
         whole: jax.Array = jax.make_array_from_single_device_arrays(each[0].shape, home, each)
         return whole if sharding is None or sharding is home else put(whole, sharding)
 
@@ -225,10 +236,10 @@ class _Compiled:
 class _Programs:
     """The compiled programs of a stage."""
 
-    def __init__(self, plan: Plan, stage: Stage, mesh: Mesh, groups: int, compiler: Callable[..., _OnEach]):
+    def __init__(self, plan: Plan, stage: Stage, mesh: Mesh, groups: int, compiler: Callable[..., _OnEach], name: str):
         self.stage = stage
-        self.whole = compiler("whole_values", functools.partial(plan.whole, stage))
-        self.block = compiler("block_of_rows", functools.partial(plan.block, stage))
+        self.whole = compiler(f"{name}_on_all_rows" if stage.blocks else name, functools.partial(plan.whole, stage))
+        self.block = compiler(name, functools.partial(plan.block, stage))
         self._combiners = [COMBINERS[each.combiner] for each in stage.sums]
         self._dtypes = [aval_of(each.result).dtype for each in stage.sums]
         self._dimensions = [each.dimension for each in stage.joined]
