@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import secrets
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jax._src import compiler as jax_compiler, distributed as jax_distributed, lru_cache
+from jax._src import compilation_cache, compiler as jax_compiler, distributed as jax_distributed, lru_cache
 
 _SUFFIX = "-cache"
+_HERE = threading.local()
+
+
+@contextlib.contextmanager
+def without_compilation_cache() -> Iterator[None]:
+    """Lets this thread compile, in the `with` block, without looking into JAX's compilation cache or writing it."""
+    # Of a program from the cache XLA can make no copy for another device, and the cache does not know for how many
+    # threads a program was compiled. Without the name: such a copy fails when it runs, with an error of XLA's.
+    _ask_each_thread()
+    _HERE.is_off = True
+    try:
+        yield
+    finally:
+        _HERE.is_off = False
+
+
+@functools.cache
+def _ask_each_thread() -> None:
+    is_used = compilation_cache.is_cache_used
+
+    @functools.wraps(is_used)
+    def is_used_here(*args: Any) -> bool:
+        return not getattr(_HERE, "is_off", False) and is_used(*args)
+
+    compilation_cache.is_cache_used = is_used_here  # type: ignore[assignment]
 
 
 @functools.cache

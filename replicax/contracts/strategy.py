@@ -85,6 +85,7 @@ class StrategyBase(metaclass=AdvisedContractType):
     waits_for_workers = False  # whether it may have other processes to wait for
     is_client = False  # whether it computes nothing in this process: work is sent to workers elsewhere
     counts_steps = False  # whether each program that assigns its variables is counted: `counted`
+    blocks: int | None = None  # into how many blocks steps are cut, whatever the devices; None: not at all
     random_numbers = PER_REPLICA  # whether random numbers belong to rows (`PER_ROW`), or each replica draws its own
     #: Sums small values over the replicas as one, inside `shard_map`; None: each is summed by itself.
     sum_together: Callable[[list[jax.Array]], list[jax.Array]] | None = None

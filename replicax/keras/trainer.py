@@ -110,6 +110,11 @@ class StepFunctions:
             check_owner(owner_of(variable), strategy, name_of(variable))
         strategy.check_layouts(step.groups[0])
         is_compiled = not model.run_eagerly and model.jit_compile
+        if not is_compiled and strategy.blocks is not None:
+            raise ArgumentError(
+                f"numbers='bitwise' compiles each step, and model {model.name!r} runs operation by operation, with "
+                "other bits: call model.compile(..., run_eagerly=False, jit_compile='auto')."
+            )
         if not is_compiled:
             # Nothing that is not traced can be cut.
             feed = Feed.at(strategy.placement.home) if strategy.cuts_steps else Feed.over(strategy)

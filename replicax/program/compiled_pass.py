@@ -21,6 +21,7 @@ from replicax.compat.jax_tracing import is_kept_by_jax, trace_state_clean
 from replicax.contracts.strategy import CompiledStep, StrategyBase, or_null, owner_of
 from replicax.contracts.variable_access import array_of, is_trained, lives_elsewhere, shape_of
 from replicax.errors import ProgramError
+from replicax.program.blocks.step import BlockedStep
 from replicax.program.bound_variables import BoundVariables
 from replicax.program.captured_arrays import captured_error
 from replicax.program.flax.modules import around_modules
@@ -128,11 +129,20 @@ class CompiledPass:
         results = self._host.placement.result_sharding(self._replicas) if is_read_everywhere else None
         leaves = [self._layouts.get(i, results) for i in range(self.returned.structure.num_arrays)]
         out_shardings = ([variables.sharding(variable) for variable in variables.written], leaves)
+        if (blocked := self._blocked_by()) is not None and blocked.blocks is not None:
+            mesh = blocked.placement.mesh_for(blocked.num_replicas_in_sync)
+            return BlockedStep(pure, blocked.blocks, mesh, out_shardings)
         # A function of the host may fail when the program has begun: the old values are kept until it has ended.
         # Where workers may be lost, they are kept too, and so are the arguments: the program may run once more.
         keeps = self._is_partial or self._group.may_change
         donate = () if keeps else (2,) if self._host_calls else (0, 2)
         return jax.jit(pure, donate_argnums=donate, out_shardings=out_shardings)
+
+    def _blocked_by(self) -> StrategyBase | None:
+        """Returns the strategy that wants the program worked off in blocks: its own, or that of its variables."""
+        variables = [*self.variables.written, *self.variables.constant]
+        strategies = [self._host, *(owner for each in variables if (owner := owner_of(each)) is not None)]
+        return next((each for each in strategies if each.blocks is not None), None)
 
     def _row_sums(self, view: GlobalView) -> RowSums | None:
         """Returns the program with its gradients summed over the replicas, where one device is one replica."""

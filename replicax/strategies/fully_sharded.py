@@ -14,8 +14,9 @@ from replicax.errors import ArgumentError
 from replicax.group.health import DEFAULT_STALL_TIMEOUT_S
 from replicax.layouts import MIN_SIZE, Decision, over_data
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.runtime.numbers import BLOCK_AXIS, checked_blocks
 from replicax.runtime.precision import checked_precision
-from replicax.strategies.mesh_placement import MeshPlacement
+from replicax.strategies.mesh_placement import MeshPlacement, mesh_of_blocks
 from replicax.strategies.mesh_strategy import MeshStrategy, checked_random_numbers
 from replicax.strategies.offloading import offloaded
 from replicax.strategies.workers import START_TIMEOUT_S
@@ -83,18 +84,26 @@ class FullyShardedStrategy(MeshStrategy):
         offload_optimizer: bool = False,
         random_numbers: str | None = None,
         precision: str | None = None,
+        numbers: str | None = None,
+        blocks: int | None = None,
     ):
         if not is_int(min_size) or min_size < 0:
             raise ArgumentError(f"`min_size` is a number of elements, an int of at least 0, got {min_size!r}.")
         self.min_size = min_size
+        self.blocks = checked_blocks(
+            numbers, blocks, cross_device_ops=cross_device_ops, communication_options=communication_options
+        )
         found = self._choose_devices(devices, communication_options, cluster_resolver, start_timeout, stall_timeout)
         if cross_device_ops is None and communication_options is None:
             cross_device_ops = NcclAllReduce(num_packs=0)  # Of a gradient in a pack no device could keep its shard.
         beside = offloaded(offload_optimizer, found, min_size)
-        placement = MeshPlacement(found, decide=self._decide, workers=self.workers, lives_on_host=beside)
+        mesh, axes = mesh_of_blocks(found, self.blocks)
+        self._shards = len(found)
+        placement = MeshPlacement(mesh, axes, self._decide, self.workers, beside)
         super().__init__(placement, cross_device_ops, communication_options)
         self.random_numbers = checked_random_numbers(random_numbers)
         self.precision = checked_precision(precision, self.devices)
 
     def _decide(self, variable: VariableLike) -> Decision:
-        return over_data(shape_of(variable), REPLICA_AXIS, self.num_replicas_in_sync, self.min_size)
+        axis = REPLICA_AXIS if self.blocks is None else BLOCK_AXIS
+        return over_data(shape_of(variable), axis, self._shards, self.min_size)

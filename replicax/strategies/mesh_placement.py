@@ -28,6 +28,7 @@ from replicax.contracts.variable_access import (
 from replicax.errors import WorkersDisagreeError
 from replicax.program.storing import store_values
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.runtime.numbers import BLOCK_AXIS, check_devices
 from replicax.runtime.transfer import HOST_MEMORY, from_chief, put
 from replicax.strategies.agreement import FIRST_VALUES, Agreement, described
 from replicax.strategies.replica_devices import ReplicaDevices, placed_copies, placed_copy
@@ -256,6 +257,16 @@ class MeshPlacement(ReplicaDevices):
             with activity.phase(activity.WAIT, "variables of a partial batch"):
                 values = from_chief(values)  # type: ignore[assignment]  # In host memory: each process takes its shards.
         return list(map(put, values, shardings))
+
+
+def mesh_of_blocks(
+    devices: Sequence[jax.Device], blocks: int | None
+) -> tuple[Sequence[jax.Device] | np.ndarray, Sequence[str]]:
+    """Returns devices as a mesh and the names of its axes: each is a replica, or all are one that works in blocks."""
+    if blocks is None:
+        return devices, (REPLICA_AXIS,)
+    check_devices(devices, blocks)
+    return np.array(devices, dtype=object).reshape(1, -1), (REPLICA_AXIS, BLOCK_AXIS)
 
 
 def _own_or_empty(value: jax.Array) -> jax.Array | np.ndarray:

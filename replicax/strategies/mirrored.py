@@ -8,8 +8,9 @@ import jax
 
 from replicax.checks import explained
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
+from replicax.runtime.numbers import checked_blocks
 from replicax.runtime.precision import checked_precision
-from replicax.strategies.mesh_placement import MeshPlacement
+from replicax.strategies.mesh_placement import MeshPlacement, mesh_of_blocks
 from replicax.strategies.mesh_strategy import MeshStrategy, checked_random_numbers
 from replicax.strategies.sharded_update import checked_shard_update
 from replicax.strategies.workers import own_devices
@@ -39,11 +40,18 @@ class MirroredStrategy(MeshStrategy):
         precision: What Keras's layers made in the scope compute in: `"bf16"`, `"fp16"` or, on GPUs that have it,
             `"fp8"`. Variables, gradients and their sums stay in float32. None (the default) leaves Keras's own policy
             alone; see the guide "Mixed precision".
+        numbers: `"bitwise"` lets a training have the same bits on any number of devices and processes: the strategy is
+            one replica whatever its devices, steps see the global batch, and it is cut into blocks of rows that are
+            computed, and added up, in the same way everywhere; see the guide "The same bits". None (the default) adds
+            up in the order that is fastest.
+        blocks: Into how many blocks, a power of two; by default 8. Of the devices the largest power of two up to that
+            share the work.
 
     Raises:
         ArgumentError: `shard_update` is neither a bool nor None, or `random_numbers` is something else; `precision` is
-            unknown, or a device cannot compute in it.
+            unknown, or a device cannot compute in it; `numbers` is something else, or `blocks` is no power of two.
         ClusterError: This is one of several processes, and `devices` are not given: each would train a copy of its own.
+        ContextError: `numbers="bitwise"` comes too late: JAX has started, with another number of threads.
         DeviceError: A device does not exist or comes twice.
 
     Example:
@@ -61,9 +69,14 @@ class MirroredStrategy(MeshStrategy):
         *,
         random_numbers: str | None = None,
         precision: str | None = None,
+        numbers: str | None = None,
+        blocks: int | None = None,
     ):
+        self.blocks = checked_blocks(
+            numbers, blocks, cross_device_ops=cross_device_ops, communication_options=communication_options
+        )
         found = own_devices(self, devices, "devices")
-        super().__init__(MeshPlacement(found), cross_device_ops, communication_options)
-        self.shard_update = checked_shard_update(shard_update, True, self.communication_options)
+        super().__init__(MeshPlacement(*mesh_of_blocks(found, self.blocks)), cross_device_ops, communication_options)
+        self.shard_update = checked_shard_update(shard_update, self.blocks is None, self.communication_options)
         self.random_numbers = checked_random_numbers(random_numbers)
         self.precision = checked_precision(precision, self.devices)

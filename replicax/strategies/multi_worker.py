@@ -21,10 +21,11 @@ from replicax.errors import ArgumentError
 from replicax.group.health import DEFAULT_STALL_TIMEOUT_S, stall_timeout_from
 from replicax.runtime.memory import keep_freed_memory
 from replicax.runtime.mesh import forget_meshes
+from replicax.runtime.numbers import checked_blocks
 from replicax.runtime.precision import checked_precision
 from replicax.strategies.client import ClientMethods, RemoteCluster, runs_for_a_client
 from replicax.strategies.elastic import Elastic, elastic_from
-from replicax.strategies.mesh_placement import MeshPlacement
+from replicax.strategies.mesh_placement import MeshPlacement, mesh_of_blocks
 from replicax.strategies.mesh_strategy import MeshStrategy, checked_random_numbers
 from replicax.strategies.sharded_update import checked_shard_update
 from replicax.strategies.workers import START_TIMEOUT_S, Workers, patience
@@ -67,6 +68,9 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
         random_numbers: Where random numbers in `run` come from: `"per_replica"` (the default) or `"per_row"` (that of
             elastic training, where the number of replicas changes); see `MirroredStrategy`.
         precision: What Keras's layers made in the scope compute in; see `MirroredStrategy`.
+        numbers: `"bitwise"` gives a training the same bits on any number of workers and devices; see
+            `MirroredStrategy`. Each worker is given the rows of the whole global batch.
+        blocks: Into how many blocks of rows steps are cut then; by default 8.
         remote_cluster: Makes this process a client: the addresses of the servers (`{"worker": ["host1:2222", ...]}`, a
             `ClusterSpec`, or a resolver), or the address of a Ray cluster (`"auto"`, `"host:port"`,
             `"ray://host:port"`). In a process that runs for a client it has no effect.
@@ -114,6 +118,8 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
         shard_update: bool | None = None,
         random_numbers: str | None = None,
         precision: str | None = None,
+        numbers: str | None = None,
+        blocks: int | None = None,
         remote_cluster: RemoteCluster | None = None,
         workers: int | None = None,
         devices_per_worker: int | None = None,
@@ -123,6 +129,7 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
         if remote_cluster is not None and not runs_for_a_client():
             raise ArgumentError(f"{type(self).__name__} cannot be a client: use MultiWorkerMirroredStrategy itself.")
         stall_timeout = patience(stall_timeout, self._checked_options(communication_options).timeout_seconds)
+        self.blocks = checked_blocks(numbers, blocks, cross_device_ops=cross_device_ops)
         elastic = elastic_from(elastic)
         if elastic is not None:
             if shard_update:
@@ -134,7 +141,7 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
         else:
             joined = Workers.joined(cluster_resolver, start_timeout, stall_timeout)
             self._set_workers(joined)
-            placement = MeshPlacement(joined.devices(), workers=joined.names)
+            placement = MeshPlacement(*mesh_of_blocks(joined.devices(), self.blocks), workers=joined.names)
         super().__init__(placement, cross_device_ops, communication_options)
         self.shard_update = checked_shard_update(shard_update, False, self.communication_options)
         self.precision = checked_precision(precision, self.devices)
@@ -164,7 +171,8 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
     def _placement_in(self, followers: Followers) -> MeshPlacement:
         self._set_workers(self._joined._replace(names=followers.group.world.names))
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
-        return MeshPlacement(devices, workers=self.workers, followers=followers)
+        mesh, axes = mesh_of_blocks(devices, self.blocks)
+        return MeshPlacement(mesh, axes, workers=self.workers, followers=followers)
 
     def _change_world(self) -> None:
         assert self._followers is not None

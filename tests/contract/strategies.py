@@ -46,5 +46,6 @@ ALL: dict[str, Callable[[], rx.Strategy]] = {
     "central_8": _central(8, "cpu:5"),
     "island_1": _island(1),
     "island_3": _island(3),
+    "bitwise_2": _mirrored(2, numbers="bitwise"),
     "mirrored_8_packed": _mirrored(8, communication_options=rx.CommunicationOptions(bytes_per_pack=1024)),
 }

@@ -31,7 +31,7 @@ from replicax.contracts.variable_access import (
     name_of,
     shape_of,
 )
-from replicax.errors import ReplicaDivergenceError, ReplicaShapeError
+from replicax.errors import ContextError, ReplicaDivergenceError, ReplicaShapeError
 from replicax.program.accesses import Accesses
 from replicax.program.flax.modules import PassedModules, UsedModules, around_modules
 from replicax.program.flax.variables import changes_taken_back, flax_state, kept_changes
@@ -183,6 +183,11 @@ class ReplicaCall:
 
     def eager(self) -> PyTree:
         """Runs operation by operation, for debugging; variables are read and assigned directly."""
+        if self.strategy.blocks is not None:
+            raise ContextError(
+                "numbers='bitwise' compiles each step, and rx.config.run_eagerly runs it operation by operation, with "
+                "other bits. Leave out one of the two."
+            )
         written: list[VariableLike] = []
         varying: list[bool] = []
 
