@@ -67,6 +67,7 @@ __all__ = [
     "health",
     "keras",
     "lax",
+    "ledger",
     "load_export",
     "notebook",
     "plan",
@@ -99,6 +100,7 @@ _MODULES = {
     "health": "group.health",
     "keras": "keras",
     "lax": "program.loops.loops",
+    "ledger": "tools.ledger",
     "notebook": "tools.notebook",
     "plots": "tools.plots",
     "testing": "testing",
@@ -254,7 +256,7 @@ if TYPE_CHECKING:
     from replicax.strategies.fully_sharded import FullyShardedStrategy
     from replicax.strategies.layout import LayoutStrategy
     from replicax.strategies.losses import compute_average_loss, scale_regularization_loss
-    from replicax.tools import notebook, plots, trackers, tuning
+    from replicax.tools import ledger, notebook, plots, trackers, tuning
     from replicax.tools.certifying import certify
     from replicax.tools.certifying.probing import probe
     from replicax.tools.reporting.printing import print as print

@@ -58,6 +58,7 @@ TOPICS = [
     "health",
     "keras",
     "lax",
+    "ledger",
     "notebook",
     "plots",
     "testing",
@@ -71,6 +72,7 @@ FOLDERS = {
     "coordinator": "parameter_server.namespace",
     "health": "group.health",
     "lax": "program.loops.loops",
+    "ledger": "tools.ledger",
     "notebook": "tools.notebook",
     "plots": "tools.plots",
     "trackers": "tools.trackers",
@@ -83,6 +85,7 @@ MADE_WHEN_ASKED_FOR = {
     "BackupAndRestore": "keras.backup._BackupAndRestore",
     "BatchNormalization": "keras.batch_normalization._Synchronized",
     "DistributedEmbedding": "tables.layer.TablesLayer",
+    "ReplicaDigest": "keras.replica_digest._ReplicaDigest",
     "TensorBoard": "keras.tensorboard._TensorBoard",
 }
 

@@ -45,6 +45,7 @@ from replicax.contracts.called_as import called_as
 from replicax.contracts.group import current_group
 from replicax.contracts.variable_access import AssignableLike, restorations_of
 from replicax.errors import ArgumentError, CheckpointError, ElasticError
+from replicax.runtime import clock
 from replicax.typing import PyTree
 from replicax.variables import Variable
 
@@ -320,6 +321,7 @@ class Checkpoint(Advised):
         if partial and jax.process_index() == 0:
             warn_of_left_out(path, found.names, found.expected)
         self._restored(found, absolute(save_path).parent)
+        clock.note(restored=True)
         matched = len(found.values) + len(found.large) + len(states)
         return LoadStatus(self._take_values(found), path, matched, unused, unmatched, found.waiting)
 

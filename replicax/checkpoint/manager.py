@@ -43,6 +43,7 @@ from replicax.contracts.advice import Advised
 from replicax.contracts.called_as import called_as
 from replicax.contracts.variable_access import VariableLike, is_variable
 from replicax.errors import CheckpointError, ElasticError
+from replicax.runtime import clock
 from replicax.typing import PyTree
 
 
@@ -165,6 +166,7 @@ class CheckpointManager(Advised):
         return self._growth
 
     @called_as("tf.train.CheckpointManager.save")
+    @clock.section(clock.CHECKPOINT)
     def save(
         self,
         step: int | jax.Array | VariableLike | None = None,
@@ -340,6 +342,7 @@ class CheckpointManager(Advised):
         self._folder.known.update([step] if self._saved else self.all_steps())
         for policy in self._save_when:
             policy.restart()
+        clock.note(restored=True)
 
     def get_state(self) -> dict[str, PyTree]:
         """Returns what a manager in a worker that joins an elastic job has to know."""

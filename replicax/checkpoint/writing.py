@@ -25,6 +25,7 @@ from replicax.checkpoint.metadata import STATE, Entry, metadata_file
 from replicax.checkpoint.places import LARGEST, Directory, Place, Staging, absolute, new_name, staging
 from replicax.checkpoint.same_contents import compare_contents, digest_of, document_of
 from replicax.errors import CheckpointError
+from replicax.runtime import clock
 from replicax.runtime.ending import writing
 
 TIMEOUT_S = 600.0
@@ -108,6 +109,7 @@ class Save:
         self.path, self._target = path, staging(path, told[0]["name"])
 
     @activity.phase(activity.CHECKPOINT)
+    @clock.saving
     @writing()
     def write(
         self,

@@ -24,6 +24,8 @@ INSECURE = "REPLICAX_INSECURE"
 TEST_LOGS = "REPLICAX_TEST_LOGS"
 #: The folder for logs and reports.
 LOG_DIR = "REPLICAX_LOG_DIR"
+#: "0" if a job keeps no ledger; the launcher tells each process where its own is.
+LEDGER = "REPLICAX_LEDGER"
 #: How many workers a local cluster has.
 PS_WORKERS = "REPLICAX_PS_WORKERS"
 #: How many servers.

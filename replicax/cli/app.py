@@ -29,6 +29,7 @@ _SUBCOMMANDS: dict[str, dict[str, Any]] = {
     "profile": _TAKES_SCRIPT,
     "migrate": {},
     "certify": {},
+    "ledger": {},
     "template": {},
     "ckpt": {},
 }

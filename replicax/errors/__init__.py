@@ -347,6 +347,45 @@ class ReplicaDivergenceError(ReplicaxError, ValueError):
         )
 
 
+class ReplicaDriftError(ReplicaxError, RuntimeError):
+    """Copies of a variable on several devices, which must be equal, are not: memory or a chip has failed.
+
+    Attributes:
+        variables: The names (or Keras paths) of the variables.
+        replicas: The replicas whose copies are wrong, by their place among the strategy's devices; all that differ
+            where no majority agrees.
+        shown: Their devices, for people.
+        is_sure: Whether more than half of the copies agree, so that it is known which are wrong.
+        step: The step after which they were compared; None if the caller has not said.
+
+    Example:
+        >>> rx.errors.ReplicaDriftError(["dense/kernel"], [3], ["3 (gpu:3, process 0)"], True, 200).replicas
+        (3,)
+    """
+
+    def __init__(
+        self,
+        variables: Sequence[str],
+        replicas: Sequence[int],
+        shown: Sequence[str] = (),
+        is_sure: bool = True,
+        step: int | None = None,
+    ):
+        self.variables, self.replicas, self.shown = tuple(variables), tuple(replicas), tuple(shown)
+        self.is_sure, self.step = is_sure, step
+        when = "" if step is None else f"After step {step}: "
+        most = 3
+        names = ", ".join(repr(name) for name in variables[:most]) + (", ..." if len(variables) > most else "")
+        where = ", ".join(shown or map(str, replicas))
+        blamed = f"The copies of replica {where} have drifted from the others'."
+        unsure = f"The copies of replicas {where} differ, and no majority says which are right."
+        super().__init__(
+            f"{when}{blamed if is_sure else unsure} {len(variables)} variable(s): {names}. The copies of a mirrored "
+            "variable are equal unless memory or a chip has failed. Restore a checkpoint from before, and "
+            "look at that device; `replicax certify` finds mistakes of the program."
+        )
+
+
 class WorkersDisagreeError(ReplicaxError, ValueError):
     """Workers that train synchronously do different things.
 

@@ -15,6 +15,7 @@ __all__ = [
     "BatchNormalization",
     "DistributedEmbedding",
     "GrowingTable",
+    "ReplicaDigest",
     "SidecarEvaluator",
     "TensorBoard",
     "clip_by_global_norm",
@@ -55,6 +56,10 @@ def __getattr__(name: str) -> Any:
         from replicax.keras.tensorboard import tensorboard_class
 
         return tensorboard_class()
+    if name == "ReplicaDigest":
+        from replicax.keras.replica_digest import digest_class
+
+        return digest_class()
     if name == "SidecarEvaluator":
         from replicax.keras.sidecar import SidecarEvaluator
 

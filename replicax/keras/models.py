@@ -44,6 +44,7 @@ from replicax.keras.trainer import StepFunctions
 from replicax.keras.workers import loop_of_workers
 from replicax.program.function import ProgramCache
 from replicax.program.lifting import Program
+from replicax.runtime import clock
 from replicax.runtime.once import once
 from replicax.typing import PyTree
 from replicax.values.tracebacks import entry_point
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 _EPOCH_LOOPS = ("fit", "evaluate", "predict")
 _LOOPS = (*_EPOCH_LOOPS, "train_on_batch", "test_on_batch", "predict_on_batch")
+_EVALUATING = functools.partial(clock.section, clock.EVALUATION)
 _DATA = {"x", "y", "sample_weight", "validation_data"}
 _STEPS = {"make_train_function": "train", "make_test_function": "test", "make_predict_function": "predict"}
 
@@ -140,7 +142,7 @@ def install_trainer_hooks() -> None:
         setattr(keras.callbacks.CallbackList, name, noted)  # so that we can say why a worker does not go on
     for name in ("save", "save_weights"):
         setattr(keras.Model, name, _whole_or_not_at_all(getattr(keras.Model, name)))
-    keras.Model.load_weights = explained(keras.Model.load_weights, _check_file)
+    keras.Model.load_weights = clock.restoring(explained(keras.Model.load_weights, _check_file))
 
 
 def _remembering_strategy(original: Callable[..., None]) -> Callable[..., None]:
@@ -232,7 +234,8 @@ def _run_loop(original: Callable[..., Any], model: Any, given: inspect.BoundArgu
     before = model._replicax.steps
     model._replicax.loops += 1
     try:
-        return original(*given.args, **given.kwargs)
+        with _EVALUATING() if original.__name__ in ("evaluate", "predict") else contextlib.nullcontext():
+            return original(*given.args, **given.kwargs)
     except (StopIteration, UnboundLocalError, IndexError) as error:
         # Keras's loops raise this when their first `next` finds nothing.
         is_of_keras = not isinstance(error, IndexError) or is_of_empty_generator(error)
@@ -298,6 +301,7 @@ def _with_strategy_steps(original: Callable[..., Any], kind: str) -> Callable[..
 
 def _whole_or_not_at_all(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
+    @clock.saving
     def save(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = strategy_of(self)
         if strategy is None:

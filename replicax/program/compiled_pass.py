@@ -34,7 +34,7 @@ from replicax.program.replicas.sharded_variables import split_over_replicas
 from replicax.program.results import mark, marked_with
 from replicax.program.storing import explain_devices, explain_loss, run_and_keep, shown_names, store_values
 from replicax.program.tracing import Pass
-from replicax.runtime import REPLICA_AXIS, turns
+from replicax.runtime import REPLICA_AXIS, clock, turns
 from replicax.runtime.calls import Call, Calls
 from replicax.runtime.transfer import copy_of, host_copy, with_kind_of
 from replicax.typing import PyTree, PyTreeFunction
@@ -176,7 +176,7 @@ class CompiledPass:
     def _call(self, arrays: Arrays) -> PyTree:
         if self._group.may_change:
             return self._call_again(arrays)
-        if not self._is_noted:
+        if not self._is_noted and clock.running is None:
             return self._call_in_turn(arrays, None)
         with self._calls.one() as call:
             result = self._call_in_turn(arrays, call)

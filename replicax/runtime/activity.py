@@ -21,6 +21,7 @@ from typing import ParamSpec, Protocol, TypeVar
 
 import jax
 
+from replicax.runtime import clock
 from replicax.runtime.call_order import Order
 
 _P = ParamSpec("_P")
@@ -41,6 +42,16 @@ LEAVE = "leave"  # The script has ended and waits for the others': JAX needs all
 SLOW_PHASES = frozenset({START, FIRST_BATCH, COMPILE, CHECKPOINT})
 #: The phases in which a process waits for the others.
 WAITING_PHASES = frozenset({STEP, WAIT})
+
+#: What the ledger calls the phases.
+_CLASSES = {
+    INPUT: clock.INPUT,
+    FIRST_BATCH: clock.INPUT,
+    COMPILE: clock.TRACE,  # JAX tells how much of it is compiling.
+    STEP: clock.COMPUTING,
+    WAIT: clock.WAITING,
+    LEAVE: clock.ENDING,
+}
 
 
 _NOTHING: tuple[str, tuple[int, ...]] = ("", ())
@@ -110,6 +121,23 @@ class Activity:
         self.check: Callable[[], None] = _accept
         self.explain: Callable[[BaseException], None] = _accept
         self.monitor: ProgramMonitor | None = None
+
+    def turn(self, phase: str) -> float:
+        """Begins a phase; returns when."""
+        time_now = monotonic()
+        running = clock.running
+        if running is not None:
+            running.turn(_CLASSES.get(phase, clock.USER), time_now)
+        self.at = (phase, time_now)
+        return time_now
+
+    def go_on(self, phase: str, program: str) -> None:
+        """Goes back to a phase while the devices compute a program that they have just been given."""
+        time_now = monotonic()
+        running = clock.running
+        if running is not None:
+            running.sent(program, self.computes, _CLASSES.get(phase, clock.USER), time_now)
+        self.at = (phase, time_now)
 
     def computes(self) -> bool:
         """Returns whether the last program is still running: its devices compute, or wait for others' devices."""
@@ -183,7 +211,9 @@ class phase:
         if get_ident() == now.thread:
             self._before.append((now.at[0], now.wait))
             now.wait = self._wait  # Set before the phase, so that a reader of the phase finds what it waits for.
-            now.at = (self._name, monotonic())
+            now.turn(self._name)
+            if self._name == CHECKPOINT and clock.running is not None:
+                clock.running.enter(clock.CHECKPOINT)
         return self
 
     def __exit__(
@@ -195,7 +225,9 @@ class phase:
         finally:
             if self._before and get_ident() == now.thread:
                 before, wait = self._before.pop()
-                now.at = (before, monotonic())
+                now.turn(before)
+                if self._name == CHECKPOINT and clock.running is not None:
+                    clock.running.leave()
                 now.wait = wait
 
     def __call__(self, fn: Callable[_P, _T]) -> Callable[_P, _T]:

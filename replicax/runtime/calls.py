@@ -9,20 +9,22 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-import threading
-import time
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
+from threading import get_ident
+from time import monotonic
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
 
+from replicax.runtime import clock
 from replicax.runtime.activity import COMPILE, IDLE, START, STEP, WAIT, ProgramMonitor, now, phase
 from replicax.runtime.call_order import CallDescription
 from replicax.runtime.garbage import collected_later
+from replicax.runtime.samples import Sample, Samples
 
 # XLA identifies a Python callback by a number or an address in the process.
 _CALLBACK = re.compile(r"(custom_call @\w*python\w*callback\w*\(.*?)(index = \d+|\"\d{5,}\")")
@@ -75,14 +77,17 @@ class Calls:
     def __init__(self, name: str, shared: bool):
         self._name, self._shared = name, shared
         self._prepared: dict[Hashable, _ComparedProgram] = {}
+        self._samples = Samples(name, shared)
         self._is_new = True
 
     def one(self) -> AbstractContextManager[Call | None]:
-        """Returns a context manager for one call; it yields None if only this process runs the program."""
+        """Returns a context manager for one call; it yields None if nobody wants to know of the call."""
         was_new, self._is_new = self._is_new, False
         if self._shared:
-            return Call(self._name, self._prepared, COMPILE if was_new else STEP)
-        return _quiet(COMPILE) if was_new else _NOTHING
+            return Call(self._name, self._prepared, COMPILE if was_new else STEP, samples=self._samples)
+        if was_new:
+            return _quiet(COMPILE)
+        return _OwnCall(self._name, self._samples) if clock.running is not None else _NOTHING
 
 
 def note_outside(what: str) -> None:
@@ -104,27 +109,43 @@ def together(name: str, what: str = "") -> Call:
 class Call:
     """One call of a program that all processes run together."""
 
-    __slots__ = ("_before", "_name", "_phase", "_prepared", "_program")
+    __slots__ = ("_before", "_name", "_phase", "_prepared", "_program", "_sample", "_samples")
 
     def __init__(
-        self, name: str, prepared: dict[Hashable, _ComparedProgram], phase: str, program: CallDescription | None = None
+        self,
+        name: str,
+        prepared: dict[Hashable, _ComparedProgram],
+        phase: str,
+        program: CallDescription | None = None,
+        samples: Samples | None = None,
     ):
         self._name, self._prepared, self._phase, self._program = name, prepared, phase, program
         self._before: str | None = None
+        self._samples, self._sample = samples, cast("Sample | None", None)
 
     def __enter__(self) -> Call:
         now.check()
-        if threading.get_ident() == now.thread:
+        if get_ident() == now.thread:
             before = now.at[0]
             self._before = IDLE if before == START else before
-            time_now = time.monotonic()
-            now.result = None
             now.program, now.fingerprint = self._name, ""
-            now.called, now.calls = time_now, now.calls + 1
-            now.at = (self._phase, time_now)
+            now.called, now.calls = self._turn(), now.calls + 1
+            now.result = None
             if self._program is not None:
                 self._begin(self._program)
         return self
+
+    def _turn(self) -> float:
+        """Begins the phase of the call, and tells the ledger; returns when."""
+        running = clock.running
+        if running is None or self._samples is None or self._phase != STEP:
+            return now.turn(self._phase)
+        time_now = monotonic()
+        running.step(self._name, time_now)
+        now.at = (STEP, time_now)
+        if time_now >= self._samples.due:
+            self._sample = self._samples.begun(running, time_now, _last_result())
+        return time_now
 
     def _begin(self, program: CallDescription) -> None:
         """Notes a computation that is not compiled as a whole; before the first of its name, waits for the others."""
@@ -149,7 +170,9 @@ class Call:
                 now.explain(error)
         finally:
             if self._before is not None:
-                now.at = (self._before, time.monotonic())
+                if self._sample is not None:
+                    self._sample.end(_last_result())
+                now.go_on(self._before, self._name)
 
     def prepare(
         self, lower: Callable[[], jax.stages.Lowered] | None, signature: Callable[[], Hashable] = tuple
@@ -193,8 +216,7 @@ class Call:
 
     def _go_on(self, phase: str) -> None:
         if self._before is not None:
-            now.called = time.monotonic()
-            now.at = (phase, now.called)
+            now.called = now.turn(phase)
 
     def sent(self, result: jax.Array | None) -> None:
         """Notes an array that the program computes. Until it is ready, this process waits for the devices."""
@@ -203,6 +225,32 @@ class Call:
                 now.result = weakref.ref(result)
             except TypeError:  # It has no weak references.
                 now.result = None
+
+
+class _OwnCall(Call):
+    """One call of a program that only this process runs: the ledger alone wants to know of it."""
+
+    __slots__ = ()
+
+    def __init__(self, name: str, samples: Samples):
+        self._name, self._samples, self._phase = name, samples, STEP
+        self._before = self._sample = None
+
+    def __enter__(self) -> Call:
+        if get_ident() == now.thread:
+            self._before = now.at[0]
+            self._turn()
+            now.result = None
+        return self
+
+    def prepare(
+        self, lower: Callable[[], jax.stages.Lowered] | None, signature: Callable[[], Hashable] = tuple
+    ) -> None:
+        """There is nobody to compare it with."""
+
+
+def _last_result() -> jax.Array | None:
+    return now.result() if now.result is not None else None
 
 
 def place_in_program() -> tuple[int, int]:
@@ -217,7 +265,7 @@ def place_in_program() -> tuple[int, int]:
 def take_back(place: tuple[int, int]) -> None:
     """Takes back the call after `place`, if it was the last: all processes have refused it, and go on from there."""
     running = now.monitor
-    if running is not None and threading.get_ident() == now.thread and running.order.take_back(place[0] + 1):
+    if running is not None and get_ident() == now.thread and running.order.take_back(place[0] + 1):
         now.noted -= 1
 
 

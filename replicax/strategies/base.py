@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
@@ -36,6 +37,7 @@ from replicax.runtime import turns
 from replicax.runtime.devices import device_name
 from replicax.strategies.explaining import explain
 from replicax.strategies.reductions import Combine, Gathering, Reduction, one_per_replica, reduced_plain, value_of
+from replicax.strategies.replica_digest import PendingDigests, ReplicaDigests
 from replicax.strategies.scope import Scope
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import is_per_replica
@@ -122,6 +124,47 @@ class Strategy(StrategyBase):
             raise ArgumentError(f"`name` is a string, got {name!r:.100}.")
         self._check_cross_replica("strategy.barrier")
         self.placement.group.barrier(name)
+
+    # Replicas.
+
+    @entry_point
+    def check_replicas(self, variables: Sequence[VariableLike], step: int | None = None) -> None:
+        """Compares the copies of variables on all devices; all workers call it together. It waits for the devices.
+
+        Each device digests its copies, in one program, so it takes about as long as reading them once. Parts that one
+        device alone holds have nothing to compare with. In `Model.fit`, use `rx.keras.ReplicaDigest`.
+
+        Args:
+            variables: The variables, such as `[*model.variables, *optimizer.variables]`.
+            step: The number of the step, for the message.
+
+        Raises:
+            ReplicaDriftError: Copies differ. It names the variables and the replicas.
+            ArgumentError: Workers of the strategy come and go.
+            ContextError: Called inside `run`, or while another strategy is current.
+
+        Example:
+            >>> strategy = rx.MirroredStrategy()
+            >>> with strategy.scope():
+            ...     weight = rx.Variable([1.0, 2.0])
+            >>> strategy.check_replicas([weight])
+        """
+        self._check_cross_replica("strategy.check_replicas")
+        for each in self._begin_digests(variables):
+            each.check(step)
+
+    def _begin_digests(self, variables: Sequence[VariableLike]) -> list[PendingDigests]:
+        """Lets the devices digest their copies of variables."""
+        if self.placement.group.may_change:
+            raise ArgumentError(
+                f"Workers of {self!r} come and go, and each is given the others' values then: their copies cannot be "
+                "compared between steps. Leave out ReplicaDigest and check_replicas."
+            )
+        return self._digests.begun(variables)
+
+    @functools.cached_property
+    def _digests(self) -> ReplicaDigests:
+        return ReplicaDigests()
 
     # Contexts.
 

@@ -27,6 +27,7 @@ from replicax.contracts.variable_access import (
 )
 from replicax.errors import WorkersDisagreeError
 from replicax.program.storing import store_values
+from replicax.runtime import clock
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.runtime.numbers import BLOCK_AXIS, check_devices
 from replicax.runtime.transfer import HOST_MEMORY, from_chief, put
@@ -198,6 +199,7 @@ class MeshPlacement(ReplicaDevices):
                 set_array(variable, whole)
         value.note(changed)
 
+    @clock.section(clock.FIRST_VALUES)
     def initialize(self, variable: VariableLike, value: jax.typing.ArrayLike) -> None:
         """Gives a variable a copy of `value`, or of process 0's if there are several processes."""
         if self._followers is not None:

@@ -20,6 +20,7 @@ from replicax.contracts.placement import FirstValueLike
 from replicax.contracts.strategy import StrategyBase, or_null
 from replicax.contracts.variable_access import was_made
 from replicax.errors import InitialValueError, VariableError
+from replicax.runtime import clock
 from replicax.typing import Leaf
 from replicax.values.aggregation import VariableAggregation, VariableSynchronization, check_aggregation
 from replicax.variables.assigning import AssignableVariable, as_numbers
@@ -169,7 +170,7 @@ class Variable(Advised, AssignableVariable):  # type: ignore[metaclass] # NumPy'
             return value if isinstance(value, jax.core.Tracer) else as_numbers(value, dtype, self.name)
 
         # A variable may be created while a function is traced; its first value must be a real one even there.
-        with outside_traces():
+        with outside_traces(), clock.section(clock.FIRST_VALUES):
             value = self._not_computed(computed) or computed()
         if isinstance(value, jax.core.Tracer):
             raise InitialValueError(

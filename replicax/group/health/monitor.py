@@ -243,7 +243,7 @@ class Monitor:
             begun = self._clock()
             self._wait_for_looks(3, lambda: all(peer.history.is_known_since(begun) for peer in self.peers))
         error = self._error
-        now.at = (LEAVE, time.monotonic())
+        now.turn(LEAVE)
         self._ended = DONE if error is None else f"{type(error).__name__}: {error}"[:500]
         goodbye = {"index": self._index, "ended": self._ended, "order": self.order.last}
         tell(self.peers, "/goodbye", goodbye)

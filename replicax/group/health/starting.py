@@ -23,6 +23,7 @@ from replicax.group.health.peers import History, Peer
 from replicax.group.health.server import HealthServer
 from replicax.group.health.traffic import Traffic
 from replicax.group.launcher_messages import tell_of_meeting, tell_of_watching
+from replicax.runtime import clock
 from replicax.runtime.activity import START, now
 
 _log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ def _seconds(value: float | str, name: str) -> float:
     return seconds
 
 
+@clock.section(clock.MEETING)
 def start(config: ClusterConfig, timeout_s: float, stall_timeout: float | None) -> list[runtime.Member]:
     """Connects this process with the others, as `replicax.cluster.runtime.start`, and watches them from then on."""
     if config.num_processes > 1:
@@ -95,7 +97,7 @@ def _watch(
     address = _address(config, name)
     watching = monitor.Monitor(config.process_id, name, address, peers, limits, traffic, patience=patience)
     now.thread = threading.get_ident()
-    now.at = (START, time.monotonic())
+    now.turn(START)
     server.answer(token, watching)
     monitor.install(watching)
     tell_of_watching(len(workers))

@@ -43,6 +43,7 @@ from replicax.group.membership.preemption import Preemption, watch_sigterm
 from replicax.group.membership.quorum import QuorumRecord
 from replicax.group.membership.store_process import Host
 from replicax.group.membership.store_watcher import StoreWatcher
+from replicax.runtime import clock
 from replicax.runtime.ending import pass_by_garbage
 
 #: `silence` counts where no launcher tells who has ended: who gives no sign of life for so long is left out. While a
@@ -54,6 +55,7 @@ _SECONDS_BETWEEN_TRIES = 0.1
 _SECONDS_FOR_SERVICE = 60.0
 
 
+@clock.section(clock.MEETING)
 def open_meeting(
     config: ClusterConfig, timeout_s: float, stall_timeout: float | None, environ: Mapping[str, str] = os.environ
 ) -> Meeting:
@@ -113,6 +115,7 @@ def _opened(
     return Opened(meeting, heartbeat, store_watcher, connect)
 
 
+@clock.section(clock.MEETING)
 def open_group(
     config: ClusterConfig,
     fewest: int,

@@ -32,6 +32,7 @@ from replicax.job.plan import (
 )
 from replicax.job.processes.compile_cache import keep_within
 from replicax.job.processes.events import Event, Events
+from replicax.job.processes.job_ledger import JobLedger
 from replicax.job.processes.outlets import outlets_to
 from replicax.job.processes.output import Log
 from replicax.job.processes.ports import reserved_ports
@@ -54,6 +55,7 @@ def launch(
     check_system()
     check_script(options)
     log_dir = make_log_dir(options)
+    ledger, code = JobLedger(log_dir, options.workers, os.environ if environment is None else environment), None
     terminal = terminal or Terminal(sys.stdout, sys.stderr)
     inherited = dict(os.environ if environment is None else environment)
     told = inherited.get(TOKEN) if options.join_listener is not None else None  # Those who join must know it.
@@ -67,11 +69,13 @@ def launch(
         with signals_as(events), memory_for_snapshots(options, inherited, guard) as memory:
             inherited[SNAPSHOTS] = memory  # The environment of the tasks.
             start = LocalTasks(job, log_dir, terminal, guard, events, reports=log_dir.absolute())
-            return show_end(run_job(start, JobPolicy.of(options, patience), terminal, events), terminal)
+            code = show_end(run_job(start, JobPolicy.of(options, patience), terminal, events), terminal)
+            return code
     finally:
         if join_listener is not None:
             join_listener.close()
         guard.close()
+        ledger.end(code)
 
 
 @dataclasses.dataclass

@@ -1,17 +1,19 @@
 """The first code in a task's process: it ties the process to its starter, then becomes the user's script or call.
 
 The starter (below: the launcher) is `replicax run`, or a worker's host. This code is started by its path and imports
-nothing of replicax or JAX, so that a script finds a plain Python process. It adds three things:
+nothing of replicax or JAX, so that a script finds a plain Python process. It adds four things:
 
 - The process dies with the launcher, even if SIGKILL ends that (Linux).
 - The launcher learns at once that the script has failed, and why. The process itself may take minutes to end, since JAX
   waits at its exit for all others at a barrier. The traceback goes to the launcher and not to standard error: the
   launcher writes it to the log, and shows only that of the first failure.
 - When the script imports JAX, JAX learns of the job's cluster, so that `jax.distributed.initialize()` finds it.
+- The ledger of the process's time begins (`runtime/clock.py`), if `REPLICAX_LEDGER` says where.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import importlib.abc
@@ -25,6 +27,7 @@ import sys
 import threading
 import time
 import types
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _FAILED = 1
@@ -34,6 +37,9 @@ _MOST_NAMES = 8
 _JAX = "jax"
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 _OF_JOB = os.path.join(_PACKAGE, "compat", "jax_clusters.py")
+_OF_WAITS = os.path.join(_PACKAGE, "compat", "jax_waits.py")
+_CLOCK, _OF_CLOCK = "replicax.runtime.clock", os.path.join(_PACKAGE, "runtime", "clock.py")
+_LEDGER = "REPLICAX_LEDGER"
 
 
 def main(arguments: list[str]) -> None:
@@ -46,6 +52,7 @@ def main(arguments: list[str]) -> None:
     faulthandler.enable()  # A crash in compiled code shows where Python was.
     sys.argv = [target, *rest]
     sys.meta_path.insert(0, _ClusterOfJob())
+    _keep_ledger()
     try:
         {"module": _run_module, "file": _run_file, "call": _run_call}[kind](target)
         if kind == "call":
@@ -57,6 +64,8 @@ def main(arguments: list[str]) -> None:
         code = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", _FAILED)
         _tell(int(news), code, _told_by_hook(_without_our_frames(error)))
         sys.exit(code)
+    finally:
+        _end_ledger()
 
 
 class _ClusterOfJob(importlib.abc.MetaPathFinder):
@@ -75,8 +84,41 @@ class _ClusterOfJob(importlib.abc.MetaPathFinder):
 class _WithCluster(importlib.machinery.SourceFileLoader):
     def exec_module(self, module: types.ModuleType) -> None:
         super().exec_module(module)
-        with io.open_code(_OF_JOB) as file:
-            exec(compile(file.read(), _OF_JOB, "exec"), {"__name__": _OF_JOB})
+        _run_alone(_OF_JOB)
+        if _CLOCK in sys.modules:
+            clock = sys.modules[_CLOCK]
+            _run_alone(_OF_WAITS)["follow"](lambda: clock.running)
+
+
+def _run_alone(path: str) -> dict[str, Any]:
+    """Runs a file of replicax without its packages; returns what it defines."""
+    defined: dict[str, Any] = {"__name__": path}
+    with io.open_code(path) as file:
+        exec(compile(file.read(), path, "exec"), defined)
+    return defined
+
+
+def _keep_ledger() -> None:
+    """Starts the clock, which the package finds as its own when the script imports that."""
+    path = os.environ.pop(_LEDGER, "")  # A process that the script starts keeps none.
+    if path in ("", "0"):
+        return
+    spec = importlib.util.spec_from_file_location(_CLOCK, _OF_CLOCK)
+    assert spec is not None and spec.loader is not None
+    sys.modules[_CLOCK] = clock = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(clock)
+    try:
+        clock.start(path, {})
+    except OSError as error:  # A folder that is full or gone must not stop the job.
+        sys.stderr.write(f"replicax run: no ledger is kept: {error}.\n")
+        return
+    atexit.register(clock.stop)  # First, so that it comes last.
+
+
+def _end_ledger() -> None:
+    clock: Any = sys.modules.get(_CLOCK)
+    if clock is not None and clock.running is not None:
+        clock.running.ends()
 
 
 def _die_with(launcher: int) -> None:

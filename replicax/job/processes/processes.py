@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from replicax.job.processes.events import (
     WaitingForOthers,
     member_news,
 )
+from replicax.job.processes.job_ledger import TaskLedger
 from replicax.job.processes.output import LogLike, StreamLike, last_words
 from replicax.job.processes.reaper import Guard
 from replicax.job.processes.task import PlannedTask, Program
@@ -59,6 +61,7 @@ class Process:
     def __init__(self, task: PlannedTask, program: Program, outlets: Outlets, events: EventSink, guard: Guard):
         self.task = task
         self._log, self._streams, self._events, self._guard = outlets.log, outlets.streams, events, guard
+        self._ledger = TaskLedger(task, outlets.log.path)
         self.last_words = ""
         self.told: ScriptEnded[ProcessLike] | None = None
         self.meets, self.has_left = 0, False
@@ -69,7 +72,7 @@ class Process:
             for _, end in pipes:
                 ours.callback(os.close, end)
             try:
-                self._popen = _start(task, program, *(end for _, end in pipes))
+                self._popen = _start(task, program, self._ledger.environment(), *(end for _, end in pipes))
             except OSError as error:
                 for source in self._sources:
                     os.close(source)
@@ -78,6 +81,7 @@ class Process:
             threading.Thread(target=target, name=f"replicax-launch-{task.name}", daemon=True)
             for target in (self._listen, self._wait)
         )
+        self._ledger.started(self.pid)
         guard.watch([self.pid])
         self._listener.start()
         self._waiter.start()
@@ -112,6 +116,8 @@ class Process:
         self._ended.set()
         self._listener.join(_SECONDS_FOR_THREADS)
         self._log.close()
+        told = self.told
+        self._ledger.ended(self.pid, *((told.code, told.time) if told is not None else (returncode,)))
         self._guard.forget(self.pid)
         return returncode
 
@@ -194,11 +200,13 @@ class Process:
         self._events.put(event)
 
 
-def _start(task: PlannedTask, program: Program, out: int, err: int, news: int) -> subprocess.Popen[bytes]:
+def _start(
+    task: PlannedTask, program: Program, told: Mapping[str, str], out: int, err: int, news: int
+) -> subprocess.Popen[bytes]:
     ours = [child.__file__, str(os.getpid()), str(news), program.kind]
     return subprocess.Popen(
         [sys.executable, *ours, program.target, *program.arguments],
-        env=dict(task.environment),
+        env={**task.environment, **told},
         stdin=subprocess.DEVNULL,  # Many tasks cannot share one keyboard.
         stdout=out,
         stderr=err,

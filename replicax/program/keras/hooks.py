@@ -30,6 +30,7 @@ from replicax.contracts.variable_access import (
 )
 from replicax.errors import ReplicaDivergenceError, VariableError
 from replicax.program.keras.makers import note_makers
+from replicax.runtime import clock
 from replicax.runtime.once import once
 from replicax.typing import Leaf, PyTreeFunction
 from replicax.values.aggregation import VariableAggregation
@@ -188,6 +189,7 @@ def _with_late_values(original: PyTreeFunction) -> PyTreeFunction:
 def _with_values_of_host(original: PyTreeFunction, adopt: PyTreeFunction) -> PyTreeFunction:
     """Returns a maker of first values that lets the strategy make them where it wants to."""
 
+    @clock.section(clock.FIRST_VALUES)
     def first_value(self: keras.Variable, initializer: Callable[..., jax.Array]) -> None:
         # A strategy creates some itself, such as that of a table that no process has whole.
         if or_null(context.current().strategy).creates(self, initializer):

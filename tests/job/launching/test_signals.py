@@ -149,7 +149,7 @@ def test_a_second_ctrl_c_kills(launcher: Launch):
     )
     pids = job.pids(2)
     job.process.send_signal(signal.SIGINT)
-    wait_for(lambda: all("no" in path.read_text() for path in (job.folder / "logs").iterdir()))
+    wait_for(lambda: all("no" in path.read_text() for path in (job.folder / "logs").glob("*.log")))
     code, _, err = job.end(signal.SIGINT)
     assert code == 130
     assert "SIGINT is passed on to all tasks. Ctrl-C again kills them." in err
@@ -183,7 +183,7 @@ def test_options_after_the_script_are_the_scripts(tmp_path: Path):
     line = "['--workers', '-m', '--help'] 100 50"
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, [f"[worker 0] {line}", f"[worker 1] {line}"])
     (folder,) = (tmp_path / "runs").iterdir()
-    assert sorted(path.name for path in folder.iterdir()) == ["worker-0.log", "worker-1.log"]
+    assert sorted(path.name for path in folder.iterdir()) == ["ledger", "worker-0.log", "worker-1.log"]
 
 
 @pytest.mark.nightly

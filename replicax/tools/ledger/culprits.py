@@ -1,0 +1,162 @@
+"""What has cost a job most since its first step: a class of all workers' time, or one worker for which the others wait.
+
+The start of a job is left out: it is there in the table, and a short job would always be told that it has started.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from replicax.runtime import clock
+from replicax.tools.ledger.lines import Job, Slice
+
+_LEAST = 0.05  # the part of the time since the first step that a culprit has cost
+_COMMON = (clock.INPUT, clock.USER, clock.CHECKPOINT, clock.EVALUATION, clock.STALL)
+_PREPARING = (clock.TRACE, clock.COMPILE)
+_AGAIN = (clock.LOST, clock.RESTART)
+_STARTING = (clock.START, clock.IMPORT, clock.MEETING, clock.TRACE, clock.COMPILE, clock.FIRST_VALUES)
+
+RECOMPILING = "compiling again"
+FAILING = "failure and restart"
+SLOW_DEVICES = "slow inside of steps"
+
+_ADVICE = {
+    clock.INPUT: "Read ahead (`prefetch`), with more threads (`num_parallel_reads`), or prepare the data once.",
+    clock.USER: "Do it less often, or in a thread of its own; values of arrays wait for the devices.",
+    clock.CHECKPOINT: "Save in the background (`rx.CheckpointManager` does, unless async_=False) or less often.",
+    clock.EVALUATION: "Evaluate less often, on fewer batches, or in a process of its own (`--evaluator`).",
+    clock.STALL: "The page 'My job hangs' says how to find the cause.",
+    RECOMPILING: "Give all batches one shape, and make no new function in a loop: `rx.function` warns of it.",
+    FAILING: "Save more often, so that less is lost.",
+    SLOW_DEVICES: "The program is that of the others: look at this machine, and at how many rows it has.",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Culprit:
+    """What has cost a job most since its first step.
+
+    Attributes:
+        worker: The worker for which the others have waited; "" if all workers have lost the time.
+        what: A class, `"compiling again"`, `"failure and restart"`, or `"slow inside of steps"`.
+        seconds: How much longer the job took for it, about.
+        where: The line of the user's code that was seen most while it happened; "" if none was.
+        advice: What may help.
+
+    Example:
+        >>> import replicax as rx
+        >>> print(rx.ledger.Culprit("worker 1", "waiting for input", 12.0, "train.py:8 rows"))
+        worker 1: waiting for input, 12.0 s (train.py:8 rows)
+    """
+
+    worker: str
+    what: str
+    seconds: float
+    where: str = ""
+    advice: str = ""
+
+    def __str__(self) -> str:
+        who = self.worker or "all workers"
+        return f"{who}: {self.what}, {self.seconds:.1f} s" + (f" ({self.where})" if self.where else "")
+
+
+class Evidence:
+    """For whom the others have waited, and what that one did meanwhile."""
+
+    def __init__(self) -> None:
+        self.blamed: collections.Counter[tuple[str, str]] = collections.Counter()  # by worker and class: seconds
+        self.waited = 0.0  # of workers in step, what they have waited for one that has more time of its own
+
+    def take(
+        self,
+        tasks: Sequence[str],
+        times: Mapping[str, np.ndarray],
+        tables: Mapping[str, np.ndarray],
+        devices: Mapping[str, np.ndarray],
+        first: int,
+    ) -> None:
+        """Takes the workers' time of their own, by window from the `first` on, and what it is made of."""
+        for window in range(first, len(times[tasks[0]])):
+            slowest = max(tasks, key=lambda task: times[task][window])
+            others = [task for task in tasks if task != slowest]
+            excess = times[slowest][window] - float(np.mean([times[task][window] for task in others]))
+            if excess <= 0:
+                continue
+            self.waited += excess
+            for i, name in enumerate(clock.CLASSES):
+                if name not in (clock.COMPUTING, clock.WAITING):
+                    more = tables[slowest][window, i] - float(np.mean([tables[task][window, i] for task in others]))
+                    self.blamed[slowest, name] += more
+            more = devices[slowest][window] - float(np.mean([devices[task][window] for task in others]))
+            self.blamed[slowest, SLOW_DEVICES] += more
+
+
+def culprit_of(job: Job, timelines: Mapping[str, Sequence[Slice]], evidence: Evidence) -> tuple[Culprit | None, float]:
+    """Returns the culprit, if something stands out, and the seconds that workers have waited for no known reason."""
+    first = min(map(first_step, timelines.values()), default=job.end)
+    since = {task: [each for each in slices if each.begin >= first] for task, slices in timelines.items()}
+    whole = max(job.end - first, 0.0)
+    found = [
+        Culprit(worker, RECOMPILING if what in _PREPARING else what, seconds, _where(since, what, worker))
+        for (worker, what), seconds in evidence.blamed.items()
+    ]
+    mean = _means(since)
+    found += [
+        Culprit("", name, mean[name] - _blamed(evidence, name, len(since)), _where(since, name)) for name in _COMMON
+    ]
+    attempts = len({process.attempt for process in job.processes}) + len({p.life for p in job.processes}) - 1
+    again = sum(mean[name] for name in _AGAIN)
+    preparing = sum(mean[name] for name in _PREPARING)
+    if attempts > 1:  # What is prepared again is so because of the failure.
+        again += sum(mean[name] for name in _STARTING)
+        failed = min(job.processes, key=lambda each: each.failed)
+        found.append(Culprit(failed.task if failed.failed < math.inf else "", FAILING, again))
+    else:
+        found.append(Culprit("", RECOMPILING, preparing, _where(since, clock.TRACE)))
+    waited = mean[clock.WAITING]
+    unexplained = max(0.0, waited - evidence.waited)
+    best = max(found, key=lambda each: each.seconds, default=None)
+    if best is None or not whole or best.seconds < _LEAST * whole or unexplained > best.seconds:
+        return None, unexplained
+    return dataclasses.replace(best, advice=_ADVICE.get(best.what, "")), unexplained
+
+
+def first_step(slices: Sequence[Slice]) -> float:
+    """Returns when a worker has made a step: when it calls a program for the second time."""
+    calls: collections.Counter[str] = collections.Counter()
+    for each in slices:
+        calls.update(each.steps)
+        if each.steps and max(calls.values()) > 1:
+            return each.end
+    return slices[-1].end
+
+
+def _means(since: Mapping[str, Sequence[Slice]]) -> collections.Counter[str]:
+    """Returns by class the seconds of a worker, on average."""
+    found: collections.Counter[str] = collections.Counter()
+    for slices in since.values():
+        for each in slices:
+            for name, seconds in each.seconds.items():
+                found[name] += seconds / len(since)  # type: ignore[assignment]  # A counter of seconds.
+    return found
+
+
+def _blamed(evidence: Evidence, name: str, workers: int) -> float:
+    """Returns how many of a class's seconds, on average, are those of a worker that the others wait for."""
+    return sum(seconds for (_, what), seconds in evidence.blamed.items() if what == name) / workers
+
+
+def _where(since: Mapping[str, Sequence[Slice]], what: str, worker: str = "") -> str:
+    places: collections.Counter[str] = collections.Counter()
+    for task, slices in since.items():
+        if worker in ("", task):
+            for each in slices:
+                for (name, place), count in each.places.items():
+                    if name == what:
+                        places[place] += count
+    return places.most_common(1)[0][0] if places else ""

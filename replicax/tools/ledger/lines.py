@@ -1,0 +1,170 @@
+"""The lines of a ledger, as processes and their launcher have written them: `runtime/clock.py`, `job_ledger.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from replicax.errors import LaunchError
+from replicax.job.processes.job_ledger import FOLDER, OF_JOB
+from replicax.runtime import clock
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """Some seconds of a worker, at most a few, or a longer time of one class."""
+
+    begin: float  # in seconds since 1970
+    end: float
+    seconds: Mapping[str, float]  # by class; their sum is its length
+    steps: Mapping[str, int] = dataclasses.field(default_factory=dict)  # by program, its calls
+    places: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)  # class and line: how often seen
+    attempt: int = 0  # of the job
+    stepped: float = -math.inf  # when its last call began
+    doing: str = ""  # the class at its end
+
+
+@dataclasses.dataclass
+class Process:
+    """A process of a task, from its start to its end."""
+
+    task: str
+    attempt: int
+    life: int
+    begin: float
+    pid: int
+    end: float | None = None  # None while it runs
+    code: int | None = None
+    failed: float = math.inf  # when it has failed
+    slices: list[Slice] = dataclasses.field(default_factory=list)
+    notes: list[Mapping[str, Any]] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class Job:
+    """What the files of a ledger say."""
+
+    begin: float
+    end: float  # of what is known
+    code: int | None  # None while it runs
+    processes: list[Process]
+
+    @property
+    def tasks(self) -> list[str]:
+        """The names of all tasks: workers by number, then others."""
+        names = {process.task for process in self.processes}
+        return sorted(names, key=lambda name: (not name.startswith("worker"), len(name), name))
+
+
+def read_lines(folder: Path) -> Job:
+    """Reads the ledger of a job from its folder for logs. A last line that is not whole is left out."""
+    place = folder if folder.name == FOLDER and not (folder / FOLDER).is_dir() else folder / FOLDER
+    try:
+        files = {path.stem: _parsed(path) for path in sorted(place.glob("*.jsonl"))}
+    except OSError as error:
+        raise LaunchError(f"The ledger in {place} cannot be read: {error}.") from error
+    events = files.pop(Path(OF_JOB).stem, [])
+    if not any(files.values()) and not events:
+        raise LaunchError(
+            f"There is no ledger in {folder}: `replicax run --log-dir {folder}` keeps one, unless REPLICAX_LEDGER is "
+            "0, and so does `with rx.ledger.recording(folder)`."
+        )
+    try:
+        return _job(events, files)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise LaunchError(f"{place} holds no ledger of this version of replicax: {error!r}.") from error
+
+
+def _parsed(path: Path) -> list[dict[str, Any]]:
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    try:
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+    except ValueError as error:
+        raise LaunchError(f"{path} is no ledger: {error}.") from error
+
+
+def _job(events: list[dict[str, Any]], files: Mapping[str, list[dict[str, Any]]]) -> Job:
+    jobs = [i for i, event in enumerate(events) if event["event"] == "job"]
+    events = events[jobs[-1] :] if jobs else []  # The folder may have been used before.
+    begin = events[0]["at"] if events else None
+    processes = [
+        Process(each["task"], each["attempt"], each["life"], each["at"], each["pid"])
+        for each in events
+        if each["event"] == "start"
+    ]
+    for event in events:
+        if event["event"] == "exit":
+            found = [each for each in processes if each.pid == event["pid"] and each.task == event["task"]]
+            found[-1].end, found[-1].code = event["at"], event["code"]
+            found[-1].failed = event.get("failed", event["at"]) if event["code"] else math.inf
+    for stem, lines in files.items():
+        for run in _runs(lines):
+            task = stem.replace("-", " ")
+            of_task = [each for each in processes if each.task == task and each.pid == run[0]["pid"]]
+            if not of_task and begin is not None:
+                continue  # of a job before
+            if not of_task:  # There was no launcher.
+                of_task = [Process(task, 0, 0, run[0]["begin"], run[0]["pid"])]
+                processes += of_task
+            _take(of_task[-1], run)
+    ends = [event for event in events if event["event"] == "end"]
+    last = max([*(each.slices[-1].end for each in processes if each.slices), *(e["at"] for e in events)])
+    return Job(
+        min(each.begin for each in processes) if begin is None else begin,
+        ends[-1]["at"] if ends else last,
+        ends[-1]["code"] if ends else None,
+        processes,
+    )
+
+
+def _runs(lines: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Returns the lines of each process."""
+    found: list[list[dict[str, Any]]] = []
+    for line in lines:
+        if "begin" in line:
+            found.append([])
+        found[-1].append(line)
+    return found
+
+
+def _take(process: Process, lines: list[dict[str, Any]]) -> None:
+    """Gives a process what it has written. Between its start and its first line, Python starts."""
+    first, *rest = lines
+    at, doing = first["begin"], clock.START
+    process.slices.append(_of(process, process.begin, max(at, process.begin), {clock.START: at - process.begin}))
+    for line in rest:
+        process.slices.append(
+            _of(
+                process,
+                at,
+                line["at"],
+                line["s"],
+                line.get("n", {}),
+                {(name, place): count for name, place, count in line.get("where", [])},
+                line.get("last", -math.inf),
+                line["in"],
+            )
+        )
+        process.notes += line.get("notes", [])
+        at, doing = line["at"], line["in"]
+    if process.end is not None and process.end > at:
+        # What it did after its last line nobody knows: what it did then, unless it ended by itself.
+        doing = clock.ENDING if process.code == 0 else doing
+        process.slices.append(_of(process, at, process.end, {doing: process.end - at}))
+
+
+def _of(
+    process: Process,
+    begin: float,
+    end: float,
+    seconds: Mapping[str, float],
+    steps: Mapping[str, int] | None = None,
+    places: Mapping[tuple[str, str], int] | None = None,
+    stepped: float = -math.inf,
+    doing: str = "",
+) -> Slice:
+    return Slice(begin, end, seconds, steps or {}, places or {}, process.attempt, stepped, doing)

@@ -1,0 +1,152 @@
+"""What the lines of a job's workers say when they are put together."""
+
+from __future__ import annotations
+
+import pytest
+
+import replicax as rx
+from replicax.errors import LaunchError
+from replicax.tools.ledger.culprits import FAILING, SLOW_DEVICES
+from tests.tools.ledger.written import BEGIN, job, lines_of, restarted, write
+
+STEP = {"n": {"train": 10}}
+BUSY = {"computing": 1.0}
+
+
+def two(folder, first, second, notes=([], [])):
+    """Returns the ledger of two workers in step that did so each second, 20 seconds long, from second 1 on."""
+    files = {f"worker-{i}": lines_of(i, 1.0, [seconds] * 20, **STEP) for i, seconds in enumerate((first, second))}
+    for i, noted in enumerate(notes):
+        files[f"worker-{i}"][5]["notes"] = noted
+    return rx.ledger.read(write(folder, job(2, 22.0), files))
+
+
+def test_each_second_is_in_one_class(tmp_path):
+    found = two(tmp_path, BUSY, BUSY)
+    for worker in found.workers:
+        assert sum(worker.seconds.values()) == pytest.approx(22.0)
+        assert worker.seconds == pytest.approx({"start": 1.0, "computing": 20.0, "ending": 1.0})
+    assert found.goodput == pytest.approx(20 / 22)
+    assert found.culprit is None  # All compute.
+    assert (found.attempts, found.code, found.wall) == (1, 0, 22.0)
+
+
+def test_who_computes_longer_than_another_has_waited_for_what_that_one_did_meanwhile(tmp_path):
+    found = two(tmp_path, BUSY, {"computing": 0.6, "waiting for input": 0.4})
+    waits, slow = found.workers
+    assert waits.seconds["waiting for others"] == pytest.approx(20 * 0.4)
+    assert waits.seconds["computing"] == pytest.approx(20 * 0.6)
+    assert "waiting for others" not in slow.seconds
+    assert found.slowest is slow
+    assert (found.culprit.worker, found.culprit.what) == ("worker 1", "waiting for input")
+    assert found.culprit.seconds == pytest.approx(19 * 0.4, rel=0.1)
+
+
+def test_a_wait_that_is_known_already_does_not_count_twice(tmp_path):
+    found = two(tmp_path, {"computing": 0.6, "waiting for others": 0.4}, {"computing": 0.6, "checkpoint": 0.4})
+    assert found.workers[0].seconds["waiting for others"] == pytest.approx(20 * 0.4)
+    assert (found.culprit.worker, found.culprit.what) == ("worker 1", "checkpoint")
+
+
+def profiled(own):
+    return [{"at": BEGIN, "program": "train", "own": each, "step": 0.1} for each in own]
+
+
+def test_profiles_tell_who_is_slow_inside_of_steps(tmp_path):
+    found = two(tmp_path, BUSY, BUSY, (profiled([0.06] * 3), profiled([0.09, 0.091, 0.09])))
+    assert found.workers[0].seconds["waiting for others"] == pytest.approx(20 * 10 * 0.03)
+    assert [worker.own_step for worker in found.workers] == [0.06, 0.09]
+    assert (found.culprit.worker, found.culprit.what) == ("worker 1", SLOW_DEVICES)
+
+
+@pytest.mark.parametrize("own", [[0.06, 0.2, 0.06], [0.062, 0.061, 0.062], [0.09, 0.09]])
+def test_profiles_that_do_not_tell_it_clearly_tell_nothing(tmp_path, own):
+    found = two(tmp_path, BUSY, BUSY, (profiled([0.06] * 3), profiled(own)))
+    assert "waiting for others" not in found.workers[0].seconds
+    assert found.culprit is None
+
+
+def test_waiting_that_nobodys_time_explains_is_no_ones_fault(tmp_path):
+    found = two(tmp_path, *[{"computing": 0.5, "waiting for others": 0.5}] * 2)
+    assert found.culprit is None
+    assert found.unexplained == pytest.approx(20 * 0.5, rel=0.1)
+
+
+def test_what_all_lose_alike_is_not_blamed_on_one(tmp_path):
+    found = two(tmp_path, *[{"computing": 0.5, "callbacks and user code": 0.5}] * 2)
+    assert (found.culprit.worker, found.culprit.what) == ("", "callbacks and user code")
+
+
+def test_the_line_that_was_seen_most_is_named(tmp_path):
+    where = [["waiting for input", "train.py:7 rows", 4], ["callbacks and user code", "train.py:9 <module>", 9]]
+    lines = lines_of(0, 1.0, [{"computing": 0.5, "waiting for input": 0.5}] * 20, **STEP, where=where)
+    found = rx.ledger.read(write(tmp_path, job(1, 22.0), {"worker-0": lines}))
+    assert str(found.culprit) == "all workers: waiting for input, 9.5 s (train.py:7 rows)"
+
+
+def killed(folder, saved, restores):
+    """Returns the ledger of a worker that is killed in second 10, after a checkpoint of second `saved`."""
+    first = lines_of(5, 0.0, [BUSY] * 10, **STEP)
+    first[6]["notes"] = [{"at": BEGIN + saved, "saved": BEGIN + saved}]
+    second = lines_of(6, 12.0, [BUSY] * 8, **STEP)
+    if restores:
+        second[1]["notes"] = [{"at": BEGIN + 12.0, "restored": True}]
+    return rx.ledger.read(write(folder, restarted(10.0, 12.0, 20.0), {"worker-0": [*first, *second]}))
+
+
+def test_what_was_done_since_the_last_checkpoint_is_lost(tmp_path):
+    found = killed(tmp_path, 6.0, True)
+    (worker,) = found.workers
+    assert worker.seconds == pytest.approx({"computing": 6 + 8, "lost work": 4.0, "restart": 2.0})
+    assert (found.attempts, found.culprit.what, found.culprit.worker) == (2, FAILING, "worker 0")
+    assert found.culprit.seconds == pytest.approx(6.0)
+
+
+def test_within_a_line_only_the_part_since_the_checkpoint_is_lost(tmp_path):
+    (worker,) = killed(tmp_path, 6.25, True).workers
+    assert worker.seconds["lost work"] == pytest.approx(3.75)
+
+
+def test_without_a_restored_checkpoint_all_is_lost(tmp_path):
+    (worker,) = killed(tmp_path, 6.0, False).workers
+    assert worker.seconds["lost work"] == pytest.approx(10.0)
+
+
+def test_a_job_that_was_ended_because_it_stood_still_stood_still_since_its_last_step(tmp_path):
+    worker = lines_of(0, 1.0, [BUSY] * 20, **STEP)
+    for line in worker[9:]:
+        del line["n"], line["last"]
+    found = rx.ledger.read(write(tmp_path, job(1, 22.0, code=70), {"worker-0": worker}))
+    assert found.workers[0].seconds["stall"] == pytest.approx(12.0)
+    assert found.culprit.what == "stall"
+
+
+def test_a_job_that_runs_is_read_as_far_as_it_has_come(tmp_path):
+    lines = lines_of(0, 1.0, [BUSY] * 5, **STEP)
+    write(tmp_path, job(1, 9.0)[:2], {"worker-0": lines})
+    with (tmp_path / "ledger" / "worker-0.jsonl").open("a") as file:
+        file.write('{"at": 1000')  # It is about to write a line.
+    found = rx.ledger.read(tmp_path)
+    assert (found.code, found.wall) == (None, 6.0)
+
+
+def test_an_earlier_job_of_the_same_folder_is_left_out(tmp_path):
+    earlier = [{**event, "at": event["at"] - 100} for event in job(1, 22.0)]
+    lines = [*lines_of(0, -99.0, [BUSY] * 20), *lines_of(7, 1.0, [BUSY] * 20, **STEP)]
+    events = [{**event, **({"pid": 7} if "pid" in event else {})} for event in job(1, 22.0)]
+    found = rx.ledger.read(write(tmp_path, [*earlier, *events], {"worker-0": lines}))
+    assert found.wall == 22.0
+    assert sum(found.workers[0].seconds.values()) == pytest.approx(22.0)
+
+
+def test_a_folder_without_a_ledger(tmp_path):
+    with pytest.raises(LaunchError, match=r"There is no ledger in .*REPLICAX_LEDGER"):
+        rx.ledger.read(tmp_path)
+
+
+@pytest.mark.parametrize("text", ['{"event": "job"}\n', "[]\n", "no json\n", '{"event": "job", "at": 1.0}\n{"a": 2}\n'])
+def test_files_of_something_else(tmp_path, text):
+    (tmp_path / "ledger").mkdir()
+    (tmp_path / "ledger" / "job.jsonl").write_text(text)
+    with pytest.raises(LaunchError, match="ledger"):
+        rx.ledger.read(tmp_path)

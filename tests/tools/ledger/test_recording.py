@@ -1,0 +1,114 @@
+"""What a process notes of its own time."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import jax.numpy as jnp
+import pytest
+
+import replicax as rx
+from replicax.errors import ArgumentError
+from replicax.runtime import activity, clock
+
+SHORT = 0.05
+
+
+def recorded(folder):
+    (worker,) = rx.ledger.read(folder).workers
+    return worker
+
+
+def test_the_sum_is_the_wall_clock(tmp_path):
+    with rx.ledger.recording(tmp_path):
+        begin = time.monotonic()
+        with rx.ledger.section("evaluation"):
+            time.sleep(SHORT)
+        time.sleep(SHORT)
+        wall = time.monotonic() - begin
+    worker = recorded(tmp_path)
+    assert worker.seconds["evaluation"] >= SHORT
+    assert worker.seconds["callbacks and user code"] + worker.seconds.get("import", 0.0) >= SHORT
+    assert wall <= sum(worker.seconds.values())
+    assert sum(worker.seconds.values()) == pytest.approx(worker.wall, rel=1e-3, abs=1e-4)
+
+
+def test_a_step_is_traced_compiled_computed_and_counted(tmp_path):
+    strategy = rx.MirroredStrategy()
+    with strategy.scope():
+        weight = rx.Variable(jnp.ones((64, 64)))
+
+    @rx.function
+    def step(x):
+        weight.assign(jnp.tanh(weight.value @ weight.value) + x)
+        return weight.value
+
+    with rx.ledger.recording(tmp_path):
+        for _ in range(5):
+            step(0.5).block_until_ready()
+    worker = recorded(tmp_path)
+    assert worker.steps == 4  # The first only compiles it, and no other process waits for that.
+    assert min(worker.seconds[name] for name in ("trace", "compile", "computing")) > 0
+
+
+def test_sections_keep_their_time_but_what_prepares_programs_stays_what_it_is(tmp_path):
+    with rx.ledger.recording(tmp_path), rx.ledger.section("evaluation"):
+        with activity.phase(activity.INPUT), activity.phase(activity.WAIT):
+            time.sleep(SHORT)
+        with activity.phase(activity.COMPILE):
+            time.sleep(SHORT)
+        with activity.phase(activity.CHECKPOINT), activity.phase(activity.WAIT):
+            time.sleep(SHORT)
+    seconds = recorded(tmp_path).seconds
+    assert min(seconds[name] for name in ("evaluation", "trace", "checkpoint")) >= SHORT
+    assert not {"waiting for input", "waiting for others"} & seconds.keys()
+
+
+def test_work_of_the_host_costs_nothing_while_the_devices_compute(tmp_path):
+    with rx.ledger.recording(tmp_path):
+        clock.running.sent("step", lambda: True, clock.USER, time.monotonic())
+        time.sleep(SHORT)
+        clock.running.sent("step", lambda: False, clock.USER, time.monotonic())
+        time.sleep(SHORT)
+    seconds = recorded(tmp_path).seconds
+    assert seconds["computing"] >= SHORT
+    assert seconds["callbacks and user code"] + seconds.get("import", 0.0) >= SHORT
+
+
+def test_functions_that_are_traced_inside_of_others_count_once(tmp_path):
+    with rx.ledger.recording(tmp_path):
+        begin = time.monotonic()
+        time.sleep(SHORT)
+        clock.running.compiled(clock.TRACE, SHORT / 2)
+        clock.running.compiled(clock.TRACE, time.monotonic() - begin)
+    worker = recorded(tmp_path)
+    assert worker.seconds["trace"] + worker.seconds.get("import", 0.0) >= SHORT
+    assert min(worker.seconds.values()) >= 0
+    assert sum(worker.seconds.values()) == pytest.approx(worker.wall, rel=1e-3, abs=1e-4)
+
+
+def test_other_threads_do_not_count(tmp_path):
+    def elsewhere():
+        with rx.ledger.section("evaluation"):
+            time.sleep(SHORT)
+
+    with rx.ledger.recording(tmp_path):
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+    assert "evaluation" not in recorded(tmp_path).seconds
+
+
+def test_a_class_that_there_is_not():
+    with (
+        pytest.raises(ArgumentError, match=r"`what` is one of 'start', .*got 'evaluating'"),
+        rx.ledger.section("evaluating"),
+    ):
+        pass
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ArgumentError, match="No ledger can be kept"), rx.ledger.recording(tmp_path / "file"):
+        pass
