@@ -13,18 +13,18 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
 
 import replicax.runtime.activity as activity
-from replicax.checkpoint.contents import Contents
+from replicax.checkpoint.contents import Contents, ToSave
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.encoding import SavedArray
 from replicax.checkpoint.metadata import read_metadata
 from replicax.checkpoint.places import Place, new_name, staging
 from replicax.checkpoint.same_contents import compare_contents, digest_of
-from replicax.checkpoint.saving import ToSave
 from replicax.checkpoint.writing import PREPARED, commit, could_not_write, save_files
 from replicax.cluster.exchange import ClosedError, Exchange, closing
 from replicax.contracts.group import Group, as_arrays, as_messages, current_group
@@ -41,7 +41,7 @@ def begin_elastic_save(
     name: str,
     where: object,
     path_of: Callable[[], Place],
-    what: ToSave,
+    what: ToSave[Any],
     timeout_s: float,
     before: Callable[[], object],
     committed: Callable[[], object],

@@ -68,15 +68,6 @@ def new_directory(directory: Directory) -> Place:
     return path
 
 
-def write_in_place(
-    path: Place, contents: Contents, coordination: Coordination, committed: Callable[[], None] | None = None
-) -> Place:
-    """Writes a checkpoint; one that has the name already is replaced when the new one is complete."""
-    save = Save(coordination, could_not_write(path))
-    save.agree(lambda: (path, document_of(contents.arrays, contents.state, contents.step)))
-    return save.write(lambda: contents, committed)
-
-
 class Save:
     """A save that all processes make together, in three exchanges: agreed, written, committed."""
 

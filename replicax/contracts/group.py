@@ -108,7 +108,7 @@ class Group:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is the one that reports and writes now."""
+        """Whether this process is the one that reports and writes now; when it is lost, the next one is."""
         return self.is_member and self.world.index == 0
 
     # Calls.
@@ -201,14 +201,14 @@ class Group:
 
     # The end.
 
-    def ballot(self, timeout_s: float, closed: threading.Event) -> Ballot | None:
+    def ballot(self, patience: Any, closed: threading.Event) -> Ballot | None:
         """Returns where members vote when to stop, for `group.stop_vote.StopVote`; None if there is nobody else.
 
         Args:
-            timeout_s: How long to wait for the others' votes.
+            patience: A `cluster.patience.Patience`: how long to wait for the others.
             closed: Set when nobody waits any more.
         """
-        del timeout_s, closed
+        del patience, closed
         return None
 
 
@@ -229,7 +229,7 @@ class Ballot(Protocol):
         """Calls for the vote of a round."""
 
     def is_called(self, round_: int) -> bool:
-        """Waits for a second at most until a member has called for the vote of a round; returns whether one has."""
+        """Waits for a moment until a member has called for the vote of a round; returns whether one has."""
 
     def cast(self, round_: int, passed: int) -> None:
         """Tells the last position that this process has passed; -1 if none."""
