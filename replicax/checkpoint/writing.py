@@ -74,11 +74,6 @@ class Save:
     def __init__(self, coordination: Coordination, failed: str):
         self._coordination, self._failed = coordination, failed
 
-    @property
-    def is_chief(self) -> bool:
-        """Whether this is the process that commits."""
-        return self._coordination.is_chief
-
     def agree(self, prepare: Callable[[], tuple[Place, str]]) -> None:
         """Compares what all processes are about to write: the place, and a document of `same_contents`."""
         # A process that cannot save raises it in `prepare`, before anything is written or reads a value.
@@ -96,7 +91,8 @@ class Save:
         self._coordination.compare("directory", [each["directory"] for each in told])
         self._coordination.compare_places([each["place"] for each in told])
         compare_contents(self._coordination, [each["digest"] for each in told], document)
-        self.path, self._target = path, staging(path, told[0]["name"])
+        self.path, self.name = path, str(told[0]["name"])  # The name is of this save alone.
+        self._target = staging(path, self.name)
 
     @activity.phase(activity.CHECKPOINT)
     @writing()

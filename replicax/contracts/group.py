@@ -4,7 +4,7 @@
 (`group.membership.elastic_group`) members may be lost and others come, while the rest go on. Whoever does something
 together with others asks the group to do it, and need not know of which kind it is.
 
-It is asked in every step, so next to nothing is imported here.
+It is asked in every step, and by launchers, so next to nothing is imported here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import replicax.contracts.upper_rooms as upper_rooms
-import replicax.runtime.activity as activity
 from replicax.errors import WorkersDisagreeError
 from replicax.typing import PyTree
 
@@ -118,6 +117,12 @@ class Group:
         """How many calls have been completed, where members may change: the same in all at the same place."""
         return 0
 
+    def place(self) -> tuple[int, int]:
+        """Returns where this process is in its program: the same numbers in all members that are at the same place."""
+        from replicax.runtime.calls import place_in_program
+
+        return place_in_program()
+
     def attempt(self, call: Callable[[], _T]) -> _T:
         """Returns what `call` returns; makes it again, in a new world, whenever a member is lost meanwhile."""
         return call()
@@ -169,6 +174,8 @@ class Group:
         Raises:
             WorkersDisagreeError: A member has come to something else that all do together.
         """
+        import replicax.runtime.activity as activity  # Beside JAX, which a launcher, who names incarnations, needs not.
+
         # Through host memory: a collective would mix with one that a worker has come to elsewhere.
         own = json.dumps({"what": what, "value": value}).encode()
 

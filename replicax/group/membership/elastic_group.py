@@ -138,6 +138,10 @@ class ElasticGroup(Group):
         """How many calls have been completed: in all members the same at the same point of the script."""
         return self._outcomes.last
 
+    def place(self) -> tuple[int, int]:
+        """Returns the number of calls: one that has come later has made fewer programs run."""
+        return self.calls, 0
+
     @property
     def incarnations(self) -> tuple[Incarnation, ...]:
         """The present members, each with the run of it that takes part; this process's own is `incarnation`."""
