@@ -1,7 +1,8 @@
 """When an `rx.CheckpointManager` saves, and what it keeps.
 
 `save_when=` takes policies of which one that says so suffices; so does `keep=`. A policy of your own is a subclass of
-`SavePolicy` or `KeepPolicy`.
+`SavePolicy` or `KeepPolicy`. Whoever wants a save before a worker is preempted gives the manager to an
+`rx.PreemptionCheckpointHandler`, which also ends the job; it asks no policy.
 
 Example:
     >>> import tempfile
