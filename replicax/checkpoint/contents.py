@@ -38,7 +38,7 @@ class Contents:
 
 
 class Described(Protocol):
-    """What is known of a checkpoint before any value is read."""
+    """The names, shapes and dtypes of a checkpoint, as known before any value is read."""
 
     def document(self) -> str:
         """Returns what all processes must have alike."""
@@ -48,7 +48,7 @@ _P = TypeVar("_P", bound=Described)
 
 
 class ToSave(Generic[_P]):
-    """What is to be saved: known by names, shapes and dtypes first, and then by values."""
+    """The contents that are to be saved: known by names, shapes and dtypes first, and then by values."""
 
     def __init__(
         self, prepare: Callable[[], _P], contents_of: Callable[[_P], Contents], then: Callable[[], object] | None = None

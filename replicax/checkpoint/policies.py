@@ -43,7 +43,7 @@ from replicax.typing import PyTree
 
 __all__ = ["Best", "EveryHours", "EverySeconds", "EverySteps", "Improved", "KeepPolicy", "Newest", "SavePolicy"]
 
-#: What tells how good a training is: a function without arguments, or a variable with one number.
+#: A number that tells how good a training is: a function without arguments that returns it, or a variable.
 Measure: TypeAlias = Callable[[], object] | VariableLike
 
 
