@@ -20,13 +20,12 @@ _running: dict[Place, BackgroundSave] = {}
 
 
 class BackgroundSave:
-    """A thread that writes a checkpoint to a path."""
+    """A thread that writes a checkpoint to a directory."""
 
-    def __init__(self, path: Place, write: Callable[[], object]):
-        self.path = path
+    def __init__(self, directory: Place, write: Callable[[], object]):
         self._failure: BaseException | None = None
         self._ended = threading.Event()
-        _running[path.parent] = self
+        _running[directory] = self
         finish_at_end(self, self.wait)
         threading.Thread(target=self._run, args=(write,), name="replicax-checkpoint").start()
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 import replicax.context as context
-from replicax.checkpoint.contents import Contents, ObjectParts, is_value, parts_of, replace_values
+from replicax.checkpoint.contents import Contents, ObjectParts, ToSave, is_value, parts_of, replace_values
 from replicax.checkpoint.coordination import Coordination, coordinated
 from replicax.checkpoint.deferred import DeferredRestore, deferred_restores, drop_replaced, values_to_write
 from replicax.checkpoint.encoding import (
@@ -136,15 +136,9 @@ class Checkpoint(Advised):
             CheckpointError: The directory exists already, or cannot be written; or a model or optimizer is not built,
                 and no restored values wait for it; or the processes save different objects.
         """
-        save = begin_save(
-            f"Writing the checkpoint {directory}",
-            directory,
-            lambda: new_directory(directory),
-            ToSave(self, step, objects),
-            TIMEOUT_S,
-        )
-        save.wait()
-        return save.path
+        what = ToSave(lambda: self.prepared(step, objects), self.contents_of)
+        self._save(directory, lambda: new_directory(directory), what)
+        return absolute(directory)
 
     @called_as("tf.train.Checkpoint.save")
     def save(self, file_prefix: Directory) -> str:
@@ -184,11 +178,16 @@ class Checkpoint(Advised):
             self._folders.add(path.parent)
             self.save_counter.assign_add(1)
 
-        save = begin_save(f"Writing the checkpoint {name}", name, path_of, ToSave(self, then=agreed), TIMEOUT_S)
-        save.wait()
+        self._save(name, path_of, ToSave(self.prepared, self.contents_of, then=agreed))
+        path = path_of()
         if is_strangers[0] and current_group().is_chief:
-            warnings.warn(_OVERWRITES.format(path=save.path), stacklevel=2)
-        return str(save.path)
+            warnings.warn(_OVERWRITES.format(path=path), stacklevel=2)
+        return str(path)
+
+    def _save(self, name: Directory, path_of: Callable[[], Place], what: ToSave[Prepared]) -> None:
+        save = begin_save(f"Writing the checkpoint {name}", name, path_of, what, TIMEOUT_S)
+        if save is not None:
+            save.wait()
 
     @property
     def save_counter(self) -> Variable:
@@ -400,34 +399,6 @@ def _check_none(coordination: Coordination) -> None:
 
 
 # The parts of a checkpoint as they are known before it is written, and when it was read.
-
-
-class ToSave:
-    """What a checkpoint saves: known by names, shapes and dtypes first, and then by values."""
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        step: int | None = None,
-        objects: Mapping[str, PyTree] | None = None,
-        then: Callable[[], object] | None = None,
-    ):
-        # `then` is called once, when the names are known and before any value is read.
-        self._checkpoint, self._step, self._objects, self._then = checkpoint, step, objects, then
-        self._prepared: Prepared | None = None
-
-    def document(self) -> str:
-        """Returns what all processes must have alike; may be called again."""
-        self._prepared = self._checkpoint.prepared(self._step, self._objects)
-        return self._prepared.document()
-
-    def contents(self) -> Contents:
-        """Returns the values; may be called again."""
-        prepared = self._prepared or self._checkpoint.prepared(self._step, self._objects)
-        then, self._then = self._then, None
-        if then is not None:
-            then()
-        return self._checkpoint.contents_of(prepared)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Protocol, TypeAlias, runtime_checkable
+from collections.abc import Callable, Iterator, Mapping
+from typing import Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import jax
 import numpy as np
@@ -35,6 +35,40 @@ class Contents:
     state: Mapping[str, object] = dataclasses.field(default_factory=dict)  # what JSON can hold, as in this process
     step: int | None = None
     notes: Mapping[str, object] = dataclasses.field(default_factory=dict)  # small values, of the checkpoint as a whole
+
+
+class Described(Protocol):
+    """The names, shapes and dtypes of a checkpoint, as known before any value is read."""
+
+    def document(self) -> str:
+        """Returns what all processes must have alike."""
+
+
+_P = TypeVar("_P", bound=Described)
+
+
+class ToSave(Generic[_P]):
+    """The contents that are to be saved: known by names, shapes and dtypes first, and then by values."""
+
+    def __init__(
+        self, prepare: Callable[[], _P], contents_of: Callable[[_P], Contents], then: Callable[[], object] | None = None
+    ):
+        # `then` is called once, when the names are known and before any value is read.
+        self._prepare, self._contents_of, self._then = prepare, contents_of, then
+        self._prepared: _P | None = None
+
+    def document(self) -> str:
+        """Returns what all processes must have alike; may be called again."""
+        self._prepared = self._prepare()
+        return self._prepared.document()
+
+    def contents(self) -> Contents:
+        """Returns the values; may be called again."""
+        prepared = self._prepared or self._prepare()
+        then, self._then = self._then, None
+        if then is not None:
+            then()
+        return self._contents_of(prepared)
 
 
 @runtime_checkable

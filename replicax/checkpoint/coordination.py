@@ -28,7 +28,7 @@ from replicax.cluster.exchange import (
 from replicax.cluster.key_value_store import Store
 from replicax.contracts.group import current_group
 from replicax.errors import CheckpointError, ReplicaxError
-from replicax.runtime.calls import note_outside, place_in_program, take_back
+from replicax.runtime.calls import note_outside, take_back
 
 _T = TypeVar("_T")
 _KIND = "checkpoint"
@@ -78,7 +78,7 @@ class Coordination:
         self._name, self._timeout_s = name, timeout_s
         # Counted by kind: the processes may differ in how often they have done something of another kind.
         self._kind, self._number = kind, _numbers.next(kind)
-        self._place = place_in_program()  # Now: a thread may go on with it while the script trains.
+        self._place = current_group().place()  # Now: a thread may go on with it while the script trains.
         self._count = jax.process_count() if count is None else count
         if kind == _KIND and self._count > 1:
             note_outside(called or name)  # what the script has called, for a report that only some processes have

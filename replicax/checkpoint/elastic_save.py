@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
 
 import replicax.runtime.activity as activity
-from replicax.checkpoint.contents import Contents
+from replicax.checkpoint.contents import Contents, ToSave
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.encoding import SavedArray
 from replicax.checkpoint.metadata import read_metadata
 from replicax.checkpoint.places import Place, new_name, staging
-from replicax.checkpoint.same_contents import compare_contents, digest_of
-from replicax.checkpoint.saving import ToSave
-from replicax.checkpoint.writing import PREPARED, commit, could_not_write, save_files
+from replicax.checkpoint.writing import Save, commit, could_not_write, save_files
 from replicax.cluster.exchange import ClosedError, Exchange, closing
 from replicax.contracts.group import Group, as_arrays, as_messages, current_group
 from replicax.errors import CheckpointError, ContextError
@@ -41,7 +39,7 @@ def begin_elastic_save(
     name: str,
     where: object,
     path_of: Callable[[], Place],
-    what: ToSave,
+    what: ToSave[Any],
     timeout_s: float,
     before: Callable[[], object],
     committed: Callable[[], object],
@@ -51,26 +49,21 @@ def begin_elastic_save(
     group = current_group()
     found: list[tuple[Place, Contents]] = []
 
+    def prepare() -> tuple[Place, str]:
+        path, document = path_of(), what.document()
+        found[:] = [(path, _on_host(what.contents()))]
+        return path, document
+
     def begin() -> tuple[list[bytes], bool]:
-        coordination, document = Coordination(name, timeout_s), ""
-
-        def manifest() -> dict[str, str]:
-            nonlocal document
-            path, document = path_of(), what.document()
-            found[:] = [(path, _on_host(what.contents()))]
-            token = secrets.token_hex(8)
-            return {"directory": str(path), "calls": str(group.calls), "digest": digest_of(document), "token": token}
-
-        told = coordination.run_and_tell(PREPARED, manifest, could_not_write(where))
-        coordination.compare("directory", [each["directory"] for each in told])
-        coordination.compare("number of the calls before it", [each["calls"] for each in told])
-        compare_contents(coordination, [each["digest"] for each in told], document)
+        coordination = Coordination(name, timeout_s)
+        save = Save(coordination, could_not_write(where))
+        save.agree(prepare)
         coordination.end()
-        return [str(told[0]["token"]).encode()], True
+        return [save.name.encode()], True
 
     if group.is_chief:
         before()
-    # One that was interrupted in it, while others have completed it, gets the token from them.
+    # The name tells this save from others. One that was interrupted, while others have gone on, gets it from them.
     (token,), took_part = group.attempt(
         lambda: group.executed(begin, lambda told: as_arrays(told[0]), lambda heard: (as_messages(heard), False))
     )

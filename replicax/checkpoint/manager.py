@@ -13,8 +13,9 @@ import numpy as np
 import replicax.compat.keras as keras_door
 import replicax.runtime.activity as activity
 from replicax.checkpoint.background import wait_for
-from replicax.checkpoint.checkpoint import Checkpoint, ToSave
+from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.checkpoint_folder import CheckpointFolder
+from replicax.checkpoint.contents import ToSave
 from replicax.checkpoint.coordination import Coordination, coordinated
 from replicax.checkpoint.foreign import tensorflow_checkpoints
 from replicax.checkpoint.joining import is_newcomer, join, name_state
@@ -214,7 +215,7 @@ class CheckpointManager(Advised):
             f"Saving step {at} to {self.directory}",
             path,
             lambda: path,
-            ToSave(self.checkpoint, number, objects),
+            ToSave(lambda: self.checkpoint.prepared(number, objects), self.checkpoint.contents_of),
             self._timeout,
             in_background=self._async,
             before=self._folder.clean,

@@ -36,7 +36,7 @@ class NumberedCheckpoint:
 
     @property
     def notes(self) -> dict[str, object]:
-        """What it notes of its training, by name."""
+        """The notes of its training, by name."""
         return dict(read_metadata(self.path).notes)
 
     @property

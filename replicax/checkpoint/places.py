@@ -52,7 +52,7 @@ _SECONDS_TO_APPEAR, _SECONDS_BETWEEN_LOOKS = 30.0, 0.1
 
 
 @dataclasses.dataclass(frozen=True)
-class Patience:
+class StorePatience:
     """How long to wait for a store, in seconds."""
 
     all: float = 600.0  # for a request with all its repetitions
@@ -63,7 +63,7 @@ class Patience:
     longest_pause: float = 8.0
 
 
-PATIENCE = Patience()
+STORE_PATIENCE = StorePatience()
 
 
 class StoreError(CheckpointError, OSError):
@@ -75,7 +75,7 @@ class StorePath:
     """A name in an object store, with those methods of `pathlib.Path` that checkpoints need."""
 
     url: str  # such as "gs://bucket/folder/name", without a slash at its end
-    patience: Patience = dataclasses.field(default=PATIENCE, compare=False, repr=False)
+    patience: StorePatience = dataclasses.field(default=STORE_PATIENCE, compare=False, repr=False)
 
     def __str__(self) -> str:
         return self.url

@@ -1,7 +1,8 @@
 """When an `rx.CheckpointManager` saves, and what it keeps.
 
 `save_when=` takes policies of which one that says so suffices; so does `keep=`. A policy of your own is a subclass of
-`SavePolicy` or `KeepPolicy`.
+`SavePolicy` or `KeepPolicy`. Whoever wants a save before a worker is preempted gives the manager to an
+`rx.PreemptionCheckpointHandler`, which also ends the job; it asks no policy.
 
 Example:
     >>> import tempfile
@@ -29,7 +30,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-import jax
 import numpy as np
 
 from replicax.checkpoint.json_fields import field_of, parsed
@@ -37,13 +37,13 @@ from replicax.checkpoint.numbered import NumberedCheckpoint
 from replicax.checkpoint.places import Place, replace
 from replicax.checks import checked_int, checked_seconds, is_real
 from replicax.contracts.group import current_group
-from replicax.contracts.variable_access import VariableLike, is_variable
+from replicax.contracts.variable_access import VariableLike, array_of, is_variable
 from replicax.errors import ArgumentError, CheckpointError
 from replicax.typing import PyTree
 
 __all__ = ["Best", "EveryHours", "EverySeconds", "EverySteps", "Improved", "KeepPolicy", "Newest", "SavePolicy"]
 
-#: What tells how good a training is: a function without arguments, or a variable with one number.
+#: A number that tells how good a training is: a function without arguments that returns it, or a variable.
 Measure: TypeAlias = Callable[[], object] | VariableLike
 
 
@@ -132,7 +132,8 @@ class EverySeconds(SavePolicy):
 
     def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic):
         self.seconds, self._clock = checked_seconds("seconds", seconds), clock
-        self.restart()
+        self._saved_at = self._looked_at = clock()
+        self._left, self._calls = 1, 0  # calls until all look again, and since they did
 
     def is_due(self, step: int | None) -> bool:
         del step
@@ -266,8 +267,7 @@ class Best(KeepPolicy):
     def kept(self, saved: Sequence[NumberedCheckpoint]) -> list[int]:
         def goodness(each: NumberedCheckpoint) -> tuple[float, int]:
             value = each.notes.get(self.name)
-            known = isinstance(value, float) and value == value
-            return self._sign * value if known else -np.inf, each.number
+            return self._sign * value if isinstance(value, float) and value == value else -np.inf, each.number
 
         return [each.number for each in sorted(saved, key=goodness)[-self.number :]]
 
@@ -338,7 +338,7 @@ def _checked_measure(measure: Measure) -> Measure:
 
 
 def _number(measure: Measure) -> float:
-    found = np.asarray(jax.device_get(getattr(measure, "value", None) if is_variable(measure) else measure()))
+    found = np.asarray(measure() if callable(measure) else array_of(measure))
     if found.size != 1 or found.dtype.kind not in "iufb":
         raise ArgumentError(f"`measure` is one number, got {found!r:.100}.")
     return float(found.reshape(()))

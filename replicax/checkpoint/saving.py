@@ -7,12 +7,11 @@ one of them writes all, and the next one does when it is lost (`elastic_save.py`
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from replicax.checkpoint.background import BackgroundSave
-from replicax.checkpoint.contents import Contents
+from replicax.checkpoint.contents import Contents, ToSave
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.copies import copied
 from replicax.checkpoint.places import Place
@@ -22,39 +21,14 @@ from replicax.contracts.group import current_group
 from replicax.errors import CheckpointError, ReplicaxError
 
 
-class ToSave(Protocol):
-    """What is to be saved; `checkpoint.ToSave` says what the methods do."""
-
-    def document(self) -> str: ...
-
-    def contents(self) -> Contents: ...
-
-
 class RunningSave(Protocol):
     """A save that has begun."""
-
-    @property
-    def path(self) -> Place:
-        """Where the checkpoint is when it is complete."""
 
     def wait(self) -> None:
         """Returns when it is complete. A failure is raised once."""
 
     def raise_failure(self) -> None:
         """Raises the failure of a save that is known to have failed, if it has not been raised before."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Written:
-    """A save that is complete."""
-
-    path: Place
-
-    def wait(self) -> None:
-        pass
-
-    def raise_failure(self) -> None:
-        pass
 
 
 def _nothing() -> None:
@@ -65,15 +39,15 @@ def begin_save(
     name: str,
     where: object,
     path_of: Callable[[], Place],
-    what: ToSave,
+    what: ToSave[Any],
     timeout_s: float,
     *,
     in_background: bool = False,
     before: Callable[[], object] = _nothing,
     committed: Callable[[], object] = _nothing,
     failed: Callable[[], object] = _nothing,
-) -> RunningSave:
-    """Begins a save; all processes call it together.
+) -> RunningSave | None:
+    """Begins a save; all processes call it together. Returns None if it is complete already.
 
     Args:
         name: What is done, for messages.
@@ -98,7 +72,8 @@ def begin_save(
                 before()
             # Before any value is read: that may be a computation of all of them.
             save.agree(lambda: (path_of(), what.document()))
-            return _Written(save.write(what.contents, committed))
+            save.write(what.contents, committed)
+            return None
         path = path_of()
         contents = coordination.tried(PREPARED, what.contents, could_not_write(where))
         contents = Contents(copied(contents.arrays), contents.state, contents.step, contents.notes)
@@ -110,7 +85,7 @@ def begin_save(
             save.agree(lambda: (path, document_of(contents.arrays, contents.state, contents.step)))
             save.write(lambda: contents, committed)
 
-    return BackgroundSave(path, write)
+    return BackgroundSave(path.parent, write)
 
 
 @contextlib.contextmanager

@@ -69,25 +69,11 @@ def new_directory(directory: Directory) -> Place:
     return path
 
 
-def write_in_place(
-    path: Place, contents: Contents, coordination: Coordination, committed: Callable[[], None] | None = None
-) -> Place:
-    """Writes a checkpoint; one that has the name already is replaced when the new one is complete."""
-    save = Save(coordination, could_not_write(path))
-    save.agree(lambda: (path, document_of(contents.arrays, contents.state, contents.step)))
-    return save.write(lambda: contents, committed)
-
-
 class Save:
     """A save that all processes make together, in three exchanges: agreed, written, committed."""
 
     def __init__(self, coordination: Coordination, failed: str):
         self._coordination, self._failed = coordination, failed
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this is the process that commits."""
-        return self._coordination.is_chief
 
     def agree(self, prepare: Callable[[], tuple[Place, str]]) -> None:
         """Compares what all processes are about to write: the place, and a document of `same_contents`."""
@@ -106,7 +92,8 @@ class Save:
         self._coordination.compare("directory", [each["directory"] for each in told])
         self._coordination.compare_places([each["place"] for each in told])
         compare_contents(self._coordination, [each["digest"] for each in told], document)
-        self.path, self._target = path, staging(path, told[0]["name"])
+        self.path, self.name = path, str(told[0]["name"])  # The name is of this save alone.
+        self._target = staging(path, self.name)
 
     @activity.phase(activity.CHECKPOINT)
     @clock.saving

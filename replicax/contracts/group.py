@@ -4,7 +4,7 @@
 (`group.membership.elastic_group`) members may be lost and others come, while the rest go on. Whoever does something
 together with others asks the group to do it, and need not know of which kind it is.
 
-It is asked in every step, so next to nothing is imported here.
+It is asked in every step, and by launchers, so next to nothing is imported here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import replicax.contracts.upper_rooms as upper_rooms
-import replicax.runtime.activity as activity
 from replicax.errors import WorkersDisagreeError
 from replicax.typing import PyTree
 
@@ -108,7 +107,7 @@ class Group:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is the one that reports and writes now."""
+        """Whether this process is the one that reports and writes now; when it is lost, the next one is."""
         return self.is_member and self.world.index == 0
 
     # Calls.
@@ -117,6 +116,12 @@ class Group:
     def calls(self) -> int:
         """How many calls have been completed, where members may change: the same in all at the same place."""
         return 0
+
+    def place(self) -> tuple[int, int]:
+        """Returns where this process is in its program: the same numbers in all members that are at the same place."""
+        from replicax.runtime.calls import place_in_program
+
+        return place_in_program()
 
     def attempt(self, call: Callable[[], _T]) -> _T:
         """Returns what `call` returns; makes it again, in a new world, whenever a member is lost meanwhile."""
@@ -169,6 +174,8 @@ class Group:
         Raises:
             WorkersDisagreeError: A member has come to something else that all do together.
         """
+        import replicax.runtime.activity as activity  # Beside JAX, which a launcher, who names incarnations, needs not.
+
         # Through host memory: a collective would mix with one that a worker has come to elsewhere.
         own = json.dumps({"what": what, "value": value}).encode()
 
@@ -201,14 +208,14 @@ class Group:
 
     # The end.
 
-    def ballot(self, timeout_s: float, closed: threading.Event) -> Ballot | None:
+    def ballot(self, patience: Any, closed: threading.Event) -> Ballot | None:
         """Returns where members vote when to stop, for `group.stop_vote.StopVote`; None if there is nobody else.
 
         Args:
-            timeout_s: How long to wait for the others' votes.
+            patience: A `cluster.patience.Patience`: how long to wait for the others.
             closed: Set when nobody waits any more.
         """
-        del timeout_s, closed
+        del patience, closed
         return None
 
 
@@ -229,7 +236,7 @@ class Ballot(Protocol):
         """Calls for the vote of a round."""
 
     def is_called(self, round_: int) -> bool:
-        """Waits for a second at most until a member has called for the vote of a round; returns whether one has."""
+        """Waits for a moment until a member has called for the vote of a round; returns whether one has."""
 
     def cast(self, round_: int, passed: int) -> None:
         """Tells the last position that this process has passed; -1 if none."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from replicax.group.fixed_group import FixedGroup
 from replicax.group.stop_vote import StopVote
 from replicax.strategies import Strategy
 
@@ -46,7 +47,7 @@ def together(strategy: Strategy) -> Iterator[Together]:
     if not strategy.placement.spans_processes:
         yield Together()
         return
-    vote = StopVote()
+    vote = StopVote(ballot=FixedGroup().ballot)  # Nobody is preempted: no worker leaves, wherever members change.
     try:
         yield Together(vote)
     finally:

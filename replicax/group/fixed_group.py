@@ -10,10 +10,10 @@ import jax
 from replicax.cluster import detect_cluster
 from replicax.cluster.exchange import AbsentError, Exchange, exchanged
 from replicax.cluster.key_value_store import Store
+from replicax.cluster.patience import Patience
 from replicax.contracts.group import Ballot, Group, World
 from replicax.errors import CheckpointError
 
-_LOOK_S = 1.0
 _numbers = itertools.count()
 
 
@@ -38,10 +38,10 @@ class FixedGroup(Group):
         """Returns the messages of all processes, in their order."""
         return exchanged(own)
 
-    def ballot(self, timeout_s: float, closed: threading.Event) -> Ballot | None:
+    def ballot(self, patience: Patience, closed: threading.Event) -> Ballot | None:
         """Returns where they vote; all of them call this together."""
         count = jax.process_count()
-        return None if count == 1 else ServiceBallot(jax.process_index(), count, timeout_s, closed)
+        return None if count == 1 else ServiceBallot(jax.process_index(), count, patience, closed)
 
 
 class ServiceBallot:
@@ -49,10 +49,12 @@ class ServiceBallot:
 
     is_final = False
 
-    def __init__(self, process: int, count: int, timeout_s: float, closed: threading.Event, store: Store | None = None):
-        self._process, self._timeout_s = process, timeout_s
+    def __init__(
+        self, process: int, count: int, patience: Patience, closed: threading.Event, store: Store | None = None
+    ):
+        self._process, self._patience = process, patience
         prefix = f"replicax/preemption/{next(_numbers)}"
-        self._exchange = Exchange(prefix, process, range(count), store=store, timeout_s=timeout_s, closed=closed)
+        self._exchange = Exchange(prefix, process, range(count), store=store, timeout_s=patience.silence, closed=closed)
 
     def position(self, checks: int) -> int:
         """Returns the number of checks: all processes make the same ones."""
@@ -62,7 +64,7 @@ class ServiceBallot:
         self._exchange.decide(f"{round_}/preempted", str(self._process).encode())
 
     def is_called(self, round_: int) -> bool:
-        return self._exchange.decided(f"{round_}/preempted", _LOOK_S) is not None
+        return self._exchange.decided(f"{round_}/preempted", self._patience.start) is not None
 
     def cast(self, round_: int, passed: int) -> None:
         self._exchange.tell(f"{round_}/passed", str(passed).encode())
@@ -72,4 +74,4 @@ class ServiceBallot:
             return max(int(passed) for passed in self._exchange.collect(f"{round_}/passed"))
         except AbsentError as error:
             absent = ", ".join(f"process {process}" for process in error.missing)
-            raise CheckpointError(f"after {self._timeout_s:g} s nothing was heard of {absent}") from None
+            raise CheckpointError(f"after {self._patience.silence:g} s nothing was heard of {absent}") from None

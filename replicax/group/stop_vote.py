@@ -19,13 +19,14 @@ from collections.abc import Callable
 
 import replicax.runtime.activity as activity
 from replicax.cluster.exchange import ClosedError
+from replicax.cluster.patience import Patience
 from replicax.contracts.group import Ballot, current_group
 from replicax.errors import CheckpointError
 from replicax.runtime.threads import StoppedAtEnd
 
-_POLL_S = 1.0
-_LOOK_S = 0.1
-_LONGER_S = 2.0  # that a check waits for the thread, which has the time limit
+#: `start`: until a vote is called for, after which a thread looks again whether it is to end, and asks `is_preempted`.
+#: `silence`: for the votes of the others.
+PATIENCE = Patience(start=1.0, silence=60.0, end=0.0, again=0.1)
 
 
 class StopVote:
@@ -34,14 +35,14 @@ class StopVote:
     def __init__(
         self,
         is_preempted: Callable[[], bool] | None = None,
-        timeout_s: float = 60.0,
-        ballot: Callable[[float, threading.Event], Ballot | None] | None = None,
+        ballot: Callable[[Patience, threading.Event], Ballot | None] | None = None,
+        patience: Patience = PATIENCE,
     ):
         self.preempted_at: float | None = None  # when this process was preempted (`time.monotonic`)
-        self._is_preempted, self._timeout_s = is_preempted, timeout_s
+        self._is_preempted, self._patience = is_preempted, patience
         self._lock = threading.Lock()
         self._closed, self._agreed = threading.Event(), threading.Event()
-        self._ballot = (ballot or current_group().ballot)(timeout_s, self._closed)
+        self._ballot = (ballot or current_group().ballot)(patience, self._closed)
         # A plain flag: the signal handler runs between any two steps of the main thread, which may hold a lock.
         self._preempted = False
         self._round, self._checks, self._passed = 0, 0, -1
@@ -75,7 +76,8 @@ class StopVote:
                 self._passed = here
                 return False
         with activity.phase(activity.WAIT, "agreeing where to stop"):
-            agreed = self._agreed.wait(self._timeout_s + _LONGER_S)
+            # The thread has the time limit.
+            agreed = self._agreed.wait(self._patience.silence + 2 * self._patience.start)
         if not agreed or self._failure is not None:
             raise CheckpointError(f"The workers could not agree where to stop: {self._failure}") from self._failure
         return here > self._last_passed
@@ -98,9 +100,13 @@ class StopVote:
     def _announce(self) -> None:
         """Calls for a vote when this process is preempted."""
         announced, asked = -1, time.monotonic()
-        while not self._closed.wait(_LOOK_S):
+        while not self._closed.wait(self._patience.again):
             round_ = self._round
-            if self._is_preempted is not None and not self._preempted and time.monotonic() - asked >= _POLL_S:
+            if (
+                self._is_preempted is not None
+                and not self._preempted
+                and time.monotonic() - asked >= self._patience.start
+            ):
                 asked = time.monotonic()
                 if self._is_preempted():
                     self.preempt()
@@ -121,7 +127,7 @@ class StopVote:
                 self._last_passed = ballot.result(round_)
                 self._agreed.set()
                 while self._round == round_:
-                    if self._closed.wait(_LOOK_S):
+                    if self._closed.wait(self._patience.again):
                         return
         except ClosedError:
             return

@@ -142,12 +142,12 @@ class MeshStrategy(Strategy):
     @property
     def worker_index(self) -> int:
         """Number of this process among them, from 0."""
-        return self._joined.config.process_id if self.num_workers > 1 else 0
+        return self.placement.group.world.index
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is the one that writes logs and the like."""
-        return self._joined.config.is_chief
+        """Whether this process is the one that writes logs and the like; the next one is, if the chief is lost."""
+        return self.placement.group.is_chief
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:

@@ -187,16 +187,6 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
         if self._followers is not None:
             self._followers.add([variable])
 
-    @property
-    def worker_index(self) -> int:
-        """Number of this process among the workers that train now."""
-        return super().worker_index if self._followers is None else self._followers.group.world.index
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this process is the one that writes logs and the like; the next one is, if the chief is lost."""
-        return super().is_chief if self._followers is None else self.worker_index == 0
-
     def join(self, checkpoint: Checkpoint | None = None, **objects: PyTree) -> bool:
         """Names the state of the training that a worker gets which joins while the others train; and lets it join.
 
@@ -235,8 +225,7 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
         """
         from replicax.checkpoint.joining import join, state_named
 
-        named = state_named(checkpoint, objects)
-        return False if self._followers is None else join(named)
+        return join(state_named(checkpoint, objects))
 
     # A client and its workers.
 

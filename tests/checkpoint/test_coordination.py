@@ -12,8 +12,10 @@ import pytest
 
 import replicax as rx
 from replicax.checkpoint import places, writing
+from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.coordination import Coordination
-from replicax.checkpoint.writing import Contents, write_in_place
+from replicax.checkpoint.same_contents import document_of
+from replicax.checkpoint.writing import Save
 from replicax.errors import CheckpointError
 from replicax.keras.chief_writes import write_together
 from tests.cluster.fake_store import FakeStore
@@ -40,6 +42,12 @@ def processes():
             return list(pool.map(one, range(2)))
 
     return run
+
+
+def write_in_place(path, contents, coordination):
+    save = Save(coordination, f"The checkpoint {path} could not be written")
+    save.agree(lambda: (path, document_of(contents.arrays, contents.state, contents.step)))
+    return save.write(lambda: contents)
 
 
 def test_processes_with_different_directories_are_told_whose_differ(processes, tmp_path):

@@ -56,9 +56,11 @@ def quiet_others(monkeypatch):
     monkeypatch.setattr(elastic_save, "Exchange", NoFailures)
 
 
-def begun(worlds: Worlds, path: Path, token: str = "t", timeout_s: float = 0.5, committed=NOTHING) -> ElasticSave:
+def begun(
+    worlds: Worlds, path: Path, token: str = "t", timeout_s: float = 0.5, committed=NOTHING, failed=NOTHING
+) -> ElasticSave:
     contents = Contents({"w": VALUE}, {"epoch": {"value": 2}}, 7)
-    return ElasticSave(worlds, path, contents, token, list(worlds.members), timeout_s, committed, failed=NOTHING)
+    return ElasticSave(worlds, path, contents, token, list(worlds.members), timeout_s, committed, failed)
 
 
 def test_the_first_worker_writes_and_says_so_when_it_is_complete(tmp_path):
@@ -75,10 +77,13 @@ def test_the_first_worker_writes_and_says_so_when_it_is_complete(tmp_path):
 
 
 def test_another_worker_waits_and_says_for_whom(tmp_path):
-    save = begun(Worlds(1, 0, 1), tmp_path / "7")
+    failures = []
+    save = begun(Worlds(1, 0, 1), tmp_path / "7", failed=lambda: failures.append(7))
+    save.raise_failure()  # All raise it together, when they wait.
     with pytest.raises(CheckpointError, match=r"after 0\.5 s nothing was heard of worker:0"):
         save.wait()
     assert not (tmp_path / "7").exists()
+    assert failures == [7]  # Its manager may save the step again.
 
 
 def test_the_next_worker_writes_when_the_first_is_lost(tmp_path):

@@ -11,10 +11,19 @@ import tensorstore
 
 import replicax as rx
 from replicax.checkpoint import places
-from replicax.checkpoint.places import Patience, StoreError, StorePath, absolute, clean, complete_in, place_of, staging
+from replicax.checkpoint.places import (
+    StoreError,
+    StorePath,
+    StorePatience,
+    absolute,
+    clean,
+    complete_in,
+    place_of,
+    staging,
+)
 from replicax.errors import ArgumentError, CheckpointError
 
-QUICK = Patience(all=1.0, each=0.2, first_pause=0.001, longest_pause=0.01)
+QUICK = StorePatience(all=1.0, each=0.2, first_pause=0.001, longest_pause=0.01)
 
 
 class Store:

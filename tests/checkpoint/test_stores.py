@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import replicax as rx
-from replicax.checkpoint.places import Patience, StorePath, absolute
+from replicax.checkpoint.places import StorePath, StorePatience, absolute
 from replicax.cli.app import app
 from tests.stores.proxy import Fault, Proxy
 from tests.stores.servers import BUCKET, environ, environment, store
@@ -115,7 +115,7 @@ def test_an_exported_function(folder):
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_one_request_that_is_struck_fails_no_save(served, folder, fault):
-    quick = StorePath(folder, Patience(all=30.0, each=0.5, first_pause=0.01, longest_pause=0.1))
+    quick = StorePath(folder, StorePatience(all=30.0, each=0.5, first_pause=0.01, longest_pause=0.1))
     w = rx.Variable(jnp.zeros(4))
     manager = rx.CheckpointManager(quick, max_to_keep=1, async_=False, objects={"w": w})
     manager.save(0)

@@ -1,6 +1,8 @@
 """What processes do together, asked of the group: alone, in a fixed job, and in one whose members come and go."""
 
 import json
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -97,3 +99,8 @@ def test_what_is_installed_is_the_group(monkeypatch):
     groups.install(mine)
     assert current_group() is mine
     assert mine.world == World(0, 0, (0,), ("worker:0",))
+
+
+def test_a_launcher_names_incarnations_without_jax():
+    code = "import sys, replicax.job.supervision.elastic_policy; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

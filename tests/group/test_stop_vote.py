@@ -7,6 +7,7 @@ import types
 
 import pytest
 
+from replicax.cluster.patience import Patience
 from replicax.contracts.group import Incarnation
 from replicax.errors import CheckpointError
 from replicax.group import fixed_group
@@ -18,6 +19,7 @@ from tests.cluster.fake_store import FakeStore
 from tests.group.membership.fakes import MemoryStore
 
 LIMIT_S = 20.0
+BRIEF = Patience(start=0.1, silence=2.0, end=0.0, again=0.01)
 
 
 # A fixed job: round by round.
@@ -28,11 +30,11 @@ def votes(monkeypatch: pytest.MonkeyPatch):
     store = FakeStore()
     made = []
 
-    def make(timeout_s: float = 10.0, processes: int = 3) -> list[StopVote]:
+    def make(silence: float = 10.0, processes: int = 3) -> list[StopVote]:
         for process in range(processes):
             monkeypatch.setattr(fixed_group, "_numbers", iter([7]))
             ballot = functools.partial(ServiceBallot, process, 3, store=store)
-            made.append(StopVote(timeout_s=timeout_s, ballot=ballot))
+            made.append(StopVote(ballot=ballot, patience=BRIEF._replace(silence=silence)))
         return made
 
     yield make
@@ -69,7 +71,7 @@ def test_workers_agree_on_one_check(votes):
 
 
 def test_a_worker_that_does_not_answer_is_named(votes):
-    first, _ = votes(timeout_s=0.5, processes=2)
+    first, _ = votes(silence=0.5, processes=2)
     first.preempt()
     while not first._halted:
         time.sleep(0.01)
@@ -96,9 +98,9 @@ class Job:
                 leave_soon=self.left.append,
             )
             self.members.append(member)
-            preemption = Preemption(self.job_store, member)
+            preemption = Preemption(self.job_store, member, BRIEF._replace(silence=0.1))
             self.preemptions.append(preemption)
-            self.stops.append(StopVote(timeout_s=2.0, ballot=functools.partial(JobBallot, preemption, member)))
+            self.stops.append(StopVote(ballot=functools.partial(JobBallot, preemption, member), patience=BRIEF))
 
     def step(self, index):
         """Lets a worker make a call, and check; returns whether it stops."""
@@ -180,7 +182,7 @@ def test_a_function_may_tell_of_the_preemption(job):
     found = job(1)
     member = found.members[0]
     ballot = functools.partial(JobBallot, found.preemptions[0], member)
-    stop = StopVote(is_preempted=lambda: True, ballot=ballot)
+    stop = StopVote(is_preempted=lambda: True, ballot=ballot, patience=BRIEF)
     try:
         wait_until(lambda: found.left)
     finally:

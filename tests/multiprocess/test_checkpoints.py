@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.checkpoint import damaged_files, read_metadata
+from replicax.checkpoint import damaged_files, policies, read_metadata
 from replicax.errors import CheckpointError
 from tests.multiprocess.workers import ROOT, free_ports, run_workers
 
@@ -366,3 +366,35 @@ def test_workers_that_save_different_things_are_told(tmp_path: Path):
         assert (result["steps"], result["later"]) == ([1], [9])
     assert "by process 1: OSError" in results[0]["failures"]["state"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["managed", "ordered"]
+
+
+def saves_by_the_clock(directory: str) -> Any:
+    """Trains at another pace in each of two workers, which save by the chief's clock and measure."""
+    strategy = rx.MultiWorkerMirroredStrategy(start_timeout=100)
+    index = strategy.worker_index
+    with strategy.scope():
+        w = rx.Variable(0.0)
+    measured = iter(range(1000))
+    manager = rx.CheckpointManager(
+        directory,
+        objects={"w": w},
+        save_when=[policies.EverySeconds(0.5), policies.Improved(lambda: 5.0 if index else next(measured) // 20)],
+        keep=[policies.Newest(1), policies.EverySteps(20)],
+    )
+    saved = []
+    for step in range(1, 61):
+        strategy.run(lambda: w.assign_add(1.0))
+        time.sleep(0.05 * index)
+        if manager.save(step):
+            saved.append(step)
+    manager.close()
+    return {"saved": saved, "steps": manager.all_steps()}
+
+
+@pytest.mark.nightly
+def test_workers_save_at_the_same_steps_by_the_clock_and_by_a_measure(tmp_path: Path):
+    first, second = run_workers(saves_by_the_clock, 2, timeout=250, directory=str(tmp_path))
+    assert first == second
+    assert {1, 21, 41} <= set(first["saved"])  # What is next is better.
+    assert len(first["saved"]) > 4
+    assert first["steps"][-1] == first["saved"][-1]

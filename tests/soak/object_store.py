@@ -41,10 +41,10 @@ def manager_of(url: str):
     import jax.numpy as jnp
 
     import replicax as rx
-    from replicax.checkpoint.places import Patience, absolute
+    from replicax.checkpoint.places import StorePatience, absolute
 
     place = absolute(url)
-    quick = type(place)(place.url, Patience(all=30.0, each=0.5, first_pause=0.01, longest_pause=0.2))
+    quick = type(place)(place.url, StorePatience(all=30.0, each=0.5, first_pause=0.01, longest_pause=0.2))
     held = {"w": rx.Variable(jnp.zeros(ROWS)), "b": rx.Variable(jnp.zeros(3))}
     return rx.CheckpointManager(quick, max_to_keep=KEPT, async_=False, objects=held), held
 

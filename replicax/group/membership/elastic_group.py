@@ -30,11 +30,11 @@ import numpy as np
 
 import replicax.cluster.exchange as exchange
 import replicax.runtime.activity as activity
+from replicax.cluster.patience import Patience
 from replicax.compat.jax_worlds import WorldClique, install_alone, is_lost_connection
-from replicax.contracts.group import ALONE, Ballot, Incarnation, State, World
+from replicax.contracts.group import ALONE, Ballot, Group, Incarnation, State, World
 from replicax.errors import MeetingError, NotJoinedError
 from replicax.errors.exit_codes import ExitCode
-from replicax.group.fixed_group import FixedGroup
 from replicax.group.membership.elastic_meeting import BegunError, ElasticMeeting
 from replicax.group.membership.interrupted_wait import WaitInterruptedError
 from replicax.group.membership.interrupter import CollectiveInterrupter
@@ -55,7 +55,7 @@ class WorldChangedError(Exception):
     """The world has changed in the middle of a call, which must be made again."""
 
 
-class ElasticGroup(FixedGroup):
+class ElasticGroup(Group):
     """A group whose members may be lost, and others come: its worlds, one after the other."""
 
     may_change = True
@@ -106,10 +106,9 @@ class ElasticGroup(FixedGroup):
         """Whether others have trained before this process, a newcomer or the replacement of a lost worker."""
         return not self.is_member or self.incarnation.number > 0
 
-    @property
-    def is_chief(self) -> bool:
-        """Whether this is the first of those that train now; when it is lost, the next one is."""
-        return self.is_member and self._world.index == 0
+    def messages(self, own: bytes) -> list[bytes]:
+        """Returns the messages of all members, in their order."""
+        return exchange.exchanged(own)
 
     def offer(self, state: State | None) -> None:
         """Says what newcomers get besides the variables of strategies; None: nobody is taken in from now on."""
@@ -139,6 +138,10 @@ class ElasticGroup(FixedGroup):
         """How many calls have been completed: in all members the same at the same point of the script."""
         return self._outcomes.last
 
+    def place(self) -> tuple[int, int]:
+        """Returns the number of calls: one that has come later has made fewer programs run."""
+        return self.calls, 0
+
     @property
     def incarnations(self) -> tuple[Incarnation, ...]:
         """The present members, each with the run of it that takes part; this process's own is `incarnation`."""
@@ -159,10 +162,10 @@ class ElasticGroup(FixedGroup):
         """Returns `tree` for the present world: batches of an earlier one have the same global rows, split anew."""
         return renewed(tree)
 
-    def ballot(self, timeout_s: float, closed: threading.Event) -> Ballot:
+    def ballot(self, patience: Patience, closed: threading.Event) -> Ballot:
         """Returns where the members vote when all of them are to end."""
         assert self.preemption is not None  # `opening.open_group` has made it.
-        return JobBallot(self.preemption, self, timeout_s, closed)
+        return JobBallot(self.preemption, self, patience, closed)
 
     def leave_soon(self, reason: str) -> None:
         """Lets this process leave between two calls, and end: the others go on without it. For signal handlers."""

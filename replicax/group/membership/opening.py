@@ -42,7 +42,7 @@ from replicax.group.membership.places import Place
 from replicax.group.membership.preemption import Preemption, watch_sigterm
 from replicax.group.membership.quorum import QuorumRecord
 from replicax.group.membership.store_process import Host
-from replicax.group.membership.store_watcher import StoreWatcher
+from replicax.group.membership.store_watcher import PATIENCE as STORE_PATIENCE, StoreWatcher
 from replicax.runtime import clock
 from replicax.runtime.ending import pass_by_garbage
 
@@ -98,9 +98,8 @@ def _opened(
     if MEETING not in environ and config.process_id == 0 and not _is_listening(address):
         atexit.register(Host(address, given_token()).let_go)
     _await_listener(address, names[config.process_id], timeout_s)
-    store_watcher = StoreWatcher(
-        address, names[config.process_id], stall_s
-    )  # Before all else that waits for the job store.
+    # Before all else that waits for the job store.
+    store_watcher = StoreWatcher(address, names[config.process_id], STORE_PATIENCE._replace(silence=stall_s))
 
     def connect() -> JobStore:
         return JobStore(StoreClient(address, timeout_s, stall_s))  # After so long the others have left it out.

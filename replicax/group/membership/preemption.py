@@ -19,16 +19,15 @@ from typing import Protocol
 import jax
 
 from replicax.cluster.exchange import ClosedError
+from replicax.cluster.patience import Patience
 from replicax.contracts.group import Incarnation
 from replicax.errors import CheckpointError, MeetingError
 from replicax.group.membership.job_store import JobStore
 from replicax.runtime.threads import StoppedAtEnd
 
 # The launcher writes into the store that all are to end before it sends signals; the signals may be faster.
-_SECONDS_TO_HEAR = 0.5
-_SECONDS_BETWEEN_LOOKS = 0.1
+PATIENCE = Patience(start=0.5, silence=0.5, end=0.5, again=0.1)
 _AT_ONCE_S = 0.05
-_SECONDS_TO_BE_CALLED = 1.0
 
 _UNHANDLED = (signal.SIG_DFL, None)  # None: a handler that Python did not install, such as JAX's own
 
@@ -75,12 +74,12 @@ class MemberLike(Protocol):
 class Preemption:
     """Decides what a notice means: this worker leaves, or all of them end."""
 
-    def __init__(self, job_store: JobStore, member: MemberLike):
+    def __init__(self, job_store: JobStore, member: MemberLike, patience: Patience = PATIENCE):
         # The connection with the job store is one of its own. `saves`: all workers save at the same point before they
         # end. Then they all do so if this one must go and too few would be left.
         self.job_store, self.saves = job_store, False
         self.end: Callable[[], object] = lambda: None  # what is to be done here if all workers end
-        self._member = member
+        self._member, self._patience = member, patience
         self._notices: SimpleQueue[str] = SimpleQueue()  # Unlike a Queue it may be used in a signal handler.
         self._thread = StoppedAtEnd("replicax-preemption-notice", self._run, stop=lambda: self._notices.put(""))
         self._thread.start()
@@ -101,12 +100,12 @@ class Preemption:
                 self.end()
 
     def _take(self, reason: str) -> None:
-        deadline = time.monotonic() + _SECONDS_TO_HEAR
+        deadline = time.monotonic() + self._patience.silence
         while not self.job_store.is_ending(_AT_ONCE_S):
             if time.monotonic() >= deadline:
                 self._leave(reason)
                 return
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            time.sleep(self._patience.again)
         self.end()
 
     def _leave(self, reason: str) -> None:
@@ -124,9 +123,9 @@ class JobBallot:
 
     is_final = True
 
-    def __init__(self, preemption: Preemption, member: MemberLike, timeout_s: float, closed: threading.Event):
+    def __init__(self, preemption: Preemption, member: MemberLike, patience: Patience, closed: threading.Event):
         self._preemption, self._job_store, self._member = preemption, preemption.job_store, member
-        self._timeout_s, self._closed = timeout_s, closed
+        self._patience, self._closed = patience, closed
         preemption.saves, preemption.end = True, lambda: None  # Whoever waits in `is_called` sees that all are to end.
 
     def position(self, checks: int) -> int:
@@ -138,14 +137,14 @@ class JobBallot:
         self._preemption.notice("preempted")
 
     def is_called(self, round_: int) -> bool:
-        return self._job_store.is_ending(_SECONDS_TO_BE_CALLED)
+        return self._job_store.is_ending(self._patience.start)
 
     def cast(self, round_: int, passed: int) -> None:
         self._job_store.tell_passed(self._member.incarnation, passed)
 
     def result(self, round_: int) -> int:
         """Returns the largest vote of the members; those that are lost meanwhile do not count."""
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self._patience.silence
         while True:
             passed, gone = self._job_store.passed(), self._job_store.gone()
             members = [incarnation for incarnation in self._member.incarnations if incarnation not in gone]
@@ -153,6 +152,6 @@ class JobBallot:
             if not missing:
                 return max(passed[incarnation] for incarnation in members)
             if time.monotonic() >= deadline:
-                raise CheckpointError(f"after {self._timeout_s:g} s nothing was heard of {', '.join(missing)}")
-            if self._closed.wait(_SECONDS_BETWEEN_LOOKS):
+                raise CheckpointError(f"after {self._patience.silence:g} s nothing was heard of {', '.join(missing)}")
+            if self._closed.wait(self._patience.again):
                 raise ClosedError

@@ -20,20 +20,20 @@ from collections.abc import Callable
 
 from replicax.cluster import parse_address
 from replicax.cluster.outages import end_if_silent
+from replicax.cluster.patience import Patience
 from replicax.compat.jax_cliques import board_is_gone, board_is_silent
 from replicax.errors import MeetingError
 
-_SECONDS_TO_CONNECT = 10.0
-_SECONDS_BETWEEN_TRIES = 1.0
+PATIENCE = Patience(start=10.0, silence=300.0, end=11.0, again=1.0)
 _BYTES = 4096
 _STDERR = 2
 
 
 class StoreWatcher:
-    """Ends this process, with a message, when the job store of the meeting is gone, or silent for `patience_s`."""
+    """Ends this process, with a message, when the job store of the meeting is gone, or silent for too long."""
 
-    def __init__(self, address: str, name: str, patience_s: float, end: Callable[[int], object] = os._exit):
-        self._address, self._patience_s, self._end = address, patience_s, end
+    def __init__(self, address: str, name: str, patience: Patience = PATIENCE, end: Callable[[int], object] = os._exit):
+        self._address, self._patience, self._end = address, patience, end
         self._name = name
         self._stopped = threading.Event()
         self._connection: socket.socket | None = None
@@ -47,42 +47,42 @@ class StoreWatcher:
         if connection is not None:
             with contextlib.suppress(OSError):  # It was closed meanwhile.
                 connection.shutdown(socket.SHUT_RDWR)
-        self._thread.join(_SECONDS_TO_CONNECT + _SECONDS_BETWEEN_TRIES)
+        self._thread.join(self._patience.end)
 
     def _run(self) -> None:
         host, port = parse_address(self._address, "meeting")
         answered = time.monotonic()
         while not self._stopped.is_set():
             try:
-                with socket.create_connection((host, port), timeout=_SECONDS_TO_CONNECT) as connection:
+                with socket.create_connection((host, port), timeout=self._patience.start) as connection:
                     self._connection, answered = connection, time.monotonic()
                     self._await_end(connection)
                     answered = time.monotonic()  # Otherwise it was silent for as long as it may be.
             except ConnectionRefusedError:
                 return None if self._stopped.is_set() else self.tell(board_is_gone(self._address))
             except OSError:  # No answer in time: its machine is busy, or gone, or the cable is cut.
-                if time.monotonic() - answered > self._patience_s and not self._stopped.is_set():
-                    return self.tell(board_is_silent(self._address, self._patience_s))
+                if time.monotonic() - answered > self._patience.silence and not self._stopped.is_set():
+                    return self.tell(board_is_silent(self._address, self._patience.silence))
             finally:
                 self._connection = None
             if self._is_listening(host, port):  # It has only closed a connection on which nothing came.
-                self._stopped.wait(_SECONDS_BETWEEN_TRIES)
+                self._stopped.wait(self._patience.again)
 
     def _await_end(self, connection: socket.socket) -> None:
         if self._stopped.is_set():
             return
         connection.settimeout(None)
-        end_if_silent(connection, self._patience_s)
+        end_if_silent(connection, self._patience.silence)
         peer = connection.getpeername()
         with socket.socket(connection.family) as again:
             with contextlib.suppress(ConnectionResetError):
                 while connection.recv(_BYTES):
                     pass
-            again.settimeout(_SECONDS_TO_CONNECT)
+            again.settimeout(self._patience.start)
             again.connect(peer)  # At once: JAX is fast.
 
     def _is_listening(self, host: str, port: int) -> bool:
-        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=_SECONDS_TO_CONNECT):
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=self._patience.start):
             return True
         return False
 

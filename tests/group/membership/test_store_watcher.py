@@ -8,13 +8,14 @@ import time
 import jax
 import pytest
 
+from replicax.cluster.patience import Patience
 from replicax.compat import jax_cliques
 from replicax.compat.jax_cliques import StoreClient
 from replicax.errors import MeetingError
-from replicax.group.membership import store_watcher as module
 from replicax.group.membership.store_watcher import StoreWatcher
 
 _TIMEOUT_S = 30.0
+PATIENCE = Patience(start=10.0, silence=_TIMEOUT_S, end=11.0, again=1.0)
 
 
 @contextlib.contextmanager
@@ -42,7 +43,7 @@ def ended():
 
 def test_it_ends_the_process_when_nobody_listens_any_more(ended, capfd):
     with listening() as (server, address):
-        store_watcher = StoreWatcher(address, "worker:3", _TIMEOUT_S, ended.end)
+        store_watcher = StoreWatcher(address, "worker:3", PATIENCE, ended.end)
         connection, _ = server.accept()
     connection.close()
     assert ended.came.wait(_TIMEOUT_S)
@@ -54,10 +55,9 @@ def test_it_ends_the_process_when_nobody_listens_any_more(ended, capfd):
     assert "Start the job again" in message
 
 
-def test_a_connection_that_is_only_closed_is_made_again(ended, monkeypatch):
-    monkeypatch.setattr(module, "_SECONDS_BETWEEN_TRIES", 0.01)
+def test_a_connection_that_is_only_closed_is_made_again(ended):
     with listening() as (server, address):
-        store_watcher = StoreWatcher(address, "worker:0", _TIMEOUT_S, ended.end)
+        store_watcher = StoreWatcher(address, "worker:0", PATIENCE._replace(again=0.01), ended.end)
         for _ in range(3):
             server.accept()[0].close()
         with contextlib.closing(server.accept()[0]) as connection:
@@ -69,7 +69,7 @@ def test_a_connection_that_is_only_closed_is_made_again(ended, monkeypatch):
 @pytest.mark.parametrize("after", [0.0, 0.05])
 def test_it_stops(ended, after):
     with listening() as (_, address):
-        store_watcher = StoreWatcher(address, "worker:0", _TIMEOUT_S, ended.end)
+        store_watcher = StoreWatcher(address, "worker:0", PATIENCE, ended.end)
         time.sleep(after)
         store_watcher.stop()
         assert not store_watcher._thread.is_alive()
@@ -86,7 +86,7 @@ def test_a_machine_that_gives_no_answer_ends_this_process_as_a_lost_one(ended, c
             waits.setblocking(False)
             waits.connect_ex(server.getsockname())
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        store_watcher = StoreWatcher(address, "worker:3", 0.5, ended.end)
+        store_watcher = StoreWatcher(address, "worker:3", PATIENCE._replace(silence=0.5), ended.end)
         assert ended.came.wait(_TIMEOUT_S)
         store_watcher.stop()
     assert ended == [70]
