@@ -96,5 +96,8 @@ class FullyShardedStrategy(MeshStrategy):
         self.random_numbers = checked_random_numbers(random_numbers)
         self.precision = checked_precision(precision, self.devices)
 
+    def _what_is_sharded(self) -> str:
+        return f"variables of at least {self.min_size:,} elements"
+
     def _decide(self, variable: VariableLike) -> Decision:
         return over_data(shape_of(variable), REPLICA_AXIS, self.num_replicas_in_sync, self.min_size)
