@@ -24,7 +24,7 @@ COLUMNS = 88
 _END = "<!-- end -->"
 #: A directive of mkdocstrings in a comment, and what was written below it.
 _NAME = re.compile(
-    rf"^<!-- (?P<directive>::: (?P<path>[\w.]+)(?P<options>\n[^>]*)?) ?-->\n(?:(?:(?!<!--).)*^{_END}\n)?",
+    rf"^<!-- (?P<directive>::: (?P<path>[\w.]+)(?P<options>\n[^>]*)?) ?-->\n(?:(?:(?!<!--).)*?^{_END}\n)?",
     re.MULTILINE | re.DOTALL,
 )
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import email
+import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -19,6 +21,10 @@ ROOT = Path(__file__).parents[1]
 #: Without what makes a program find another replicax than the one that is installed.
 OUTSIDE = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV", "XLA_FLAGS")}
 SECONDS = 280
+LATER = 1_900_000_000  # seconds since 1970, for files
+#: What Python runs first: moves its clock.
+AHEAD = "import time\nnow, local = time.time, time.localtime\nDAY = 86_400\ntime.time = lambda: now() + DAY\n"
+AHEAD += "time.localtime = lambda seconds=None: local(time.time() if seconds is None else seconds)\n"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.multiprocess,
@@ -26,12 +32,13 @@ pytestmark = [
 ]
 
 
-def run(*command: str | Path, cwd: Path = ROOT) -> str:
+def run(*command: str | Path, cwd: Path = ROOT, umask: int = -1, **variables: str | Path) -> str:
     """Runs a command; returns what it prints, which stands in the error if it fails."""
     done = subprocess.run(
         list(map(str, command)),
         cwd=cwd,
-        env=OUTSIDE,
+        env=OUTSIDE | {name: str(value) for name, value in variables.items()},
+        umask=umask,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -40,6 +47,11 @@ def run(*command: str | Path, cwd: Path = ROOT) -> str:
     )
     assert done.returncode == 0, f"{command}:\n{done.stdout}"
     return done.stdout
+
+
+def digest(file: Path) -> tuple[str, str]:
+    """Returns the name and the SHA-256 of a file."""
+    return file.name, hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +66,21 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_both_have_the_version(built: dict[str, Path]):
     assert built["wheel"].name == f"replicax-{rx.__version__}-py3-none-any.whl"
     assert built["source"].name == f"replicax-{rx.__version__}.tar.gz"
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no umask")
+def test_another_day_and_another_folder_give_the_same_bits(built: dict[str, Path], tmp_path: Path):
+    """With files of another age that others may not read, in another time zone, by a clock that is a day ahead."""
+    shutil.unpack_archive(built["source"], tmp_path, filter="data")
+    [copied] = tmp_path.iterdir()
+    for file in copied.rglob("*"):
+        os.utime(file, (LATER, LATER))
+        file.chmod(file.stat().st_mode & 0o700)
+    (tmp_path / "sitecustomize.py").write_text(AHEAD)
+    build = [sys.executable, "-m", "build", "--outdir", tmp_path / "dist"]
+    run(*build, cwd=copied, umask=0o077, TZ="Asia/Tokyo", PYTHONPATH=tmp_path)
+    assert {digest(file) for file in (tmp_path / "dist").iterdir()} == {digest(file) for file in built.values()}
 
 
 @pytest.mark.nightly

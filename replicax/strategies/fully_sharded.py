@@ -104,6 +104,9 @@ class FullyShardedStrategy(MeshStrategy):
         self.random_numbers = checked_random_numbers(random_numbers)
         self.precision = checked_precision(precision, self.devices)
 
+    def _what_is_sharded(self) -> str:
+        return f"variables of at least {self.min_size:,} elements"
+
     def _decide(self, variable: VariableLike) -> Decision:
         axis = REPLICA_AXIS if self.blocks is None else BLOCK_AXIS
         return over_data(shape_of(variable), axis, self._shards, self.min_size)

@@ -168,6 +168,9 @@ class LayoutStrategy(MeshStrategy):
             self._has_warned = True
             warnings.warn(unused, stacklevel=2)
 
+    def _what_is_sharded(self) -> str:
+        return "what strategy.explain(model) lists"
+
     def _facts(self) -> dict[str, object]:
         mesh = ", ".join(f"{name}={size}" for name, size in self._grid.sizes.items())
         return {**super()._facts(), "devices": listed(list(self._grid.devices.flat)), "mesh": mesh}

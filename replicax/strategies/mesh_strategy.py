@@ -396,6 +396,8 @@ class MeshStrategy(Strategy):
         facts = super()._facts()
         if len(self.devices) > 1:
             facts["cross-device op"] = type(self.cross_device_ops).__name__
+            facts["sharded"] = self._what_is_sharded()
+            facts["a step sends"] = "what strategy.explain(model, step=True) counts"
         if len(self._joined.names) > 1:
             facts["workers"] = f"{self.num_workers}, this is {self.worker_index}"
         if self.precision is not None:
@@ -403,6 +405,9 @@ class MeshStrategy(Strategy):
         if (limit := memory_limit(self.devices)) is not None:
             facts["memory of a device"] = f"{limit / 2**30:.1f} GiB"
         return facts
+
+    def _what_is_sharded(self) -> str:
+        return "large optimizer state (ZeRO-1)" if self.shard_update else "nothing"
 
     def _shown_as_worker(self) -> str:
         local = len(self.placement.sharding(stacked=False).addressable_devices)

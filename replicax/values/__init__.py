@@ -187,6 +187,9 @@ class PerReplica(DistributedValues):
         rows = "\n".join(f"  {i}: {component}," for i, component in enumerate(self.values))
         return f"PerReplica({{\n{rows}\n}})"
 
+    def __str__(self) -> str:
+        return f"{self!r}  # one value of them: strategy.reduce('sum', value)"
+
 
 class UnevenPerReplica(DistributedValues):
     """One component per replica, of shapes that differ or of any Python type; `strategy.run` refuses it."""

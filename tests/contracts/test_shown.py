@@ -60,6 +60,9 @@ def cells(shown: object) -> list[str]:
     ("make", "expected"),
     [
         (lambda: rx.MirroredStrategy(["cpu:0", "cpu:1"]), {"replicas in sync": "2", "devices": "cpu:0, cpu:1"}),
+        (rx.MirroredStrategy, {"sharded": "large optimizer state (ZeRO-1)"}),
+        (lambda: rx.MirroredStrategy(shard_update=False), {"sharded": "nothing"}),
+        (lambda: rx.FullyShardedStrategy(min_size=64), {"sharded": "variables of at least 64 elements"}),
         (lambda: rx.OneDeviceStrategy("cpu:3"), {"replicas in sync": "1", "devices": "cpu:3"}),
         (lambda: rx.LayoutStrategy(mesh_shape=(2, 4)), {"replicas in sync": "2", "mesh": "batch=2, model=4"}),
         (lambda: rx.CentralStorageStrategy(["cpu:1", "cpu:2"]), {"devices": "cpu:1, cpu:2"}),
@@ -74,6 +77,8 @@ def test_strategies_show_their_facts(make: Callable[[], rx.Strategy], expected: 
 def test_a_per_replica_value_shows_each_component_and_where_it_is(mirrored, per_replica):
     rows = per_replica(mirrored(2), [1.0, 2.0], [3.0, 4.0])
     assert cells(rows)[5:] == ["0", "cpu:0", "[2]", "float32", "[1. 2.]", "1", "cpu:1", "[2]", "float32", "[3. 4.]"]
+    assert str(rows).startswith(repr(rows))
+    assert "strategy.reduce('sum', value)" in str(rows)
     uneven = per_replica(mirrored(2), [1.0], [2.0, 3.0])
     assert cells(uneven)[7::5] == ["[1]", "[2]"]
     mixed = per_replica(mirrored(2), "<a>", "b")

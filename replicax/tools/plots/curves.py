@@ -10,7 +10,7 @@ import numpy as np
 
 from replicax.checks import explained
 from replicax.errors import ArgumentError
-from replicax.tools.plots.style import Palette, drawn
+from replicax.tools.plots.style import Palette, drawn, panelled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,6 +79,45 @@ def losses(
         _name_at_end(axes, named, colors)
 
     return drawn(draw, title=title, path=path, dark=dark, axes=axes)
+
+
+def history(history: HistoryLike, *, path: str | os.PathLike[str] | None = None, dark: bool = False) -> Figure:
+    """Draws what `Model.fit` returns: the losses, and beside them the metrics if there are some.
+
+    Args:
+        history: Keras's `History`.
+        path: The file to write, PNG, SVG or PDF; None to write none.
+        dark: Whether the ground is dark.
+
+    Returns:
+        The figure; a notebook shows it.
+
+    Raises:
+        ArgumentError: It is no history, or has no value; matplotlib is not installed; `path` cannot be written.
+
+    Example:
+        >>> import keras, numpy as np
+        >>> model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse", metrics=["mae"])
+        >>> figure = rx.plots.history(model.fit(np.ones([8, 4]), np.ones([8, 1]), verbose=0))
+        >>> [axes.get_title(loc="left") for axes in figure.axes]
+        ['Loss', 'Metrics']
+    """
+    named = getattr(history, "history", None)
+    if not isinstance(named, Mapping):
+        raise ArgumentError(f"`history` is what Model.fit returns, got {history!r:.100}.")
+    panels = {
+        "Loss": {name: values for name, values in named.items() if name.endswith("loss")},
+        "Metrics": {name: values for name, values in named.items() if not name.endswith("loss")},
+    }
+    shown = {title: curves for title, curves in panels.items() if curves}
+    if not shown:
+        raise ArgumentError("The history has no curve: `fit` has made no epoch.")
+
+    def draw(axes: Axes, title: str) -> None:
+        losses(shown[title], title=title, x_label="epoch", dark=dark, axes=axes)
+
+    return panelled(draw, list(shown), path=path, dark=dark)
 
 
 def _curves(curves: Curves) -> tuple[dict[str, np.ndarray], bool]:

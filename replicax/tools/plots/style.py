@@ -6,7 +6,7 @@ import contextlib
 import functools
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -151,6 +151,22 @@ def drawn(
         assert figure is not None
         axes.set_title(title)
         draw(axes, colors)
+        if path is not None:
+            _write(figure, Path(path))
+        return figure
+
+
+def panelled(
+    draw: Callable[[Axes, str], None], titles: Sequence[str], *, path: str | os.PathLike[str] | None, dark: bool
+) -> Figure:
+    """Returns a figure with a panel for each title, side by side, which `draw` has drawn; writes it to a path."""
+    with style(dark):
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(SIZE[0] * (1 + 0.6 * (len(titles) - 1)), SIZE[1]))
+        setattr(figure, "_repr_png_", functools.partial(_in_a_notebook, figure))  # noqa: B010
+        for axes, title in zip(figure.subplots(1, len(titles), squeeze=False)[0], titles, strict=True):
+            draw(axes, title)
         if path is not None:
             _write(figure, Path(path))
         return figure

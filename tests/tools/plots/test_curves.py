@@ -27,6 +27,22 @@ def test_of_a_history_the_losses_are_drawn():
     assert axes.get_xlabel() == "epoch"
 
 
+def test_a_history_has_its_losses_and_metrics_side_by_side(tmp_path):
+    kept = {"loss": [2.0, 1.0], "accuracy": [0.5, 0.6], "val_loss": [2.5, 1.5], "val_accuracy": [0.4, 0.5]}
+    figure = rx.plots.history(SimpleNamespace(history=kept), path=tmp_path / "h.svg")
+    names = [sorted(text.get_text() for text in axes.texts) for axes in figure.axes]
+    assert names == [["loss", "val_loss"], ["accuracy", "val_accuracy"]]
+    assert list(figure.axes[1].lines[0].get_ydata()) == [0.5, 0.6]
+    assert (tmp_path / "h.svg").stat().st_size > 0
+    assert len(rx.plots.history(SimpleNamespace(history={"loss": [2.0]})).axes) == 1
+
+
+@pytest.mark.parametrize("wrong", [{"loss": [1.0]}, SimpleNamespace(history={}), None])
+def test_what_is_no_history_is_said(wrong: object):
+    with pytest.raises(rx.errors.ArgumentError, match="istory"):
+        rx.plots.history(wrong)  # type: ignore[arg-type]
+
+
 def test_names_are_moved_as_little_as_needed():
     np.testing.assert_allclose(apart([0.2, 0.21, 0.22, 0.9], 0.1), [0.11, 0.21, 0.31, 0.9])
     np.testing.assert_allclose(apart([0.1, 0.3], 0.1), [0.1, 0.3])
