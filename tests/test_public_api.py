@@ -153,7 +153,8 @@ def test_the_api_pages_say_what_the_docstrings_say():
 
 
 def test_the_site_gets_the_directives_without_what_is_written_below_them():
-    written = "# A\n\n<!-- ::: replicax.x -->\n\n<!-- ::: replicax.function -->\n### `rx.function`\n\nCompiles.\n<!-- end -->\n\nB\n"
+    text = "### `rx.function`\n\nCompiles.\n<!-- end -->\n"
+    written = f"# A\n\n<!-- ::: replicax.x -->\n\n<!-- ::: replicax.function -->\n{text}\nB\n"
     assert load_program("api_text").on_page_markdown(written) == "# A\n\n::: replicax.x\n\n::: replicax.function\n\nB\n"
 
 
