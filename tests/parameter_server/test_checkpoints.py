@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 
@@ -288,6 +289,9 @@ def test_servers_that_do_not_come_back_end_training_in_time(fake_ray, tmp_path, 
         monkeypatch.setattr(strategy.cluster, "actor_options", options)
         # Only now: a busy machine may need longer for the start.
         strategy.patience = strategy.servers.patience = strategy.patience._replace(start=0.2, stall=0.2)
+        scheduler = coordinator._scheduler
+        watch = dataclasses.replace(scheduler._state.watch, patience=strategy.patience)
+        scheduler._state = scheduler._state._replace(watch=watch)
         strategy.servers.handles[0].actor.kill()
         found = "ps:0 could not be replaced, tried for 1 s.*the order to start"
 

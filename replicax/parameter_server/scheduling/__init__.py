@@ -47,7 +47,7 @@ If the worker is killed meanwhile, Ray says so, or a ping has no answer and `wat
     >>> next_state(state, Tick(2.0))[1][0]  # And the first one is started again.
     StartWorker(actor=ActorId(job='worker', index=0), life=2)
 
-A lost server takes variables with it. Then the state drains (nothing new begins), and `recovery.py` replaces the server
-and restores the newest checkpoint. `worker_actors.py` and `server_actors.py` hold the actors' handles. For those who
-look on, `stats.py` counts, and `live.py` shows a table.
+A lost server takes variables with it. Then the state drains (nothing new begins), and `recovery.py` tries to replace
+the server and to restore the newest checkpoint; whether it tries again is decided in `machine.py`. `worker_actors.py`
+and `server_actors.py` hold the actors' handles. For those who look on, `stats.py` counts, and `live.py` shows a table.
 """

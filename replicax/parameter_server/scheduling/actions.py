@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
+from replicax.errors import ParameterServerLost
 from replicax.parameter_server.actors.messages import Done, Report
 from replicax.parameter_server.scheduling.closures import Closure
 from replicax.parameter_server.scheduling.ledger import Attempt
@@ -48,9 +49,16 @@ class EndActor(NamedTuple):
 
 
 class RecoverServers(NamedTuple):
-    """Replace lost servers and give all variables the values of the newest checkpoint."""
+    """Try to replace lost servers and to give all variables the values of the newest checkpoint."""
 
     reason: str
+    lost: tuple[int, ...] = ()  # those that an earlier try has replaced: their variables are not back yet
+
+
+class GiveUpServers(NamedTuple):
+    """Let nobody wait any more for servers that could not be replaced."""
+
+    error: ParameterServerLost
 
 
 # Notes in this process: whoever sees the state afterwards relies on them, so they are taken together with it.
@@ -81,6 +89,6 @@ class SetError(NamedTuple):
     error: BaseException
 
 
-Call: TypeAlias = SendStep | RetraceStep | PingActor | StartWorker | EndActor | RecoverServers
+Call: TypeAlias = SendStep | RetraceStep | PingActor | StartWorker | EndActor | RecoverServers | GiveUpServers
 Note: TypeAlias = NoteIdle | NoteReport | SetResult | SetError
 Action: TypeAlias = Call | Note

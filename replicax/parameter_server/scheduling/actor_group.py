@@ -11,7 +11,7 @@ from replicax.parameter_server.scheduling.closures import StepPrograms
 from replicax.parameter_server.scheduling.handles import ServerIdentity, WorkerAnswer
 from replicax.parameter_server.scheduling.host import CheckpointSource, ServedStrategy
 from replicax.parameter_server.scheduling.ledger import Attempt
-from replicax.parameter_server.scheduling.recovery import Recovery, no_checkpoint
+from replicax.parameter_server.scheduling.recovery import Recovery, ServersLostAgain, no_checkpoint
 from replicax.parameter_server.scheduling.stats import StatsRecorder
 from replicax.parameter_server.scheduling.unused import UnusedObjects
 from replicax.parameter_server.scheduling.watch import WORKER, ActorId
@@ -88,19 +88,27 @@ class RayActorGroup:
         else:
             self._servers.end_life(actor.index, life)
 
-    def recover(self, reason: str, starting: Callable[[int], None]) -> None:
-        """Replaces lost servers while nothing is under way."""
+    def recover(self, reason: str, lost: Sequence[int], starting: Callable[[int], None]) -> None:
+        """Tries to replace lost servers while nothing is under way; those that are `lost` have no variables yet."""
         try:
             if self._manager is None:
                 raise no_checkpoint(reason)
-            Recovery(self._strategy, self._workers, self._manager, starting, self._servers_replaced)(reason)
-        except Exception as error:
+            recovery = Recovery(self._strategy, self._workers, self._manager, starting, self._servers_replaced)
+            recovery(reason, lost)
+        except BaseException as error:
             head = self._strategy.cluster.head
             if head is not None and head.is_gone():  # Then no other server can be had, whatever the error says.
-                self._servers.failure = head.lost()
-                raise self._servers.failure from error
-            self._servers.failure = error  # Nor shall a value be read that this process happens to have kept.
+                self.give_up_servers(head.lost())
+                raise head.lost() from error
+            if not isinstance(error, ServersLostAgain):
+                self.give_up_servers(error)
             raise
+        self._servers.end_restoring()
+
+    def give_up_servers(self, error: BaseException) -> None:
+        """Lets nobody wait for lost servers any more, nor read a value that this process happens to have kept."""
+        self._servers.failure = error
+        self._servers.end_restoring()
 
     def _servers_replaced(self, servers: Sequence[int]) -> None:
         self._stats.servers_replaced(servers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
+from replicax.errors import ParameterServerLost
 from replicax.parameter_server.actors.messages import Done, Report, ServerLost, UnexpectedBatch
 from replicax.parameter_server.scheduling.closures import Closure
 from replicax.parameter_server.scheduling.ledger import Attempt
@@ -110,6 +111,13 @@ class Recovered(NamedTuple):
     error: BaseException | None
 
 
+class RecoveryInterrupted(NamedTuple):
+    """Servers were lost while others were being replaced."""
+
+    error: ParameterServerLost
+    lost: tuple[int, ...]  # all whose variables are not back yet
+
+
 class SchedulerFailed(NamedTuple):
     """The scheduler itself has failed."""
 
@@ -135,5 +143,5 @@ Answer: TypeAlias = Done | UnexpectedBatch | ServerLost | StepFailed | WorkerGon
 Event: TypeAlias = (
     Scheduled | ErrorRaised | QuietBegan | QuietEnded | RecoveryWanted | RecoveryWaitEnded | Closed
     | Tick | WorkerStarted | ServerStarting | PingAnswered | ActorGone | StepAnswered | Retraced | Recovered
-    | SchedulerFailed
+    | RecoveryInterrupted | SchedulerFailed
 )  # fmt: skip

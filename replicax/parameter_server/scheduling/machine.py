@@ -6,7 +6,7 @@ out what is decided here, and tells what came of it as further events.
 ```text
            a server is lost             nothing under way              Recovered(None)
  Serving ───────────────────► Draining ───────────────────► Recovering ────────────────► Serving
-    │                            │                              │ Recovered(error)
+    │                            │                              │ Recovered(error), or interrupted too often
     └── SchedulerFailed ─────────┴──────────────────────────────┴──────────► Broken ── Closed ──► Ended
 ```
 
@@ -16,12 +16,15 @@ there is no error that has not been raised yet.
 
 from __future__ import annotations
 
+import dataclasses
+
 from replicax.errors import CancelledError, ClusterTimeoutError, ParameterServerLost, WorkerLostError
 from replicax.parameter_server.actors.actor_errors import closed
 from replicax.parameter_server.actors.messages import Done, ServerLost, UnexpectedBatch
 from replicax.parameter_server.scheduling.actions import (
     Action,
     EndActor,
+    GiveUpServers,
     NoteIdle,
     NoteReport,
     PingActor,
@@ -43,6 +46,7 @@ from replicax.parameter_server.scheduling.events import (
     QuietBegan,
     QuietEnded,
     Recovered,
+    RecoveryInterrupted,
     RecoveryWaitEnded,
     RecoveryWanted,
     Retraced,
@@ -59,6 +63,7 @@ from replicax.parameter_server.scheduling.ledger import Attempt
 from replicax.parameter_server.scheduling.state import Broken, Draining, Ended, Recovering, SchedulerState, Serving
 from replicax.parameter_server.scheduling.watch import WORKER, ActorId, Stage
 
+_MOST_RECOVERIES = 10  # Servers may be lost while others are being replaced, but not forever.
 _MOST_LOST_WORKERS = 10  # A function that kills whoever runs it must not go on forever.
 
 
@@ -124,6 +129,8 @@ class _Transition:
             case Recovered(None):
                 if isinstance(self.state.phase, Recovering):
                     self.state = self.state.with_servers_recovered()
+            case RecoveryInterrupted(error, lost):
+                self._recover_again(error, lost)
             case Recovered(error) | SchedulerFailed(error):
                 assert error is not None
                 self._break(error)
@@ -148,7 +155,7 @@ class _Transition:
             # Whoever wants quiet may go on reading and writing variables, unless it waits for the recovery itself.
             if state.ledger.under_way == 0 and state.quiet.keys() <= state.awaiting:
                 self.actions.append(RecoverServers(state.phase.reason))
-                self.state = self.state._replace(phase=Recovering())
+                self.state = self.state._replace(phase=Recovering(state.now))
         elif isinstance(state.phase, Serving) and state.ledger.queued and not state.quiet:
             ledger, attempts = state.ledger.assign()
             self.state = self.state._replace(ledger=ledger)
@@ -208,6 +215,23 @@ class _Transition:
             self._worker_lost(actor.index, why)
         else:
             self.state = self.state.with_server_lost(f"{actor} has gone. {why}")
+
+    def _recover_again(self, error: ParameterServerLost, lost: tuple[int, ...]) -> None:
+        """Tries once more to replace servers, unless that has been tried often or long enough."""
+        phase, longest = self.state.phase, self.state.longest_wait
+        if not isinstance(phase, Recovering):  # The training has ended meanwhile.
+            self.actions.append(GiveUpServers(error))
+            return
+        if phase.tries < _MOST_RECOVERIES and self.state.now - phase.since <= longest:
+            self.state = self.state._replace(phase=dataclasses.replace(phase, tries=phase.tries + 1))
+            self.actions.append(RecoverServers(str(error), lost))
+            return
+        names = ", ".join(f"ps:{server}" for server in lost)
+        tried = f"{_MOST_RECOVERIES} times" if phase.tries >= _MOST_RECOVERIES else f"for {longest:g} s"
+        failure = ParameterServerLost(f"{names} could not be replaced, tried {tried}. {error}")
+        failure.__cause__ = error
+        self.actions.append(GiveUpServers(failure))
+        self._break(failure)
 
     def _worker_lost(self, worker: int, why: str) -> None:
         self.state = self.state._replace(ledger=self.state.ledger.worker_lost(worker))

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable, Sequence
 
 from replicax.contracts.variable_access import VariableLike, name_of
 from replicax.errors import CheckpointError, ParameterServerLost
 from replicax.parameter_server.scheduling.host import CheckpointSource, ServedStrategy
-from replicax.parameter_server.scheduling.watch import longest_wait
 from replicax.parameter_server.scheduling.worker_actors import WorkerActors
 from replicax.parameter_server.variables.remote import home_of
 
 _log = logging.getLogger(__name__)
-_MOST_TRIES = 10  # Servers may be lost while others are being replaced, but not forever.
+
+
+class ServersLostAgain(Exception):
+    """Servers were lost while others were being replaced: the machine decides whether to try again."""
+
+    def __init__(self, error: ParameterServerLost, lost: tuple[int, ...]):
+        super().__init__(str(error))
+        self.error, self.lost = error, lost
 
 
 class Recovery:
@@ -32,36 +37,23 @@ class Recovery:
         self._strategy, self._workers, self._manager = strategy, workers, manager
         self._starting, self._replaced = starting, replaced
 
-    def __call__(self, reason: str) -> None:
-        """Recovers, while no step is under way; begins again if another server is lost meanwhile."""
-        with self._strategy.servers.restoring():
-            self._recover(reason)
-
-    def _recover(self, reason: str) -> None:
+    def __call__(self, reason: str, lost: Sequence[int]) -> None:
+        """Tries it once, while no step is under way; servers that are `lost` have been replaced without variables."""
         servers = self._strategy.servers
-        longest = longest_wait(self._strategy.patience)
-        deadline = time.monotonic() + longest
-        lost: list[int] = []
-        for tries_left in reversed(range(_MOST_TRIES)):
-            # Servers that were lost before stay in the list until all is done: their variables are not back yet.
-            lost = sorted({*lost, *(found := servers.lost(self._strategy.patience.stall))})
-            if not lost:
-                return
-            try:
-                servers.end(found)
-                servers.start(found, self._starting)
-                self._replaced(found)
-                found_checkpoint = self._restore(lost)
-            except ParameterServerLost as error:
-                if not tries_left or time.monotonic() > deadline:
-                    names = ", ".join(f"ps:{server}" for server in lost)
-                    tried = f"{_MOST_TRIES} times" if not tries_left else f"for {longest:g} s"
-                    raise ParameterServerLost(f"{names} could not be replaced, tried {tried}. {error}") from error
-                reason = str(error)
-            else:
-                if not found_checkpoint:
-                    raise no_checkpoint(reason, self._manager.directory)
-                return
+        servers.begin_restoring()
+        found = servers.lost(self._strategy.patience.stall)
+        lost = sorted({*lost, *found})
+        if not lost:
+            return
+        try:
+            servers.end(found)
+            servers.start(found, self._starting)
+            self._replaced(found)
+            found_checkpoint = self._restore(lost)
+        except ParameterServerLost as error:
+            raise ServersLostAgain(error, tuple(lost)) from error
+        if not found_checkpoint:
+            raise no_checkpoint(reason, self._manager.directory)
 
     def _restore(self, lost: Sequence[int]) -> bool:
         """Gives all variables the values of the newest checkpoint; returns whether there is one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol, TypeAlias
 
@@ -13,6 +13,7 @@ from replicax.parameter_server.actors.messages import Done, Report
 from replicax.parameter_server.scheduling.actions import (
     Call,
     EndActor,
+    GiveUpServers,
     PingActor,
     RecoverServers,
     RetraceStep,
@@ -25,6 +26,7 @@ from replicax.parameter_server.scheduling.events import (
     Event,
     PingAnswered,
     Recovered,
+    RecoveryInterrupted,
     Retraced,
     SchedulerFailed,
     ServerStarting,
@@ -35,6 +37,7 @@ from replicax.parameter_server.scheduling.events import (
 )
 from replicax.parameter_server.scheduling.handles import ServerIdentity, WorkerAnswer
 from replicax.parameter_server.scheduling.ledger import Attempt
+from replicax.parameter_server.scheduling.recovery import ServersLostAgain
 from replicax.parameter_server.scheduling.watch import SERVER, ActorId
 from replicax.runtime.threads import StoppedAtEnd
 
@@ -63,8 +66,11 @@ class ActorGroup(Protocol):
     def retrace(self, attempt: Attempt, iterator: int) -> None:
         """Makes the closure's program for the batch that its worker has."""
 
-    def recover(self, reason: str, starting: Callable[[int], None]) -> None:
-        """Replaces lost servers while nothing is under way, or raises; tells of each that is being started."""
+    def recover(self, reason: str, lost: Sequence[int], starting: Callable[[int], None]) -> None:
+        """Tries to replace lost servers while nothing is under way, or raises; tells of each that is being started."""
+
+    def give_up_servers(self, error: BaseException) -> None:
+        """Lets nobody wait for lost servers any more."""
 
     def drop_unused(self) -> None:
         """Lets workers and servers drop what nobody refers to any more."""
@@ -115,8 +121,10 @@ class CallRunner:
                 self._run_aside(functools.partial(self._end, actor, life, why))
             case RetraceStep(attempt, iterator):
                 self._tasks.put(functools.partial(self._retrace, attempt, iterator))
-            case RecoverServers(reason):
-                self._tasks.put(functools.partial(self._recover, reason))
+            case RecoverServers(reason, lost):
+                self._tasks.put(functools.partial(self._recover, reason, lost))
+            case GiveUpServers(error):
+                self._actors.give_up_servers(error)
 
     def _send(self, attempt: Attempt) -> None:
         future = self._actors.send(attempt)
@@ -157,9 +165,13 @@ class CallRunner:
         error = _error_of(functools.partial(self._actors.retrace, attempt, iterator))
         self._observe(lambda: Retraced(attempt, error))
 
-    def _recover(self, reason: str) -> None:
-        error = _error_of(functools.partial(self._actors.recover, reason, self._server_starting))
-        self._observe(lambda: Recovered(error))
+    def _recover(self, reason: str, lost: Sequence[int]) -> None:
+        error = _error_of(functools.partial(self._actors.recover, reason, lost, self._server_starting))
+        if isinstance(error, ServersLostAgain):
+            event: Event = RecoveryInterrupted(error.error, error.lost)
+        else:
+            event = Recovered(error)
+        self._observe(lambda: event)
 
     def _server_starting(self, server: int) -> None:
         self._observe(lambda: ServerStarting(ActorId(SERVER, server)))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -177,20 +176,22 @@ class ServerActors:
                     return answer
         return call()
 
-    @contextlib.contextmanager
-    def restoring(self) -> Iterator[None]:
-        """Lets other threads wait while this one gives all variables the values of a checkpoint."""
-        self._restorer = threading.get_ident()
-        self.restorations += 1
-        try:
-            yield
-        finally:
+    def begin_restoring(self) -> None:
+        """Lets other threads wait while this one gives all variables the values of a checkpoint, in several tries."""
+        if self._restorer is None:
+            self._restorer = threading.get_ident()
+            self.restorations += 1
+
+    def end_restoring(self) -> None:
+        """Lets the others go on."""
+        if self._restorer is not None:
             self.restorations += 1
             self._restorer = None
 
     def wait_until_restored(self) -> None:
-        """Returns when no recovery is under way, except in the thread that does it."""
+        """Returns when no recovery is under way, except in the thread that does it; raises if none comes to its end."""
         while self.restorations % 2 and self._restorer != threading.get_ident():
+            self.check()
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 
     def lost(self, timeout_s: float) -> list[int]:

@@ -28,6 +28,9 @@ class Draining:
 class Recovering:
     """Lost servers are being replaced."""
 
+    since: float = dataclasses.field(default=0.0, compare=False)
+    tries: int = 1  # with the present one
+
 
 @dataclasses.dataclass(frozen=True)
 class Broken:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -105,7 +105,7 @@ class Party:
     def retrace(self, attempt: Attempt, iterator: int) -> None:
         self.on_retrace(attempt.worker, attempt.closure, iterator)
 
-    def recover(self, reason: str, starting: Callable[[int], None]) -> None:
+    def recover(self, reason: str, lost: Sequence[int], starting: Callable[[int], None]) -> None:
         self.server_starts = starting
         self.on_recover(reason)
 

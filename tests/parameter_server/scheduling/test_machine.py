@@ -12,6 +12,7 @@ from replicax.parameter_server.actors.messages import Done, Report, ServerLost, 
 from replicax.parameter_server.scheduling.actions import (
     Action,
     EndActor,
+    GiveUpServers,
     NoteIdle,
     NoteReport,
     PingActor,
@@ -31,6 +32,7 @@ from replicax.parameter_server.scheduling.events import (
     QuietBegan,
     QuietEnded,
     Recovered,
+    RecoveryInterrupted,
     RecoveryWanted,
     Retraced,
     Scheduled,
@@ -108,6 +110,7 @@ BUSY = after(UP, Scheduled(A), Scheduled(B), Scheduled(C))
 #: The attempts in it.
 ON_0, ON_1 = attempt(0, 0, A), attempt(1, 1, B)
 QUIET = after(UP, QuietBegan(1))
+GONE = ParameterServerLost("gone again")
 #: Nothing is under way, and the server is gone.
 RECOVERING = after(UP, ActorGone(PS, 1, "dead"))
 DRAINING = after(BUSY, ActorGone(PS, 1, "dead"))
@@ -162,6 +165,8 @@ TRANSITIONS: list[tuple[str, SchedulerState, Event, list[Action], dict[str, Any]
      [RecoverServers("ps:0 has gone.")], {"phase": Recovering()}),
     ("a recovery that fails ends the training", after(RECOVERING, Scheduled(A)), Recovered(MINE), [SetError(A, MINE)],
      {"phase": Broken(MINE), "queued": 0}),
+    ("servers that are lost while others are replaced are replaced, too", RECOVERING, RecoveryInterrupted(GONE, (0,)),
+     [RecoverServers("gone again", (0,))], {"phase": Recovering(tries=2)}),
     ("whoever wants quiet is not disturbed by a recovery", QUIET, ActorGone(PS, 1, "dead"), [],
      {"phase": Draining("ps:0 has gone. dead")}),
     ("unless it waits for the recovery itself", QUIET, RecoveryWanted(1, "gone"), [RecoverServers("gone")],
@@ -242,6 +247,33 @@ def test_a_step_that_kills_ten_workers_is_given_to_no_other_one():
         raise action.error
     assert state.error is action.error
     assert state.is_idle
+
+
+def test_servers_are_replaced_ten_times_and_no_more():
+    state, tries = RECOVERING, 1
+    while True:
+        state, actions = next_state(state, RecoveryInterrupted(GONE, (0,)))
+        if not isinstance(actions[0], RecoverServers):
+            break
+        tries += 1
+    assert tries == 10
+    (given_up,) = actions
+    assert isinstance(given_up, GiveUpServers)
+    assert str(given_up.error) == "ps:0 could not be replaced, tried 10 times. gone again"
+    assert state.phase == Broken(given_up.error)
+
+
+def test_servers_are_replaced_no_longer_than_actors_are_waited_for():
+    state = after(RECOVERING, Tick(RECOVERING.now + RECOVERING.longest_wait))
+    assert isinstance(next_state(state, RecoveryInterrupted(GONE, (0,)))[1][0], RecoverServers)
+    late = after(state, Tick(state.now + 1))
+    (given_up,) = next_state(late, RecoveryInterrupted(GONE, (0,)))[1]
+    assert str(given_up.error) == "ps:0 could not be replaced, tried for 200 s. gone again"
+
+
+def test_who_waits_for_servers_is_told_if_the_training_has_ended_meanwhile():
+    state = after(RECOVERING, SchedulerFailed(MINE))
+    assert next_state(state, RecoveryInterrupted(GONE, (0,))) == (state, (GiveUpServers(GONE),))
 
 
 def test_steps_that_no_worker_comes_for_are_an_error_in_the_end():

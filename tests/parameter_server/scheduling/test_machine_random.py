@@ -26,6 +26,7 @@ from replicax.parameter_server.scheduling.events import (
     QuietBegan,
     QuietEnded,
     Recovered,
+    RecoveryInterrupted,
     RecoveryWaitEnded,
     RecoveryWanted,
     Retraced,
@@ -41,6 +42,7 @@ from replicax.parameter_server.scheduling.events import (
 from replicax.parameter_server.scheduling.ledger import Attempt
 from replicax.parameter_server.scheduling.machine import next_state
 from replicax.parameter_server.scheduling.state import (
+    Broken,
     Recovering,
     Serving,
 )
@@ -236,6 +238,17 @@ class Training(CheckedMachine):
             self.tell(ServerStarting(actor))
         self.recoveries = 0
         self.tell(Recovered(None))
+
+    @precondition(lambda self: self.recoveries == 1 and isinstance(self.state.phase, Recovering))
+    @rule()
+    def servers_are_lost_again(self) -> None:
+        phase = self.state.phase
+        assert isinstance(phase, Recovering)
+        self.recoveries = 0
+        self.tell(RecoveryInterrupted(ParameterServerLost("gone again"), (0,)))
+        given_up = phase.tries == 10 or self.state.now - phase.since > self.state.longest_wait
+        assert self.recoveries == (0 if given_up else 1)
+        assert isinstance(self.state.phase, Broken if given_up else Recovering)
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 20.0]))
     def time_passes(self, seconds: float) -> None:
