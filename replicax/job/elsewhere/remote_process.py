@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from replicax.cluster.patience import Patience
 from replicax.errors.exit_codes import ExitCode
 from replicax.job.elsewhere.messages import CallEnded, Ended, Failed, Meets, News, Order, Output, Remains, Reply
 from replicax.job.processes.events import (
@@ -29,9 +30,7 @@ if TYPE_CHECKING:
 
 _FAILED = 1
 _SECONDS_TO_WAIT_THERE = 1.0
-_SECONDS_TO_END = 15.0
 _SECONDS_BETWEEN_LOOKS = 0.05
-_SECONDS_BETWEEN_QUESTIONS = 3.0
 
 
 class AgentLostError(Exception):
@@ -41,8 +40,8 @@ class AgentLostError(Exception):
 class RemoteAgent:
     """A worker's host, asked with a limit: neither a lost machine nor a stopped process keeps the client waiting."""
 
-    def __init__(self, actor: ActorHandle[object], name: str, quiet_s: float, lost_head: Callable[[], str | None]):
-        self.actor, self.name, self.quiet_s, self._lost_head = actor, name, quiet_s, lost_head
+    def __init__(self, actor: ActorHandle[object], name: str, patience: Patience, lost_head: Callable[[], str | None]):
+        self.actor, self.name, self.patience, self._lost_head = actor, name, patience, lost_head
 
     def ask(self, method: str, *args: object) -> ObjectRef[object]:
         """Calls a method; `answer` returns its result."""
@@ -53,15 +52,15 @@ class RemoteAgent:
         """Returns the answer of a call, or raises the error of the method; `AgentLostError` if none comes."""
         import ray
 
-        limit = self.quiet_s if seconds is None else seconds
+        limit = self.patience.silence if seconds is None else seconds
         end = time.monotonic() + limit
         try:
             while True:
                 left = end - time.monotonic()
                 try:
-                    return ray.get(ref, timeout=max(0.0, min(_SECONDS_BETWEEN_QUESTIONS, left)))
+                    return ray.get(ref, timeout=max(0.0, min(self.patience.again, left)))
                 except ray.exceptions.GetTimeoutError:
-                    if left <= _SECONDS_BETWEEN_QUESTIONS:
+                    if left <= self.patience.again:
                         raise AgentLostError(f"has not answered for {limit:g} s") from None
                 # Ray does not report that the server which holds the cluster together is gone.
                 if (head := self._lost_head()) is not None:
@@ -112,6 +111,10 @@ class RemoteProcess:
         StoppedAtEnd(f"replicax-follow-{order.task.name}", self._follow, starting).start()
 
     @property
+    def _seconds_to_end(self) -> float:
+        return self._host.patience.silence + self._host.patience.end
+
+    @property
     def log_path(self) -> Path | None:
         """The path of its log on this machine, if it has one."""
         return self._outlets.log.path
@@ -126,7 +129,7 @@ class RemoteProcess:
 
     def tidy_up(self) -> int:
         """Waits until all of its output is here; returns its return code, -n for signal n."""
-        if not self._is_over.wait(self._host.quiet_s + _SECONDS_TO_END):
+        if not self._is_over.wait(self._seconds_to_end):
             self._lose("has not ended in time")
         return self._returncode
 
@@ -141,7 +144,7 @@ class RemoteProcess:
                 for news in reply.news:
                     ended = news.time + offset if isinstance(news, Ended) else ended
                     self._take(news, offset)
-            remains = self._host.answer(self._host.ask("tidy_up"), self._host.quiet_s + _SECONDS_TO_END)
+            remains = self._host.answer(self._host.ask("tidy_up"), self._seconds_to_end)
             for news in self._asked(0.0).news:
                 self._take(news, offset)
             self._end(cast(Remains, remains), ended)
@@ -151,7 +154,7 @@ class RemoteProcess:
             self._lose(f"cannot run it: {error}")
 
     def _asked(self, wait_s: float) -> Reply:
-        return cast(Reply, self._host.answer(self._host.ask("news", wait_s), wait_s + self._host.quiet_s))
+        return cast(Reply, self._host.answer(self._host.ask("news", wait_s), wait_s + self._host.patience.silence))
 
     def _take(self, news: News, offset: float) -> None:
         if isinstance(news, Output):

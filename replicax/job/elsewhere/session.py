@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from replicax.cluster.patience import Patience
 from replicax.errors import ClusterError, RemoteWorkerError
 from replicax.job.elsewhere.remote_process import RemoteProcess
-from replicax.job.elsewhere.worker_actors import QUIET_S, SERVER_LOST, Job, WorkerGroup
+from replicax.job.elsewhere.worker_actors import PATIENCE as AGENT_PATIENCE, SERVER_LOST, Job, WorkerGroup
 from replicax.job.processes.call import Call, Returned, error_from, payload_of, result_of
 from replicax.job.processes.events import Event, Events, TaskRun
 from replicax.job.processes.outlets import outlets_to
@@ -40,10 +40,10 @@ class Session:
         grace: Grace = Grace(),  # noqa: B008  # It does not change.
         environment: Mapping[str, str] | None = None,
         devices: int | None = None,
-        quiet_s: float = QUIET_S,
+        agent_patience: Patience = AGENT_PATIENCE,
         patience: Patience = PATIENCE,
     ):
-        self.group = WorkerGroup(cluster, start_timeout=start_timeout, quiet_s=quiet_s)
+        self.group = WorkerGroup(cluster, agent_patience._replace(start=start_timeout))
         self._grace, self._environment, self._devices = grace, dict(environment or {}), devices
         self._patience = patience
         self._turn = threading.Lock()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from replicax.cluster.addresses import join_address
+from replicax.cluster.patience import Patience
 from replicax.cluster.signing import new_token
 from replicax.errors import ClusterError, RemoteWorkerError
 from replicax.job.elsewhere.agent import WorkerAgent
@@ -27,14 +28,17 @@ if TYPE_CHECKING:
 
 #: How a worker has ended whose server is not there any more, whether that is noticed in a call or before it.
 SERVER_LOST = "its server or its host there was lost"
-LEASE_S = 60.0  # for which workers run on without a word from their client
-QUIET_S = 30.0  # without an answer, after which a worker's host counts as lost
+#: How long a client waits for the agents of its workers, and they for it.
+PATIENCE = Patience(
+    start=120.0,  # for places and actors
+    silence=30.0,  # without an answer; then an agent counts as lost
+    end=5.0,  # for actors, and for a client that has just ended: Ray has to notice
+    again=3.0,
+    stall=60.0,  # for a word from the client; then the agent ends its worker
+)
 _NAMESPACE, _NAME = "replicax", "replicax_worker_0"
 _CALLS_AT_A_TIME = 8
-_SECONDS_TO_GO = 3.0
 _SECONDS_BETWEEN_LOOKS = 0.2
-# A client that has just ended may be there still: Ray has to notice.
-_SECONDS_FOR_OTHERS_TO_GO = 5.0
 
 
 class Job(NamedTuple):
@@ -53,23 +57,16 @@ class Job(NamedTuple):
 class WorkerGroup:
     """One actor for each worker of a cluster, in their places, until it is closed or this process ends in any way."""
 
-    def __init__(
-        self,
-        cluster: WorkerCluster,
-        *,
-        start_timeout: float = 120.0,
-        lease_s: float = LEASE_S,
-        quiet_s: float = QUIET_S,
-    ):
-        self._cluster, self.places, self._quiet_s = cluster, cluster.places, quiet_s
-        self._deadline = Deadline(start_timeout)  # for places and actors
+    def __init__(self, cluster: WorkerCluster, patience: Patience = PATIENCE):
+        self._cluster, self.places, self._patience = cluster, cluster.places, patience
+        self._deadline = Deadline(patience.start)
         self._me = Client.here()
         self._reservation: Reservation | None = None
         self._hosts: list[RemoteAgent] = []
         self._facts: list[HostFacts] = []
         try:
             self._reservation = self._reserved()
-            self._hosts = [self._host(number, lease_s) for number in range(len(self.places))]
+            self._hosts = [self._host(number) for number in range(len(self.places))]
             asked = [host.ask("about") for host in self._hosts]
             for host, ref in zip(self._hosts, asked, strict=True):
                 self._facts.append(self._about(host, ref))
@@ -121,7 +118,7 @@ class WorkerGroup:
         for host in [] if is_lost else self._hosts:
             end_actor(host.actor)
         for host, facts in [] if is_lost else zip(self._hosts, self._facts, strict=False):
-            if not host.is_gone(_SECONDS_TO_GO):  # A stopped process does not hear Ray.
+            if not host.is_gone(self._patience.end):  # A stopped process does not hear Ray.
                 self._cluster.end_process(facts.node_id, facts.pid)
         self._hosts.clear()
         if self._reservation is not None and not is_lost:
@@ -145,7 +142,7 @@ class WorkerGroup:
                     seen = None
                 elif seen is None:
                     seen = time.monotonic()
-                elif time.monotonic() - seen > _SECONDS_FOR_OTHERS_TO_GO:
+                elif time.monotonic() - seen > self._patience.end:
                     raise ClusterError(
                         "The cluster",
                         None,
@@ -170,11 +167,11 @@ class WorkerGroup:
         def ask() -> None:
             try:
                 other = ray.get_actor(_NAME, namespace=_NAMESPACE)
-                found.append(cast(Client, ray.get(other.client.remote(), timeout=self._quiet_s)))
+                found.append(cast(Client, ray.get(other.client.remote(), timeout=self._patience.silence)))
             except (ValueError, ray.exceptions.RayError):  # There is none, or it is just ending.
                 return
 
-        done_within(self._quiet_s, ask)
+        done_within(self._patience.silence, ask)
         return found[0] if found else None
 
     def _about(self, host: RemoteAgent, asked: ObjectRef[object]) -> HostFacts:
@@ -184,11 +181,11 @@ class WorkerGroup:
             cure = "Look at its server: is it running, and can this machine reach it?"
             raise ClusterError(host.name, None, f"cannot run anything: it {error}", cure) from error
 
-    def _host(self, number: int, lease_s: float) -> RemoteAgent:
+    def _host(self, number: int) -> RemoteAgent:
         import ray
 
         assert self._reservation is not None
         named = {"name": _NAME, "namespace": _NAMESPACE} if number == 0 and self._cluster.is_of_servers else {}
         options = {**self._reservation.options(number), **named, "max_concurrency": _CALLS_AT_A_TIME}
-        actor: ActorHandle[object] = ray.remote(WorkerAgent).options(**options).remote(self._me, lease_s)  # type: ignore[assignment]
-        return RemoteAgent(actor, self.places[number].name, self._quiet_s, self._cluster.lost_head)
+        actor: ActorHandle[object] = ray.remote(WorkerAgent).options(**options).remote(self._me, self._patience.stall)  # type: ignore[assignment]
+        return RemoteAgent(actor, self.places[number].name, self._patience, self._cluster.lost_head)

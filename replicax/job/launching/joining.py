@@ -17,6 +17,7 @@ from typing import NamedTuple
 from replicax.checks.environment_names import LOG_DIR
 from replicax.cluster.addresses import join_address
 from replicax.cluster.outages import end_if_silent
+from replicax.cluster.patience import Patience
 from replicax.cluster.token_proof import Session, proved
 from replicax.errors import LaunchError
 from replicax.errors.exit_codes import ExitCode, describe, is_restartable
@@ -30,15 +31,11 @@ from replicax.job.processes.processes import Process
 from replicax.job.processes.reaper import Guard
 from replicax.job.processes.task import WORKER, PlannedTask, Program, common_environment
 from replicax.job.processes.terminal import Terminal
-from replicax.job.supervision.joined_workers import SECONDS_OF_SILENCE
+from replicax.job.supervision.elastic_policy import ElasticPolicy
+from replicax.job.supervision.joined_workers import PATIENCE
 from replicax.job.supervision.run_job import JobPolicy, Tasks, run_job, signals_as
 from replicax.job.supervision.state import Grace
 
-_SECONDS_TO_CONNECT = 10.0
-_SECONDS_BETWEEN_TRIES = 0.5
-_SECONDS_TO_BE_HEARD = 5.0
-_SECONDS_TO_COME_BACK = 15.0  # The job may be starting again as a whole.
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 _SECONDS_OF_A_USEFUL_LIFE = 60.0
 _MOST_WORDS = 100_000
 _MOST_RESTARTS = 1000
@@ -52,6 +49,7 @@ def join(
     start_timeout: float = 120.0,
     terminal: Terminal | None = None,
     environment: Mapping[str, str] | None = None,
+    patience: Patience = PATIENCE,
 ) -> int:
     """Runs a script as one more worker of an elastic job, and returns its exit code. Call it in the main thread."""
     check_script(options)
@@ -60,7 +58,7 @@ def join(
         inherited.pop(name, None)
     join_credentials = invitation_to(where, inherited)
     terminal = terminal or Terminal(sys.stdout, sys.stderr)
-    visitor = _Visitor(options, join_credentials, inherited, make_log_dir(options), terminal)
+    visitor = _Visitor(options, join_credentials, inherited, make_log_dir(options), terminal, patience)
     try:
         return visitor.stay(start_timeout)
     finally:
@@ -93,16 +91,19 @@ class _Visitor:
         inherited: Mapping[str, str],
         log_dir: Path,
         terminal: Terminal,
+        patience: Patience = PATIENCE,
     ):
         self.guard = Guard()
         self._options, self._invitation, self._inherited = options, join_credentials, inherited
         self._log_dir, self._terminal = log_dir, terminal
+        self._patience = patience
         self._wanted: int | None = None
 
     def stay(self, start_timeout: float) -> int:
         """Joins until there is nothing more to do; returns the exit code."""
         left = _MOST_RESTARTS if self._options.restarts is None else self._options.restarts
-        pause, before = _SHORTEST_PAUSE / 2, ""
+        shortest, longest = ElasticPolicy.shortest_pause, ElasticPolicy.longest_pause
+        pause, before = shortest / 2, ""
         seat = self._take_seat(start_timeout)
         for run in itertools.count():
             began = time.monotonic()
@@ -112,25 +113,25 @@ class _Visitor:
             if end.is_over or not is_restartable(end.code) or run >= left or (error and error == before):
                 return end.code
             useful = time.monotonic() - began > _SECONDS_OF_A_USEFUL_LIFE
-            pause, before = _SHORTEST_PAUSE if useful else min(2 * pause, _LONGEST_PAUSE), error
+            pause, before = shortest if useful else min(2 * pause, longest), error
             self._terminal.say(f"The worker ended with {describe(end.code)}. It joins again in {pause:g} s.")
             time.sleep(pause)
             try:
-                seat = self._take_seat(_SECONDS_TO_COME_BACK)
+                seat = self._take_seat(self._patience.stall)
             except LaunchError as refusal:
                 self._terminal.say(f"It does not join again. {refusal}")
                 return end.code
         raise AssertionError("unreachable")
 
-    def _take_seat(self, patience_s: float) -> _Assignment:
+    def _take_seat(self, seconds: float) -> _Assignment:
         """Asks for a place in the job, with the index that the worker had before if possible."""
         host, port = self._invitation.address
         there = join_address(host, port)
-        session = _met(self._invitation, patience_s)
+        session = _met(self._invitation, seconds, self._patience)
         connection = session.connection
         try:
             session.tell({"host": socket.gethostname(), "wanted": self._wanted})
-            told = session.hear(time.monotonic() + _SECONDS_TO_CONNECT)
+            told = session.hear(time.monotonic() + self._patience.start)
         except (OSError, ValueError) as error:
             connection.close()
             raise LaunchError(f"The job at {there} does not let this worker in: {error}.") from error
@@ -155,7 +156,7 @@ class _Visitor:
         task = PlannedTask(WORKER, seat.number, None, own)
         program = Program("module" if options.module else "file", options.script, options.arguments)
         events = Events[Event]()
-        wire = _Wire(seat.session, events)
+        wire = _Wire(seat.session, events, self._patience)
 
         @contextlib.contextmanager
         def start(workers: int, attempt: int) -> Iterator[Tasks]:
@@ -179,10 +180,10 @@ class _Visitor:
 class _Wire:
     """The connection with the job's launcher: news of the others goes there, other events to the supervisor here."""
 
-    def __init__(self, session: Session, events: Events[Event]):
+    def __init__(self, session: Session, events: Events[Event], patience: Patience):
         # The launcher has told the worker to end; why the job needs it no more, "" if it does; the connection was lost.
         self.was_told, self.over, self.is_cut = False, "", False
-        self._session, self._events = session, events
+        self._session, self._events, self._patience = session, events, patience
         self._ending = False
         self._process: Process | None = None
         self._thread = threading.Thread(target=self._listen, name="replicax-join", daemon=True)
@@ -212,7 +213,7 @@ class _Wire:
         self._tell({"ended": code, "words": words[-_MOST_WORDS:]})
         with contextlib.suppress(OSError):
             self._session.connection.shutdown(socket.SHUT_RDWR)
-        self._thread.join(_SECONDS_TO_CONNECT)
+        self._thread.join(self._patience.end)
 
     def _tell(self, message: Mapping[str, object]) -> None:
         with contextlib.suppress(OSError):  # It is cut, which `_listen` notices.
@@ -236,14 +237,14 @@ class _Wire:
             self._process.kill()
 
 
-def _met(join_credentials: JoinCredentials, patience_s: float) -> Session:
+def _met(join_credentials: JoinCredentials, seconds: float, patience: Patience) -> Session:
     """Returns a session with the job's launcher; strangers who knock too may have it dropped a few times."""
-    there, until = join_address(*join_credentials.address), time.monotonic() + _SECONDS_TO_BE_HEARD
+    there, until = join_address(*join_credentials.address), time.monotonic() + patience.end
     while True:
-        connection = _connected(*join_credentials.address, patience_s)
-        end_if_silent(connection, SECONDS_OF_SILENCE)
+        connection = _connected(*join_credentials.address, seconds, patience)
+        end_if_silent(connection, patience.silence)
         try:
-            return proved(connection, join_credentials.token, _SECONDS_TO_CONNECT)
+            return proved(connection, join_credentials.token, patience.start)
         except ConnectionRefusedError as refusal:
             connection.close()
             raise LaunchError(f"The job at {there} does not let this worker in: {str(refusal)!r:.200}.") from refusal
@@ -253,18 +254,18 @@ def _met(join_credentials: JoinCredentials, patience_s: float) -> Session:
                 raise LaunchError(
                     f"The program that listens at {there} is no launcher of this elastic job: {error}."
                 ) from error
-        time.sleep(_SECONDS_BETWEEN_TRIES)
+        time.sleep(patience.again)
 
 
-def _connected(host: str, port: int, patience_s: float) -> socket.socket:
-    deadline = time.monotonic() + patience_s
+def _connected(host: str, port: int, seconds: float, patience: Patience) -> socket.socket:
+    deadline = time.monotonic() + seconds
     while True:
         try:
-            return socket.create_connection((host, port), timeout=_SECONDS_TO_CONNECT)
+            return socket.create_connection((host, port), timeout=patience.start)
         except OSError as error:
             if time.monotonic() >= deadline:
                 raise LaunchError(
                     f"No elastic job lets workers in at {join_address(host, port)} ({error}). Its launcher has ended, "
                     "or listens elsewhere (--address)."
                 ) from error
-        time.sleep(_SECONDS_BETWEEN_TRIES)
+        time.sleep(patience.again)

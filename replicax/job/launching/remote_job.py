@@ -12,7 +12,7 @@ from pathlib import Path
 from replicax.cluster import ClusterSpec
 from replicax.errors import LaunchError
 from replicax.job.elsewhere.script_files import packed_sources
-from replicax.job.elsewhere.worker_actors import Job, WorkerGroup
+from replicax.job.elsewhere.worker_actors import PATIENCE, Job, WorkerGroup
 from replicax.job.options import Options, check_script, make_log_dir
 from replicax.job.processes.events import Event, Events
 from replicax.job.processes.outlets import outlets_to
@@ -66,7 +66,8 @@ def launch_elsewhere(options: Options, elsewhere: Elsewhere, terminal: Terminal 
             return outlets_to(terminal, Log(log_dir / task.log_name, attempt), number, task)
 
         # Each attempt connects anew: what has failed may have been the connection, or a machine that is replaced.
-        group = WorkerGroup(elsewhere.connected(workers), start_timeout=elsewhere.start_timeout)
+        patience = PATIENCE._replace(start=elsewhere.start_timeout)
+        group = WorkerGroup(elsewhere.connected(workers), patience)
         with contextlib.closing(group), signals_as(events):
             yield Tasks(group.start(job, attempt, outlets, events))
 

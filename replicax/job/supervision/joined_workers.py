@@ -30,6 +30,7 @@ from pathlib import Path
 from replicax.cluster.addresses import Address, join_address
 from replicax.cluster.lines import is_number
 from replicax.cluster.outages import end_if_silent
+from replicax.cluster.patience import Patience
 from replicax.cluster.token_proof import SECONDS_TO_PROVE, Session, Strangers, demanded
 from replicax.errors.exit_codes import from_signal
 from replicax.job.processes.events import (
@@ -45,10 +46,15 @@ from replicax.job.processes.events import (
 )
 from replicax.job.processes.task import WORKER, PlannedTask
 
-_SECONDS_FOR_THREADS = 2.0
 _MOST_WORKERS = 2**20
-#: After so many seconds without an answer a connection with a joined worker is given up: its cable is cut.
-SECONDS_OF_SILENCE = 10.0
+#: How long a launcher and a worker that joins wait for each other.
+PATIENCE = Patience(
+    start=10.0,  # to connect, and for an answer
+    silence=10.0,  # on a connection; then it is given up: its cable is cut
+    end=5.0,  # for threads, and for strangers that keep a worker out
+    again=0.1,
+    stall=15.0,  # for a job that may be starting again as a whole
+)
 
 
 class JoinedWorker:
@@ -123,8 +129,8 @@ class JoinedWorker:
 class JoinListener:
     """The listener at which workers join a job."""
 
-    def __init__(self, address: Address, token: str, events: EventSink):
-        self._token, self._events = token, events
+    def __init__(self, address: Address, token: str, events: EventSink, patience: Patience = PATIENCE):
+        self._token, self._events, self._patience = token, events, patience
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self._listener = socket.create_server((address.host, address.port), family=family)
         self.address = join_address(address.host, self._listener.getsockname()[1])
@@ -139,7 +145,7 @@ class JoinListener:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._thread.join(_SECONDS_FOR_THREADS)
+        self._thread.join(self._patience.end)
 
     def _accept(self) -> None:
         while not self._closed:
@@ -147,7 +153,7 @@ class JoinListener:
                 connection, _ = self._listener.accept()
             except OSError:  # It was closed, or this process has too many open files.
                 _hang_up(self._strangers.oldest())
-                time.sleep(0 if self._closed else 0.1)
+                time.sleep(0 if self._closed else self._patience.again)
                 continue
             self._strangers.add(connection)
             _hang_up(self._strangers.overdue())
@@ -172,7 +178,7 @@ class JoinListener:
         told = session.hear(time.monotonic() + SECONDS_TO_PROVE)
         wanted = told.get("wanted")
         connection.settimeout(None)
-        end_if_silent(connection, SECONDS_OF_SILENCE)
+        end_if_silent(connection, self._patience.silence)
         return JoinedWorker(
             session, str(told.get("host", "")), wanted if is_number(wanted, 0, _MOST_WORKERS) else None, self._events
         )

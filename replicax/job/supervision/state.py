@@ -19,7 +19,7 @@ from replicax.job.supervision.members import Members
 
 #: How long the launcher waits for the processes of its job.
 PATIENCE = Patience(
-    start=10.0,  # to reach another launcher
+    start=math.inf,  # A script may do anything before it meets the others.
     silence=3.0,  # When one is lost, workers that watch each other notice it by themselves: their scripts learn of it.
     end=5.0,  # Python ends, and JAX leaves the others, within this time; so does who calls `os._exit(0)` after all.
     again=0.1,  # Two tasks that end within this time are ordered by when they ended, not by when that was noticed.

@@ -10,18 +10,15 @@ import time
 import pytest
 
 from replicax.errors import ClusterError, ClusterTimeoutError
-from replicax.job.elsewhere import worker_actors as group_module
 from replicax.job.elsewhere.agent import WorkerAgent
 from replicax.job.elsewhere.messages import Client
-from replicax.job.elsewhere.worker_actors import WorkerGroup
+from replicax.job.elsewhere.worker_actors import PATIENCE, WorkerGroup
 from tests.job.processes.fakes import FakeWorkerCluster, RayOfHosts
 
 GONE = Client(socket.gethostname(), 2**22 + 1, 0.0)  # no process has such a number
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_module, "_SECONDS_FOR_OTHERS_TO_GO", 0.5)
+QUICK = PATIENCE._replace(end=0.5)
 
 
 def test_a_second_client_is_told_of_the_first(hosts: RayOfHosts):
@@ -29,7 +26,7 @@ def test_a_second_client_is_told_of_the_first(hosts: RayOfHosts):
     first = WorkerGroup(cluster)
     assert first.names == ("worker:0 at 127.0.0.1:1000", "worker:1 at 127.0.0.1:1001")
     with pytest.raises(ClusterError, match=rf"in use by another client: process {os.getpid()} on .*, since \d{{4}}-"):
-        WorkerGroup(cluster, start_timeout=30)
+        WorkerGroup(cluster, QUICK)
     assert cluster.taken_by is not None
     first.close()
     assert cluster.taken_by is None
@@ -52,7 +49,7 @@ def test_no_room_is_said_in_time_and_nothing_stays(hosts: RayOfHosts):
     cluster = FakeWorkerCluster()
     cluster.room = False
     with pytest.raises(ClusterTimeoutError, match=r"The client waited 0.3 s .* worker:1 at .* has no room for them"):
-        WorkerGroup(cluster, start_timeout=0.3)
+        WorkerGroup(cluster, PATIENCE._replace(start=0.3))
     assert cluster.is_closed
     assert not hosts.hosts
 
@@ -64,15 +61,14 @@ def test_a_host_that_does_not_start_is_named(hosts: RayOfHosts, monkeypatch: pyt
     )
     cluster = FakeWorkerCluster()
     with pytest.raises(ClusterError, match=r"worker:1 at 127.0.0.1:1001 cannot run anything: it is gone"):
-        WorkerGroup(cluster, start_timeout=5)
+        WorkerGroup(cluster, PATIENCE._replace(start=5.0))
     assert cluster.is_closed
     assert cluster.taken_by is None
 
 
 def test_a_host_that_is_stopped_is_killed_at_the_end(hosts: RayOfHosts, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(group_module, "_SECONDS_TO_GO", 0.2)
     cluster = FakeWorkerCluster()
-    group = WorkerGroup(cluster)
+    group = WorkerGroup(cluster, PATIENCE._replace(end=0.2))
     monkeypatch.setattr("ray.kill", lambda handle: hosts.kill(handle) if handle is hosts.actors[0] else None)
     group.close()
     assert [pid for _, pid in cluster.ended] == [os.getpid()]

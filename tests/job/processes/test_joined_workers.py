@@ -14,7 +14,7 @@ from replicax.cluster import token_proof
 from replicax.cluster.addresses import Address, parse_address
 from replicax.cluster.token_proof import LONGEST_LINE, proved
 from replicax.job.processes.events import ClusterLeft, Events, FoundSilent, Joined, MemberNews, ProcessEnded, Started
-from replicax.job.supervision.joined_workers import SECONDS_OF_SILENCE, JoinListener
+from replicax.job.supervision.joined_workers import PATIENCE, JoinListener
 
 LIMIT_S = 20.0
 
@@ -220,7 +220,7 @@ def test_a_lost_connection_is_a_lost_worker(visitor, joined_worker, events):
 def test_the_system_looks_whether_the_cable_of_a_guest_is_cut(joined_worker):
     connection = joined_worker._session.connection
     assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-    assert 0 < connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= SECONDS_OF_SILENCE
+    assert 0 < connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= PATIENCE.silence
 
 
 def test_signals_travel(visitor, joined_worker):

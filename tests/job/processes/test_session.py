@@ -15,6 +15,7 @@ import pytest
 
 from replicax.errors import ArgumentError, ClusterError, RemoteWorkerError
 from replicax.job.elsewhere.session import Session
+from replicax.job.elsewhere.worker_actors import PATIENCE as AGENT_PATIENCE
 from replicax.job.processes.call import Call
 from replicax.job.supervision.state import PATIENCE, Grace
 from tests.job.processes.fakes import FakeWorkerCluster, RayOfHosts
@@ -165,7 +166,8 @@ def test_a_host_that_is_lost_between_two_calls_is_the_same_error(session: Sessio
 
 
 def test_a_host_that_does_not_answer_is_lost_too(hosts: RayOfHosts, monkeypatch: pytest.MonkeyPatch):
-    with Session(FakeWorkerCluster(), grace=Grace(0.5, 0.5), quiet_s=1.0) as session:
+    quick = AGENT_PATIENCE._replace(silence=1.0)
+    with Session(FakeWorkerCluster(), grace=Grace(0.5, 0.5), agent_patience=quick) as session:
         news = hosts.hosts[1].news
         begin = time.monotonic()
 
@@ -195,11 +197,12 @@ def test_a_host_may_be_lost_in_any_phase(session: Session, hosts: RayOfHosts, mo
     assert time.monotonic() - begin < 30
 
 
-def test_the_loss_of_the_head_is_noticed_although_ray_does_not_tell(session: Session, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("replicax.job.elsewhere.remote_process._SECONDS_BETWEEN_QUESTIONS", 0.5)
-    session.group._cluster.lost = "worker:0 at 127.0.0.1:1000"
-    with pytest.raises(RemoteWorkerError, match=r"cannot be reached: worker:0 at 127.0.0.1:1000, which holds"):
-        session.call(Call(time.sleep, (100,)))
+def test_the_loss_of_the_head_is_noticed_although_ray_does_not_tell(hosts: RayOfHosts):
+    cluster, quick = FakeWorkerCluster(), AGENT_PATIENCE._replace(again=0.5)
+    with Session(cluster, grace=Grace(1.0, 1.0), agent_patience=quick) as session:
+        cluster.lost = "worker:0 at 127.0.0.1:1000"
+        with pytest.raises(RemoteWorkerError, match=r"cannot be reached: worker:0 at 127.0.0.1:1000, which holds"):
+            session.call(Call(time.sleep, (100,)))
 
 
 def test_ctrl_c_ends_the_workers(session: Session, hosts: RayOfHosts, capfd):

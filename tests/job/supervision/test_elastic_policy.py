@@ -3,10 +3,16 @@
 import math
 
 import pytest
+from hypothesis import given, strategies as st
 
 from replicax.errors import LaunchError
+from replicax.errors.exit_codes import is_restartable
+from replicax.group.membership.launcher_news import ElasticRange
 from replicax.job.processes.events import FoundSilent, Joined, MemberNews, Started, TaskRun
 from replicax.job.supervision.actions import Admit, Log, Refuse, ShowWords, TellEnd
+from replicax.job.supervision.elastic_policy import ElasticPolicy
+from replicax.job.supervision.failure import Failure
+from replicax.job.supervision.members import Members
 from tests.job.supervision.attempt import PID, Attempt, again, began, elastic, incarnation, worker
 
 
@@ -284,3 +290,54 @@ def test_a_stopped_worker_that_wakes_after_the_others_left_it_out_ends_alone():
 def test_a_job_begins_with_a_number_of_workers_in_its_range(workers):
     with pytest.raises(LaunchError, match=f"from 2 to 4, got {workers}[.]"):
         elastic(fewest=2, workers=workers)
+
+
+# The policy alone, whatever has happened before.
+
+lives = st.builds(incarnation, st.integers(0, 3), st.integers(0, 2))
+histories = st.lists(
+    st.one_of(
+        st.tuples(st.just("start"), lives),
+        st.tuples(st.just("meet"), st.lists(lives, min_size=1, max_size=3, unique=True)),
+        st.tuples(st.just("leave"), lives),
+        st.tuples(st.just("silent"), lives),
+    ),
+    max_size=8,
+)
+failures = st.builds(
+    lambda index, life, code, words: Failure(worker(index, life), code, 0.0, worker(index, life), words),
+    st.integers(0, 3),
+    st.integers(0, 2),
+    st.sampled_from([1, 2, 70, 71, 72, 75, 137]),
+    st.sampled_from(["", "ValueError: a", "TimeoutError: b"]),
+)
+
+
+def members_of(history):
+    """The members after a history."""
+    members = Members()
+    for number, (what, who) in enumerate(history):
+        if what == "meet":
+            members, _ = members.entered(number + 1, who)
+        elif what == "silent":
+            members = members.silent(who)
+        else:
+            known = {"began": float(number)} if what == "start" else {"reason": "preempted"}
+            members = members.with_worker(who, **known)
+    return members
+
+
+@given(histories, failures, st.lists(lives, max_size=4, unique=True), st.integers(0, 2), st.booleans())
+def test_whatever_has_happened_the_policy_decides_as_it_says(history, failure, left, restarts, is_elastic):
+    members = members_of(history)
+    policy = ElasticPolicy(restarts, fewest=2, limits=ElasticRange(2, 4) if is_elastic else None)
+    why, lost = policy.hindrance(members, failure, left), members[failure.task.incarnation]
+    if members.are_any(left) and not lost.was_member:
+        assert why == "", "A newcomer hinders nobody."
+    elif not left or not is_restartable(failure.code):
+        assert why
+    found = policy.succession(members, failure, now=100.0)
+    assert not (found.again and found.counts and members.revived >= restarts)
+    assert found.pause == 0.0 or (found.could_not_join and 1.0 <= found.pause <= 30.0)
+    place = policy.place(members, [each.index for each in left], None)
+    assert isinstance(place, str) or (is_elastic and place not in [each.index for each in left] and 0 <= place < 4)
