@@ -1,7 +1,7 @@
 """Manifests are valid for the tools that read them: their published schemas, and shellcheck.
 
-`published/` has the schemas of Compose, of a JobSet and of a RayJob, each with where it is from; fields that they do not
-know are faults. What a JobSet's Job and a RayJob's pods hold is checked with Kubernetes's own schemas.
+`published/` has the schemas of Compose, of a JobSet and of a RayJob, each with where it is from. Unknown fields are
+faults. What a JobSet's Job and a RayJob's pods hold is checked with Kubernetes's own schemas.
 """
 
 from __future__ import annotations
