@@ -45,12 +45,12 @@ def progress_bar(console: Console, title: str, steps: int) -> Iterator[Callable[
         TextColumn("[bold]{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("steps · loss {task.fields[loss]:.4f}"),
+        TextColumn("steps · {task.fields[loss]}"),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(title, total=steps, loss=float("nan"))
-        yield lambda loss: progress.update(task, advance=1, loss=float(loss))
+        task = progress.add_task(title, total=steps, loss="compiling")
+        yield lambda loss: progress.update(task, advance=1, loss=f"loss {float(loss):.4f}")
 
 
 def count_devices(devices: int) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 
-import yaml
-
 from replicax.checks import environment_names
 from replicax.job.templates.cluster_job import SECONDS_TO_SAVE, ClusterJob, plain_size
+from replicax.job.templates.manifests import manifests
 
 _HEADER = """\
 # docker compose -f this-file.yaml up
@@ -19,7 +18,7 @@ def compose(cluster: ClusterJob, token: str) -> str:
     """Returns a file for `docker compose up`: a service for each worker, which find each other by their names."""
     cluster.check_image()
     services = {f"worker-{index}": _service(cluster, index, token) for index in range(cluster.workers)}
-    return _HEADER + yaml.safe_dump({"name": cluster.name, "services": services}, sort_keys=False, width=10_000)
+    return manifests(_HEADER, {"name": cluster.name, "services": services})
 
 
 def _service(cluster: ClusterJob, index: int, token: str) -> dict[str, object]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import yaml
-
 from replicax.job.templates.cluster_job import ClusterJob
-from replicax.job.templates.kubernetes import indexed_job, secret
+from replicax.job.templates.kubernetes import TO_ADD, indexed_job, secret
+from replicax.job.templates.manifests import manifests
 
 _HEADER = """\
 # kubectl apply -f this-file.yaml        (Kubernetes 1.29 or newer, with the JobSet controller 0.6 or newer)
@@ -17,9 +16,9 @@ _GROUP = "workers"
 def jobset(cluster: ClusterJob, token: str) -> str:
     """Returns the manifests of a JobSet and of its secret. The controller itself makes the service with pod names."""
     cluster.check_image()
-    job = yaml.safe_load(indexed_job(cluster, f"{cluster.name}-{_GROUP}-0"))
+    job = indexed_job(cluster, f"{cluster.name}-{_GROUP}-0")
     del job["spec"]["template"]["spec"]["subdomain"]  # The controller sets it.
-    manifest = {
+    group = {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
         "metadata": {"name": cluster.name},
@@ -35,5 +34,5 @@ def jobset(cluster: ClusterJob, token: str) -> str:
             "replicatedJobs": [{"name": _GROUP, "replicas": 1, "template": {"spec": job["spec"]}}],
         },
     }
-    shown = yaml.safe_dump(manifest, sort_keys=False, width=10_000)
-    return f"{_HEADER.format(name=cluster.name)}{secret(cluster, token)}---\n{shown}"
+    header = _HEADER.format(name=cluster.name) + TO_ADD.format(package="replicax")
+    return manifests(header, secret(cluster, token), group)

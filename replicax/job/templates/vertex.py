@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import yaml
-
 from replicax.checks import environment_names
 from replicax.errors import LaunchError
 from replicax.job.templates.cluster_job import ClusterJob
+from replicax.job.templates.manifests import manifests
 
 _HEADER = """\
 # gcloud ai custom-jobs create --region=REGION --display-name={name} --config=this-file.yaml
@@ -22,8 +21,7 @@ def vertex(cluster: ClusterJob, token: str, machine: str, accelerator: str | Non
     if bool(cluster.gpus) != bool(accelerator):
         raise LaunchError("--gpus and --accelerator belong together, such as --gpus 1 --accelerator NVIDIA_TESLA_T4.")
     pools = [_pool(cluster, token, machine, accelerator, count) for count in (1, cluster.workers - 1) if count]
-    text: str = yaml.safe_dump({"workerPoolSpecs": pools}, sort_keys=False, width=10_000)
-    return _HEADER.format(name=cluster.name) + text
+    return manifests(_HEADER.format(name=cluster.name), {"workerPoolSpecs": pools})
 
 
 def _pool(cluster: ClusterJob, token: str, machine: str, accelerator: str | None, count: int) -> dict[str, object]:
