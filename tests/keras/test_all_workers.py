@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import replicax.keras.all_workers as together
+from replicax.contracts.group import current_group
 from replicax.errors import CheckpointError, WorkersDisagreeError
 from replicax.group.health import status_of
 
@@ -23,7 +24,7 @@ def hear(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
             waits.append(status_of().waits_at)
             return [own, *messages]
 
-        monkeypatch.setattr(together, "exchanged", exchanged)
+        monkeypatch.setattr(current_group(), "messages", exchanged)
         return waits
 
     return others
