@@ -47,7 +47,8 @@ class SharedReading(DatasetReading):
             yield from agreement.of_arrays(self._batches.arrays, self._batches.after(rows))
             return
         with contextlib.closing(iter(self._batches)) as batches:
-            yield from agreement.of_shared_batches(skip_rows(batches, rows))
+            following = skip_rows(batches, rows)
+            yield from agreement.of_shared_batches(WorkerBatch(each, [(0, count_rows(each))]) for each in following)
 
     def whole(self, position: Position, replicas: int) -> Generator[InputStep]:
         rows, batches = _rows_of_one(position), self._batches

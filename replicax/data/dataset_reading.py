@@ -19,6 +19,10 @@ class DatasetReading(abc.ABC):
     shares_batches = False  # whether all workers read the same global batches
     times: InputTimes | None = None  # of the pass that was opened last, if the reading notes some
 
+    def is_last(self, number: int) -> bool:
+        """Returns whether a loop ends with the pass of this number, rather than going on with the next one."""
+        return True
+
     @abc.abstractmethod
     def num_shards(self, position: Position) -> int:
         """Returns in how many shards a pass that begins at a position reads the dataset."""

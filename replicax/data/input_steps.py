@@ -77,15 +77,15 @@ class StepByStep:
 
     # Data that all workers read alike.
 
-    def of_shared_batches(self, batches: Iterator[PyTree]) -> Generator[InputStep]:
+    def of_shared_batches(self, batches: Iterator[WorkerBatch]) -> Generator[InputStep]:
         """Makes steps of global batches that all workers read alike, and checks that they do."""
-        announced = (self._announced_part(batch) for batch in batches)
+        announced = (self._announced_part(*each[:2]) for each in batches)
         with contextlib.closing(_closing(announced, batches)) as items:
             agreed = agree(items, self.channel)
             for step, (part, notes) in enumerate(agreed):
                 self._check_alike(notes, f"Batch {step} of this pass")
                 assert part is not None  # All workers have the same.
-                yield InputStep(part.split, [RowsRead(0, 0, part.rows)])
+                yield InputStep(part.split, [RowsRead(0, *each) for each in part.rows_of_shards])
 
     def of_arrays(self, arrays: PyTree, batches: Iterator[PyTree]) -> Generator[InputStep]:
         """Makes steps of global batches that are views of arrays which all workers have."""
@@ -95,14 +95,16 @@ class StepByStep:
         for batch in batches:
             yield InputStep(self.own_part(batch), [RowsRead(0, 0, count_rows(batch))])
 
-    def _announced_part(self, batch: PyTree) -> Announcement[_OwnPart, _SharedBatchNote | None]:
+    def _announced_part(
+        self, batch: PyTree, rows_of_shards: list[tuple[int, ...]]
+    ) -> Announcement[_OwnPart, _SharedBatchNote | None]:
         split, rows = self.own_part(batch), count_rows(batch)
         if self.channel is None:
-            return Announcement(_OwnPart(rows, split), None, 0)
+            return Announcement(_OwnPart(rows_of_shards, split), None, 0)
         if split is not None:  # It waits for its turn, and the source may use its memory again.
             split = split._replace(parts=jax.tree.map(owned_copy, split.parts))
         size = 1 if split is None else _size(split.parts)
-        return Announcement(_OwnPart(rows, split), _SharedBatchNote(rows, digest(batch)), size)
+        return Announcement(_OwnPart(rows_of_shards, split), _SharedBatchNote(rows, digest(batch)), size)
 
     def own_part(self, batch: PyTree) -> SplitBatch | None:
         """Returns the parts of a global batch that this worker's replicas get: views; None if it is dropped."""
@@ -257,9 +259,9 @@ def digest(batch: PyTree, rows: int = _ROWS_OF_A_DIGEST) -> str:
 
 
 class _OwnPart(NamedTuple):
-    """The number of rows of a global batch, and this worker's part of it."""
+    """What a global batch was made of, and this worker's part of it."""
 
-    rows: int
+    rows_of_shards: list[tuple[int, ...]]  # as in `WorkerBatch`
     split: SplitBatch | None
 
 

@@ -99,8 +99,9 @@ class PassIterator(DistributedIterator):
         opened: Pass,
         spec: Callable[[], PyTree],
         source: object = None,  # the dataset
+        is_last: Callable[[int], bool] = lambda number: True,  # whether the loop ends with the pass of this number
     ):
-        self._open_pass, self._spec, self._source = open_pass, spec, source
+        self._open_pass, self._spec, self._source, self._is_last = open_pass, spec, source, is_last
         self._begin(opened)
 
     def _begin(self, opened: Pass) -> None:
@@ -116,8 +117,12 @@ class PassIterator(DistributedIterator):
             raise
         except StopIteration:
             self._leave()
+            number = self._position.number
             self._position.finish()
-            raise
+            if self._is_last(number) or self._position.number == number:  # Without a row there is no end.
+                raise
+            self._begin(self._open_pass(self._position.at_start()))
+            return PassIterator.__next__(self)
         except BaseException:
             self._leave()
             raise

@@ -17,6 +17,7 @@ from replicax.data.batch_placement import aligned, owned_copy
 from replicax.data.batches import count_rows, host_batch
 from replicax.data.input_times import DECODING, READING, InputTimes
 from replicax.data.rebatching import WorkerBatch, concatenated
+from replicax.data.row_groups import Group, Grouping, RowFaultError
 from replicax.data.row_plans import Block, Item
 from replicax.errors import BatchError, DataError
 from replicax.typing import PyTree
@@ -156,6 +157,40 @@ class RowPass:
                     rows, items, bad = [], [], []
             if rows:
                 yield self._made(rows, items, bad)
+        self._report()
+
+    def groups(self, tasks: Generator[Task], grouping: Grouping, threads: int) -> Generator[WorkerBatch]:
+        """Yields the batches that a grouping makes of the rows of tasks."""
+        left_out: list[tuple[Item, bool]] = []  # rows that no batch has counted yet, and whether they are bad
+
+        def rows() -> Generator[tuple[Item, Any]]:
+            with ThreadPoolExecutor(threads, "replicax-reader") as pool, contextlib.closing(tasks):
+                for read in self._in_order(pool, self._times.each(READING, tasks), ahead=threads + 1):
+                    for item, row in zip(*_one_by_one(read), strict=True):
+                        self._seen += 1
+                        if isinstance(row, _LeftOut):
+                            left_out.append((item, self._is_bad(row)))
+                        else:
+                            yield item, row
+
+        def made(group: Group, left: Sequence[tuple[Item, bool]]) -> WorkerBatch:
+            items = [*group.items, *(item for item, _ in left)]
+            return self._made(group.rows, items, [item for item, is_bad in left if is_bad])
+
+        before: tuple[Group, list[tuple[Item, bool]]] | None = None
+        try:
+            with contextlib.closing(rows()) as stream:
+                for group in grouping.groups(stream):
+                    if before is not None:
+                        yield made(*before)
+                    before, left_out[:] = (group, left_out.copy()), []
+            if before is not None:  # With what was left out after it, so that the loop hears of that, too.
+                yield made(before[0], [*before[1], *left_out])
+        except RowFaultError as error:
+            raise DataError(f"{error.reason}.", *self._name(error.item)) from None
+        self._report()
+
+    def _report(self) -> None:
         if self._bad > _LOGGED:
             _log.warning("%d of %d rows of this pass were bad and left out on this worker.", self._bad, self._seen)
         if self._bad and self._bad == self._seen:

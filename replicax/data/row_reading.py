@@ -16,7 +16,7 @@ from replicax.data.position import Position, RowsRead
 from replicax.data.rebatching import WorkerBatch
 from replicax.data.receivers import InputWorkers
 from replicax.data.rows import RowBatches
-from replicax.data.shard_report import ShardSummary, row_digests
+from replicax.data.shard_report import ShardSummary, row_digests, summarized
 from replicax.errors import ArgumentError
 from replicax.typing import PyTree
 
@@ -43,17 +43,24 @@ class RowReading(DatasetReading):
             )
         self._batches, self._workers, self._remainder = batches, workers, options.remainder
         files = batches.files or 0
-        self._deals_files = workers.count > 1 and (
-            policy is AutoShardPolicy.FILE or (policy is AutoShardPolicy.AUTO and files >= workers.count)
+        self._deals_files = (
+            workers.count > 1
+            and not batches.makes_all
+            and (policy is AutoShardPolicy.FILE or (policy is AutoShardPolicy.AUTO and files >= workers.count))
         )
         if self._deals_files:
             workers.check_all_read()
         self.shares_batches = not self._deals_files
 
+    def is_last(self, number: int) -> bool:
+        return self._batches.is_last(number)
+
     def num_shards(self, position: Position) -> int:
         return self._batches.files or 1
 
     def steps(self, agreement: StepByStep, position: Position) -> Generator[InputStep]:
+        if self._batches.makes_all:
+            return agreement.of_shared_batches(self._read(position, 0, 1))
         batches = self._read(position, self._workers.index, self._workers.count)
         return agreement.of_worker_batches(batches, source=self._batches.identity, in_one_order=self.shares_batches)
 
@@ -62,6 +69,8 @@ class RowReading(DatasetReading):
 
     def summarize(self, agreement: StepByStep) -> tuple[ShardSummary, np.ndarray | None]:
         workers = self._workers
+        if self._batches.makes_all:
+            return summarized((each.batch for each in self._read(Position(), 0, 1)), agreement.own_part)
         batches = self._read(Position(), workers.index, workers.count)
         own = [row_digests([each.batch]) for each in batches if each.batch is not None]
         everything = None

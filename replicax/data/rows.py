@@ -7,15 +7,17 @@ import copy
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from replicax.checks import checked_int
+from replicax.data.batches import count_rows
 from replicax.data.input_times import InputTimes
 from replicax.data.position import Position
 from replicax.data.rebatching import WorkerBatch
+from replicax.data.row_groups import Grouping, PackedRows, Padding, RowsByLength
 from replicax.data.row_pass import Blocks, Numbers, RowPass, RowStep, Task
 from replicax.data.row_plans import (
     Block,
@@ -125,11 +127,15 @@ class Rows:
         of = (checked_int("seed", seed), checked_int("buffer", buffer, least=1), checked_int("files", files, least=1))
         return self._with(_shuffle=Shuffle(*of))
 
-    def batch(self, batch_size: int, *, on_error: str = "raise", threads: int | None = None) -> RowBatches:
+    def batch(
+        self, batch_size: int, *, drop_remainder: bool = False, on_error: str = "raise", threads: int | None = None
+    ) -> RowBatches:
         """Returns batches of rows, for `strategy.distribute_dataset` and `fit`.
 
         Args:
             batch_size: Rows of a global batch. The last batch of an epoch may have fewer.
+            drop_remainder: Whether a last batch with fewer rows is left out; of a worker that reads files of its own,
+                its own last one.
             on_error: What happens to a row that cannot be read or decoded. `"raise"`: a `DataError` on every worker.
                 `"skip"`: it is left out, logged and counted (`dataset.bad_rows`), and batches are filled with the rows
                 that follow.
@@ -138,13 +144,109 @@ class Rows:
         Raises:
             ArgumentError: An argument is not one of those.
         """
-        return RowBatches(self, batch_size, on_error=on_error, threads=threads)
+        size = check_batch_size(batch_size)
+        return RowBatches(self, size, drop_remainder=drop_remainder, on_error=on_error, threads=threads)
+
+    def padded_batch(
+        self,
+        batch_size: int,
+        shapes: PyTree = None,
+        values: PyTree = 0,
+        *,
+        drop_remainder: bool = False,
+        **options: Any,
+    ) -> RowBatches:
+        """Returns batches of rows whose arrays are padded at their ends to one shape.
+
+        Each other length of a batch is another shape, for which a step is compiled anew: prefer fixed `shapes`. Every
+        worker decodes all rows.
+
+        Args:
+            batch_size: Rows of a global batch.
+            shapes: A pytree as the rows, with a shape for each array; a dimension of None is as long as in the longest
+                row of the batch. None if all are so.
+            values: What is added: one value, or a pytree as the rows.
+            drop_remainder: As in `batch`.
+            options: `on_error` and `threads`, as in `batch`.
+
+        Example:
+            >>> rx.data.Rows([np.array([1, 2, 3]), np.array([4])]).padded_batch(2).first()
+            array([[1, 2, 3],
+                   [4, 0, 0]])
+        """
+        return self.bucketed_batch(
+            lambda row: 0, (), [check_batch_size(batch_size)], shapes, values, drop_remainder=drop_remainder, **options
+        )
+
+    def bucketed_batch(
+        self,
+        length: Callable[[PyTree], int],
+        boundaries: Sequence[int],
+        batch_sizes: Sequence[int],
+        shapes: PyTree = None,
+        values: PyTree = 0,
+        *,
+        drop_remainder: bool = False,
+        **options: Any,
+    ) -> RowBatches:
+        """Returns batches of rows of about one length, padded: `tf.data`'s `bucket_by_sequence_length`.
+
+        Args:
+            length: Returns the length of a row.
+            boundaries: Lengths, ascending. A row belongs to the first bucket whose boundary is larger than its length.
+            batch_sizes: Rows of a global batch of each bucket: one number more than boundaries.
+            shapes: As in `padded_batch`.
+            values: As in `padded_batch`.
+            drop_remainder: Whether rows that are left at the end, too few for a batch of their bucket, are left out.
+            options: `on_error` and `threads`, as in `batch`.
+
+        Raises:
+            ArgumentError: An argument is not one of those.
+
+        Example:
+            >>> rows = rx.data.Rows([np.ones(n) for n in (1, 5, 2, 6)])
+            >>> [batch.shape for batch in rows.bucketed_batch(len, [4], [2, 2])]
+            [(2, 2), (2, 6)]
+        """
+        by_length = RowsByLength(
+            _checked(length, "length"), boundaries, batch_sizes, Padding(shapes, values), drop_remainder
+        )
+        return RowBatches(self, max(by_length.sizes), grouping=by_length, **options)
+
+    def packed_batch(self, batch_size: int, lengths: Mapping[str, int], **options: Any) -> RowBatches:
+        """Returns batches of packed rows, each of as many short rows as fit: by Grain's first-fit packing.
+
+        Rows are dicts of arrays. Besides each feature, a batch has `<name>_segment_ids`, int32: which of its rows an
+        element is of, from 1, and 0 where none is; and `<name>_positions`, int32: its place in that row. An
+        attention mask is `segment_ids[:, :, None] == segment_ids[:, None, :]`.
+
+        The order does not depend on the number of workers: all of them read all rows, and pack them.
+
+        Args:
+            batch_size: Packed rows of a global batch.
+            lengths: For each feature that is packed, its length in a packed row. Other features are left out.
+            options: `on_error` and `threads`, as in `batch`.
+
+        Raises:
+            ArgumentError: An argument is not one of those, or Grain is missing.
+
+        Example:
+            >>> rows = rx.data.Rows([{"tokens": np.full(n, n)} for n in (3, 2, 2)])
+            >>> batch = rows.packed_batch(2, {"tokens": 5}).first()
+            >>> batch["tokens"].tolist(), batch["tokens_segment_ids"].tolist()
+            ([[3, 3, 3, 2, 2], [2, 2, 0, 0, 0]], [[1, 1, 1, 2, 2], [1, 1, 0, 0, 0]])
+        """
+        size = check_batch_size(batch_size)
+        return RowBatches(self, size, grouping=PackedRows(size, lengths), **options)
 
     def __len__(self) -> int:
         """Number of rows, where it is known without reading them: not of files, nor after a `filter`."""
         if self._in_files or any(step.kind == "filter" for step in self._steps):
             raise ArgumentError("The number of rows of this source is not known before its end.")
         return len(self._source)
+
+    def __bool__(self) -> bool:
+        return True  # Otherwise Python would call `__len__`, and not every source knows its length.
 
     def __repr__(self) -> str:
         return f"Rows({self._source!r:.100})"
@@ -167,20 +269,70 @@ class RowBatches(Iterable[PyTree]):
         (3, [[0, 1], [2, 3], [4]])
     """
 
-    def __init__(self, rows: Rows, batch_size: int, *, on_error: str = "raise", threads: int | None = None):
+    def __init__(
+        self,
+        rows: Rows,
+        batch_size: int,
+        *,
+        grouping: Grouping | None = None,
+        drop_remainder: bool = False,
+        on_error: str = "raise",
+        threads: int | None = None,
+    ):
         if on_error not in _ON_ERROR:
             raise ArgumentError(f"`on_error` is one of {_ON_ERROR}, got {on_error!r}.")
-        self._rows, self.batch_size, self._on_error = rows, check_batch_size(batch_size), on_error
+        self._rows, self.batch_size, self._on_error = rows, batch_size, on_error
+        self._grouping, self._drops = grouping, drop_remainder
         self._threads = cores() if threads is None else checked_int("threads", threads, least=1)
-        self._passes = 0
+        self._passes, self._epochs = 0, 1  # 0 epochs: without end
+
+    def repeat(self, epochs: int | None = None) -> RowBatches:
+        """Returns the same batches for several epochs, one after the other; for loops that count steps.
+
+        Each epoch has another order, if the rows are shuffled, and the last batch of each has what is left.
+
+        Args:
+            epochs: How many; None for no end.
+
+        Example:
+            >>> [batch.tolist() for batch in rx.data.Rows(range(3)).batch(2).repeat(2)]
+            [[0, 1], [2], [0, 1], [2]]
+        """
+        new = copy.copy(self)
+        new._passes = 0
+        new._epochs = 0 if epochs in (None, -1) else self._epochs * checked_int("epochs", epochs, least=1)
+        return new
+
+    def is_last(self, epoch: int) -> bool:
+        """Returns whether an epoch, counted from 0, is the last one before a loop over the batches ends."""
+        return self._epochs > 0 and (epoch + 1) % self._epochs == 0
 
     def __iter__(self) -> Iterator[PyTree]:
-        position = Position(self._passes)
-        self._passes += 1
-        return (each.batch for each in self.read(position, None))
+        epoch, self._passes = self._passes, self._passes + max(1, self._epochs)
+        return self._from(epoch)
+
+    def _from(self, epoch: int) -> Iterator[PyTree]:
+        while True:
+            batch = None
+            for batch, *_ in self.read(Position(epoch), None):
+                yield batch
+            if batch is None or self.is_last(epoch):
+                return
+            epoch += 1
 
     def __len__(self) -> int:
-        return -(-len(self._rows) // self.batch_size)
+        if self._grouping is not None or not self._epochs:
+            raise ArgumentError("The number of these batches is not known before their end.")
+        rows = len(self._rows)
+        return self._epochs * (rows // self.batch_size if self._drops else -(-rows // self.batch_size))
+
+    def __bool__(self) -> bool:
+        return True  # As above.
+
+    @property
+    def makes_all(self) -> bool:
+        """Whether every worker makes all batches, since they depend on what is in the rows."""
+        return self._grouping is not None
 
     def first(self) -> PyTree:
         """Returns the first batch of the first epoch, to look at it."""
@@ -224,11 +376,12 @@ class RowBatches(Iterable[PyTree]):
         """
         rows = self._rows
         running = RowPass(rows._source, rows._in_files, rows._steps, position.number, self._on_error == "skip", times)
-        return running.batches(
-            self._tasks(position, share, worker, workers),
-            self.batch_size if share is None else -int(np.subtract(*share(self.batch_size))),
-            self._threads,
-        )
+        tasks = self._tasks(position, share, worker, workers)
+        if self._grouping is not None:
+            return running.groups(tasks, self._grouping, self._threads)
+        size = self.batch_size if share is None else -int(np.subtract(*share(self.batch_size)))
+        batches = running.batches(tasks, size, self._threads)
+        return _whole(batches, size) if self._drops else batches
 
     def _tasks(
         self, position: Position, share: Callable[[int], tuple[int, int]] | None, worker: int, workers: int
@@ -242,6 +395,8 @@ class RowBatches(Iterable[PyTree]):
                 return numbers if shuffle is None else permuted(numbers, count, shuffle.seed, position.number)
 
             for numbers in index_steps(count, position, size):
+                if self._drops and self._grouping is None and len(numbers) < size and not self._leaves_out:
+                    return  # For all workers alike: the part of one may be as large as that of a whole batch.
                 first, end = (0, len(numbers)) if share is None else share(len(numbers))
                 most = self._most_of_a_task(end - first)
                 for start in range(first, max(end, first + 1), most):
@@ -272,9 +427,14 @@ class RowBatches(Iterable[PyTree]):
                     yield Task(step[start:stop], stop == end)
 
     @property
+    def _leaves_out(self) -> bool:
+        return self._on_error == "skip" or any(step.kind == "filter" for step in self._rows._steps)
+
+    @property
     def _comes_in_blocks(self) -> bool:
         rows = self._rows
         is_plain = not rows._steps and rows._shuffle is None and self._on_error == "raise"
+        is_plain = is_plain and self._grouping is None
         return is_plain and hasattr(rows._source, "blocks")
 
     def _most_of_a_task(self, rows: int) -> int:
@@ -284,6 +444,12 @@ class RowBatches(Iterable[PyTree]):
 
     def __repr__(self) -> str:
         return f"RowBatches({self._rows!r}, {self.batch_size})"
+
+
+def _whole(batches: Generator[WorkerBatch], size: int) -> Generator[WorkerBatch]:
+    """Yields the batches that have `size` rows."""
+    with contextlib.closing(batches):
+        yield from (each for each in batches if each.batch is None or count_rows(each.batch) >= size)
 
 
 def _listed(items: Iterator[Item], size: int) -> Iterator[list[Item]]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from replicax.data.extras import needed
 from replicax.data.readers.examples import ExampleParser
-from replicax.data.readers.extras import needed
 from replicax.data.readers.files import Cache, Paths, is_url, listed
 from replicax.data.readers.indexed import Parts
 from replicax.data.rows import Rows

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from replicax.checks import checked
-from replicax.data.readers.extras import needed
+from replicax.data.extras import needed
 from replicax.errors import ArgumentError, DataError
 
 _KINDS = {"int64": ("int64_list", np.int64), "float32": ("float_list", np.float32), "string": ("bytes_list", object)}

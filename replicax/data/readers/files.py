@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from replicax.checks import checked, checked_int
-from replicax.data.readers.extras import needed
+from replicax.data.extras import needed
 from replicax.errors import ArgumentError, DataError
 
 #: A name of a file, a pattern such as `train-*.tfrecord`, a url such as `gs://bucket/train-*`, or several of them.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from replicax.data.readers.extras import needed
+from replicax.data.extras import needed
 from replicax.data.readers.files import Cache, in_folder, is_url, opened
 from replicax.data.rows import Rows
 from replicax.errors import ArgumentError, DataError

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from replicax.data.readers.extras import needed
+from replicax.data.extras import needed
 from replicax.data.readers.files import Cache, Paths, listed, opened
 from replicax.data.rows import Rows
 from replicax.errors import DataError

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any
 
 from replicax.checks import checked
+from replicax.data.extras import needed
 from replicax.data.readers.examples import ExampleParser, serialized_example
-from replicax.data.readers.extras import needed
 from replicax.data.readers.files import Cache, Paths, listed, opened
 from replicax.data.rows import Rows
 from replicax.errors import ArgumentError, DataError

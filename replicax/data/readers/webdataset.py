@@ -11,7 +11,7 @@ from typing import IO, Any, Self
 
 import numpy as np
 
-from replicax.data.readers.extras import needed
+from replicax.data.extras import needed
 from replicax.data.readers.files import Cache, Paths, listed, opened
 from replicax.data.readers.images import IMAGE_ENDINGS, decode_image
 from replicax.data.rows import Rows

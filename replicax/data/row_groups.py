@@ -1,0 +1,237 @@
+"""Batches that depend on what is in their rows: padded, of rows of about one length, packed.
+
+Each is made of consecutive rows of one stream, so every worker makes all of them, and takes the part of its replicas.
+What a group still holds back are rows that the loop has not got: they are read again after a restart, and fall into the
+same places. So no group needs a place in a checkpoint.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from replicax.checks import checked_int
+from replicax.data.extras import needed
+from replicax.data.row_plans import Item
+from replicax.errors import ArgumentError
+from replicax.typing import PyTree
+
+RowStream = Iterator[tuple[Item, Any]]
+
+
+class Group(NamedTuple):
+    """The rows of a batch, and the rows of the source that they were made of."""
+
+    rows: Sequence[Any]
+    items: list[Item]
+
+
+class RowFaultError(Exception):
+    """A row that cannot be in a batch."""
+
+    def __init__(self, item: Item, reason: str):
+        self.item, self.reason = item, reason
+        super().__init__(reason)
+
+
+class Grouping(Protocol):
+    """A way to make batches of rows."""
+
+    def groups(self, rows: RowStream) -> Iterator[Group]:
+        """Yields the rows of one batch after the other.
+
+        Raises:
+            RowFaultError: A row cannot be in a batch.
+        """
+
+
+class Padding:
+    """Brings the rows of a batch to one shape.
+
+    Args:
+        shapes: A pytree as the rows, with a shape for each array; a dimension of None is as long as the longest row of
+            the batch. None for such dimensions only.
+        values: What is added at the ends: one number, or a pytree of them.
+    """
+
+    def __init__(self, shapes: PyTree = None, values: PyTree = 0):
+        self._shapes, self._values = shapes, values
+
+    def group(self, found: Sequence[tuple[Item, Any]]) -> Group:
+        """Returns the batch of rows, with arrays of the same shapes."""
+        items = [item for item, _ in found]
+        leaves, treedef = jax.tree.flatten(found[0][1])
+        rows = [jax.tree.flatten(row) for _, row in found]
+        for (_, structure), item in zip(rows, items, strict=True):
+            if structure != treedef:  # type: ignore[operator]  # JAX types it too narrowly.
+                raise RowFaultError(item, f"it has another structure, {structure}, than its batch, {treedef}")
+        one_value = jax.tree_util.all_leaves([self._values])
+        shapes = [None] * len(leaves) if self._shapes is None else _leaves(treedef, self._shapes, "shapes")
+        values = [self._values] * len(leaves) if one_value else _leaves(treedef, self._values, "values")
+        columns = zip(*(each for each, _ in rows), strict=True)
+        padded = [_padded(items, *each) for each in zip(columns, shapes, values, strict=True)]
+        return Group([jax.tree.unflatten(treedef, each) for each in zip(*padded, strict=True)], items)
+
+
+def _leaves(treedef: Any, given: PyTree, name: str) -> list[Any]:
+    try:
+        found: list[Any] = treedef.flatten_up_to(given)
+    except ValueError as error:
+        raise ArgumentError(f"`{name}` is a pytree as the rows, {treedef}, got {given!r:.200} ({error}).") from None
+    return found
+
+
+def _padded(items: Sequence[Item], column: Sequence[Any], shape: Any, value: Any) -> list[Any]:
+    arrays = [np.asarray(each) for each in column]
+    rank = arrays[0].ndim if shape is None else len(shape)
+    given = (None,) * rank if shape is None else tuple(None if size in (None, -1) else int(size) for size in shape)
+    for array, item in zip(arrays, items, strict=True):
+        fits = array.ndim == rank and all(
+            most is None or size <= most for size, most in zip(array.shape, given, strict=True)
+        )
+        if not fits:
+            raise RowFaultError(item, f"an array of shape {array.shape} does not fit into {list(given)}")
+    longest = [max(sizes) for sizes in zip(*(each.shape for each in arrays), strict=True)]
+    wanted = tuple(most if size is None else size for size, most in zip(given, longest, strict=True))
+    if all(each.shape == wanted for each in arrays):
+        return list(column)
+    filled = []
+    for array in arrays:
+        is_text = array.dtype.kind in "OSU"
+        fill = b"" if is_text and not isinstance(value, (bytes, str)) else value
+        new = np.full(wanted, fill, object if is_text else array.dtype)
+        new[tuple(map(slice, array.shape))] = array
+        filled.append(new)
+    return filled
+
+
+class RowsByLength:
+    """Batches of rows of about one length: those between two boundaries.
+
+    Args:
+        length: Returns the length of a row; not called without boundaries.
+        boundaries: Lengths, ascending: a row of a boundary's length is in the bucket above it.
+        sizes: Rows of a batch of each bucket: one more than boundaries.
+        padding: How rows are padded; None if they are not.
+        drops: Whether the rows that are left at the end, too few for a batch, are left out.
+    """
+
+    def __init__(
+        self,
+        length: Callable[[Any], int],
+        boundaries: Sequence[int],
+        sizes: Sequence[int],
+        padding: Padding | None,
+        drops: bool,
+    ):
+        self._boundaries = [checked_int("boundaries", each, least=1) for each in boundaries]
+        self.sizes = [checked_int("batch_sizes", each, least=1) for each in sizes]
+        if len(self.sizes) != len(self._boundaries) + 1:
+            raise ArgumentError(
+                f"`batch_sizes` has one number more than `boundaries`: {len(self._boundaries) + 1}, got "
+                f"{len(self.sizes)}."
+            )
+        if sorted(set(self._boundaries)) != self._boundaries:
+            raise ArgumentError(f"`boundaries` are ascending, got {boundaries!r}.")
+        self._length, self._padding, self._drops = length, padding, drops
+
+    def groups(self, rows: RowStream) -> Iterator[Group]:
+        """Yields the rows of one batch after the other; what is left at the end by bucket, the shortest first."""
+        waiting: dict[int, list[tuple[Item, Any]]] = {}
+        for item, row in rows:
+            bucket = bisect.bisect_right(self._boundaries, self._length(row)) if self._boundaries else 0
+            found = waiting.setdefault(bucket, [])
+            found.append((item, row))
+            if len(found) == self.sizes[bucket]:
+                yield self._group(waiting.pop(bucket))
+        for bucket in sorted(waiting) if not self._drops else ():
+            yield self._group(waiting[bucket])
+
+    def _group(self, found: Sequence[tuple[Item, Any]]) -> Group:
+        if self._padding is None:
+            return Group([row for _, row in found], [item for item, _ in found])
+        return self._padding.group(found)
+
+
+class PackedRows:
+    """Batches of `size` packed rows, each of several rows: by Grain's first-fit packing.
+
+    All packed rows of a batch are filled at a time. The first row that fits into none of them begins the next batch, so
+    the rows of a batch come one after the other in the source.
+    """
+
+    def __init__(self, size: int, lengths: Mapping[str, int]):
+        if not isinstance(lengths, Mapping) or not lengths or not all(isinstance(each, str) for each in lengths):
+            raise ArgumentError(f"`lengths` has for each feature the length of a packed row, got {lengths!r:.100}.")
+        self._size = size
+        self._lengths = {name: checked_int(f"lengths[{name!r}]", each, least=1) for name, each in lengths.items()}
+        self._grain: Any = needed("grain", "rx.data.Rows.packed_batch")
+
+    def groups(self, rows: RowStream) -> Iterator[Group]:
+        """Yields the rows of one batch after the other."""
+        items: list[Item] = []  # that are in no batch yet
+        ended = False
+
+        def features() -> Iterator[dict[str, np.ndarray]]:
+            nonlocal ended
+            for item, row in rows:
+                found = self._features(item, row)
+                items.append(item)
+                yield found
+            ended = True
+
+        packing = self._grain.experimental.FirstFitPackIterDataset(
+            _streamed(self._grain, features()),
+            length_struct=self._lengths,
+            num_packing_bins=self._size,
+            shuffle_bins=False,
+        )
+        made: list[dict[str, np.ndarray]] = []
+        used: list[Item] = []
+        for packed in packing:
+            if not made:  # All of the batch are made with the first. The row that did not fit is of the next batch.
+                count = len(items) if ended else len(items) - 1
+                used, items[:] = items[:count], items[count:]
+            made.append(packed)
+            if len(made) == self._size:
+                yield Group(made, used)
+                made = []
+        if made:
+            yield Group(made, used)
+
+    def _features(self, item: Item, row: Any) -> dict[str, np.ndarray]:
+        if not isinstance(row, Mapping) or not self._lengths.keys() <= row.keys():
+            raise RowFaultError(item, f"rows that are packed are dicts with {list(self._lengths)}, got {row!r:.100}")
+        found = {name: np.asarray(row[name]) for name in self._lengths}
+        for name, array in found.items():
+            if not array.ndim or len(array) > self._lengths[name]:
+                raise RowFaultError(
+                    item,
+                    f"{name!r} has shape {array.shape}, and a packed row {self._lengths[name]} of it: cut the row in a "
+                    "`map`, or leave it out in a `filter`",
+                )
+        return found
+
+
+def _streamed(grain: Any, elements: Iterator[Any]) -> Any:
+    """Returns elements that are there once as a dataset of Grain's."""
+
+    class Stream(grain.DatasetIterator):
+        def __next__(self) -> Any:
+            return next(elements)
+
+        def get_state(self) -> dict[str, Any]:
+            return {}  # The position is kept elsewhere.
+
+        def set_state(self, state: dict[str, Any]) -> None:
+            raise NotImplementedError
+
+    class Streamed(grain.IterDataset):
+        def __iter__(self) -> Any:
+            return Stream()
+
+    return Streamed()
