@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from replicax.data.batch_split import SplitBatch
 from replicax.data.receivers import Receivers
+from replicax.errors import BatchError
 from replicax.runtime import REPLICA_AXIS, mirrored_sharding, stacked_sharding
 from replicax.runtime.transfer import spans_processes
 from replicax.typing import PyTree
@@ -36,7 +37,7 @@ def _as_values(split: SplitBatch, receivers: Receivers) -> PyTree:
 def _as_rows(split: SplitBatch, receivers: Receivers) -> PyTree:
     if split.replicas == receivers.num_replicas:
         return place_rows(split.parts, receivers.mesh_for(split.replicas), first=split.first)
-    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), split.parts)
+    return jax.tree.map(lambda leaf: _fitting(leaf.reshape(-1, *leaf.shape[2:])), split.parts)
 
 
 #: A `PerReplica` for each array; with one replica, the array.
@@ -89,8 +90,23 @@ def _place_own(own: np.ndarray, length: int, first: int, sharding: NamedSharding
 def owned_copy(array: np.ndarray) -> np.ndarray:
     """Returns a copy of `array` in memory that nothing else writes to, in the dtype that devices use."""
     copy = aligned(array.shape, device_dtype(array.dtype))
-    np.copyto(copy, array, casting="unsafe")
+    np.copyto(copy, _fitting(array), casting="unsafe")
     return copy
+
+
+def _fitting(array: np.ndarray) -> np.ndarray:
+    """Returns an array whose integers have been found to fit into the dtype that devices use."""
+    dtype = device_dtype(array.dtype)
+    if array.dtype.kind in "iu" and dtype.itemsize < array.dtype.itemsize and array.size:
+        limits = np.iinfo(dtype)
+        for extreme in (array.max(), array.min()):
+            if not limits.min <= int(extreme) <= limits.max:
+                raise BatchError(
+                    f"An integer is {extreme}, and devices hold {dtype} unless jax_enable_x64 is set, from "
+                    f"{limits.min} to {limits.max}: it would become another number. Make such numbers smaller in a "
+                    "`map`, for example by `% 2**31`, or leave them out."
+                )
+    return array
 
 
 def _as_it_is(array: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from replicax.data.batch_placement import aligned, owned_copy
-from replicax.data.batches import count_rows, host_batch
+from replicax.data.batches import Signature, count_rows, host_batch, signature
 from replicax.data.input_times import DECODING, READING, InputTimes
 from replicax.data.rebatching import WorkerBatch, concatenated
 from replicax.data.row_groups import Group, Grouping, RowFaultError
@@ -124,6 +124,7 @@ class RowPass:
         self._times = times or InputTimes()
         self._leaves_out = skips or any(step.kind == "filter" for step in steps)
         self._seen = self._bad = 0
+        self._signature: Signature | None = None  # of the first batch
 
     def batches(self, tasks: Generator[Task], size: int, threads: int) -> Generator[WorkerBatch]:
         """Yields batches of `size` rows of tasks; the last may have fewer."""
@@ -137,7 +138,8 @@ class RowPass:
                     len(read.task.rows) == size if ends is None else ends
                 )
                 if read.batch is not None and is_whole and not rows and not self._leaves_out:
-                    yield WorkerBatch(self._of_its_own(_checked(read.batch)), _entries_of(read.task))
+                    entries = _entries_of(read.task)
+                    yield WorkerBatch(self._of_its_own(self._checked(read.batch, entries)), entries)
                     continue
                 for item, row in zip(*_one_by_one(read), strict=True):
                     self._seen += 1
@@ -217,7 +219,23 @@ class RowPass:
             used = [item for item in items if not any(item is each for each in bad)]
             place = f" (file, record) = {self._name(used[0])} and {self._name(used[error.row])}"
             raise BatchError(f"The rows of a batch differ,{place}: {error}") from None
-        return WorkerBatch(_checked(batch), _entries(items, bad))
+        entries = _entries(items, bad)
+        return WorkerBatch(self._checked(batch, entries), entries)
+
+    def _checked(self, batch: PyTree, entries: Sequence[tuple[int, ...]]) -> PyTree:
+        """Returns a batch whose arrays have the ranks and dtypes of those before it."""
+        found = host_batch(batch, "A batch of rows")
+        signature_ = signature(found)
+        self._signature = self._signature or signature_
+        if signature_ != self._signature:
+            shard, rows, first, *_ = entries[0]
+            where = self._source.files[shard] if self._in_files else type(self._source).__name__
+            raise BatchError(
+                f"The batch of {rows} rows from number {first} on of {where} differs from the first one of this pass: "
+                f"{_shown(signature_)}, and {_shown(self._signature)}. All batches have the same structure and dtypes: "
+                "let a `map` give each value its dtype."
+            )
+        return found
 
     def _of_its_own(self, batch: PyTree) -> PyTree:
         """Returns a batch that the source has made, in memory that nothing else writes to."""
@@ -294,8 +312,8 @@ def _check_may_be_bad(error: Exception) -> None:
         raise error
 
 
-def _checked(batch: PyTree) -> PyTree:
-    return host_batch(batch, "A batch of rows")
+def _shown(found: Signature) -> str:
+    return f"{found.structure} of {', '.join(str(dtype) for _, dtype in found.leaves)}"
 
 
 def _one_by_one(read: _Read) -> tuple[Sequence[Item], Sequence[Any]]:
@@ -352,7 +370,13 @@ def _column(values: Sequence[Any]) -> np.ndarray:
         if np.shape(value) != first:
             shapes = f"values of shapes {first} and {np.shape(value)}"
             raise _MisfitError(index, f"{shapes}. Let a `map` bring them to one shape: pad, crop or resize them.")
+    dtypes = {np.asarray(value).dtype for value in values}
+    dtype = np.array(values).dtype if not first else np.result_type(*dtypes)
+    if dtype.kind == "f" and all(each.kind in "iu" for each in dtypes):
+        index = next(at for at, value in enumerate(values) if np.asarray(value).dtype.kind == "u")
+        raise _MisfitError(
+            index, f"integers that no dtype holds together, {sorted(map(str, dtypes))}: they would become floats"
+        )
     if not first:
         return np.array(values)
-    dtype = np.result_type(*{np.asarray(value).dtype for value in values})
     return np.stack(values, out=aligned((len(values), *first), dtype)) if dtype.kind in "biufc" else np.stack(values)

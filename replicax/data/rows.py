@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from replicax.checks import checked_int
-from replicax.data.batches import count_rows
+from replicax.data.batches import count_rows, host_batch
 from replicax.data.input_times import InputTimes
 from replicax.data.position import Position
 from replicax.data.rebatching import WorkerBatch
@@ -71,6 +71,7 @@ class Rows:
         self._source: Any = source
         self._steps: tuple[RowStep, ...] = ()
         self._shuffle: Shuffle | None = None
+        self._epochs = 1  # of a loop over the batches; 0: without end
 
     def _with(self, **changes: object) -> Rows:
         new = copy.copy(self)
@@ -126,6 +127,15 @@ class Rows:
         """
         of = (checked_int("seed", seed), checked_int("buffer", buffer, least=1), checked_int("files", files, least=1))
         return self._with(_shuffle=Shuffle(*of))
+
+    def repeat(self, epochs: int | None = None) -> Rows:
+        """Returns the rows of several epochs, one after the other: as `repeat` of their batches, which see.
+
+        Example:
+            >>> [batch.tolist() for batch in rx.data.Rows(range(3)).repeat(2).batch(2)]
+            [[0, 1], [2], [0, 1], [2]]
+        """
+        return self._with(_epochs=_repeated(self._epochs, epochs))
 
     def batch(
         self, batch_size: int, *, drop_remainder: bool = False, on_error: str = "raise", threads: int | None = None
@@ -284,7 +294,8 @@ class RowBatches(Iterable[PyTree]):
         self._rows, self.batch_size, self._on_error = rows, batch_size, on_error
         self._grouping, self._drops = grouping, drop_remainder
         self._threads = cores() if threads is None else checked_int("threads", threads, least=1)
-        self._passes, self._epochs = 0, 1  # 0 epochs: without end
+        self._passes, self._epochs = 0, rows._epochs
+        self._functions: tuple[Callable[[PyTree], PyTree], ...] = ()
 
     def repeat(self, epochs: int | None = None) -> RowBatches:
         """Returns the same batches for several epochs, one after the other; for loops that count steps.
@@ -299,8 +310,18 @@ class RowBatches(Iterable[PyTree]):
             [[0, 1], [2], [0, 1], [2]]
         """
         new = copy.copy(self)
-        new._passes = 0
-        new._epochs = 0 if epochs in (None, -1) else self._epochs * checked_int("epochs", epochs, least=1)
+        new._passes, new._epochs = 0, _repeated(self._epochs, epochs)
+        return new
+
+    def map(self, function: Callable[[PyTree], PyTree]) -> RowBatches:
+        """Returns the batches that `function` makes of these, row by row; it gets the rows of one worker.
+
+        Example:
+            >>> rx.data.Rows([1, 2]).batch(2).map(lambda batch: batch * 10).first()
+            array([10, 20])
+        """
+        new = copy.copy(self)
+        new._passes, new._functions = 0, (*self._functions, _checked(function, "function"))
         return new
 
     def is_last(self, epoch: int) -> bool:
@@ -378,10 +399,12 @@ class RowBatches(Iterable[PyTree]):
         running = RowPass(rows._source, rows._in_files, rows._steps, position.number, self._on_error == "skip", times)
         tasks = self._tasks(position, share, worker, workers)
         if self._grouping is not None:
-            return running.groups(tasks, self._grouping, self._threads)
-        size = self.batch_size if share is None else -int(np.subtract(*share(self.batch_size)))
-        batches = running.batches(tasks, size, self._threads)
-        return _whole(batches, size) if self._drops else batches
+            batches = running.groups(tasks, self._grouping, self._threads)
+        else:
+            size = self.batch_size if share is None else -int(np.subtract(*share(self.batch_size)))
+            batches = running.batches(tasks, size, self._threads)
+            batches = _whole(batches, size) if self._drops else batches
+        return _mapped(batches, self._functions) if self._functions else batches
 
     def _tasks(
         self, position: Position, share: Callable[[int], tuple[int, int]] | None, worker: int, workers: int
@@ -450,6 +473,26 @@ def _whole(batches: Generator[WorkerBatch], size: int) -> Generator[WorkerBatch]
     """Yields the batches that have `size` rows."""
     with contextlib.closing(batches):
         yield from (each for each in batches if each.batch is None or count_rows(each.batch) >= size)
+
+
+def _mapped(batches: Generator[WorkerBatch], functions: Sequence[Callable[[PyTree], PyTree]]) -> Generator[WorkerBatch]:
+    """Yields batches that went through functions, which keep their rows."""
+    with contextlib.closing(batches):
+        for each in batches:
+            made = each.batch
+            for function in functions if made is not None else ():
+                made = host_batch(function(made), "What a function made of a batch of rows")
+            if made is not None and count_rows(made) != count_rows(each.batch):
+                raise BatchError(
+                    f"A function made {count_rows(made)} rows of a batch of {count_rows(each.batch)}. Drop rows with "
+                    "`rows.filter`, before they are batched."
+                )
+            yield each._replace(batch=made)
+
+
+def _repeated(epochs: int, times: int | None) -> int:
+    """Returns how many epochs there are when all are repeated; 0: without end."""
+    return 0 if times in (None, -1) else epochs * checked_int("epochs", times, least=1)
 
 
 def _listed(items: Iterator[Item], size: int) -> Iterator[list[Item]]:

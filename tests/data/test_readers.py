@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import http.server
 import io
+import itertools
 import json
 import struct
 import sys
+import threading
 import zlib
 
 import numpy as np
 import pytest
 
 import replicax as rx
+from replicax.data.readers import files
 from replicax.data.readers.examples import _message_classes
-from replicax.errors import ArgumentError, DataError
+from replicax.errors import ArgumentError, BatchError, DataError
 from tests.data.row_kinds import example, framed
 
 F = rx.data
@@ -440,3 +444,151 @@ def test_a_token_that_int32_cannot_hold_is_an_error(tmp_path):
     rows = rx.data.read_tokens(tmp_path / "a.bin", 3, dtype="uint32")
     with pytest.raises(DataError, match="a token is 3000000000"):
         rows.batch(1).first()
+
+
+# Integers stay what they are.
+
+
+def test_integers_that_devices_cannot_hold_are_an_error():
+    strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+    for source in (rx.data.Rows([1, 2**40]).batch(2), [np.array([1, -(2**40)])]):
+        with pytest.raises(BatchError, match=r"An integer is -?1099511627776, and devices hold int32"):
+            list(strategy.distribute_dataset(source))
+    with pytest.raises(BatchError, match="integers that no dtype holds together"):
+        list(rx.data.Rows([1, 2**63]).batch(2))
+
+
+def test_integers_of_json_lines_stay_integers(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"x": [1, 18446744073709551615]}\n')
+    with pytest.raises(DataError, match=r"a.jsonl, record 0: integers that no dtype holds together"):
+        list(rx.data.read_json_lines(tmp_path / "a.jsonl").batch(1))
+    (tmp_path / "b.jsonl").write_text('{"x": [9223372036854775808]}\n')
+    assert rx.data.read_json_lines(tmp_path / "b.jsonl").batch(1).first()["x"].dtype == np.uint64
+
+
+def test_integers_with_nulls_are_not_made_floats(tmp_path):
+    pq, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    table = pa.table({"n": pa.array([1, None, 3], pa.int32()), "x": pa.array([1.0, None, 3.0])})
+    pq.write_table(table, tmp_path / "a.parquet")
+    (tmp_path / "a.csv").write_text("n,x\n1,1.0\n,\n3,3.0\n")
+    for rows in (rx.data.read_parquet(tmp_path / "a.parquet"), rx.data.read_csv(tmp_path / "a.csv")):
+        with pytest.raises(BatchError, match="dtype object"):
+            list(rows.batch(3))
+        filled = rows.map(lambda row: {"n": row["n"] if row["n"] is not None else np.int32(-1), "x": row["x"]})
+        (batch,) = filled.batch(3)
+        assert batch["n"].tolist() == [1, -1, 3]
+        assert np.isnan(batch["x"][1])
+    assert (
+        rx.data.read_parquet(tmp_path / "a.parquet").map(lambda row: row["n"] or 0).batch(1).first().dtype == np.int32
+    )
+
+
+def test_files_whose_columns_have_other_dtypes(tmp_path):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "0.csv").write_text("x\n1\n2\n")
+    (tmp_path / "1.csv").write_text("x\n1.5\n2\n")
+    with pytest.raises(BatchError, match=r"1.csv differs from the first one of this pass.*float64.*int64"):
+        list(rx.data.read_csv(tmp_path / "*.csv").batch(2))
+    (batch, _) = rx.data.read_csv(tmp_path / "*.csv").map(lambda row: float(row["x"])).batch(2)
+    assert batch.dtype == np.float64
+
+
+def test_a_parquet_file_that_is_written_anew(tmp_path):
+    pq, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    pq.write_table(pa.table({"n": [1, 2]}), tmp_path / "a.parquet")
+    rows = rx.data.read_parquet(tmp_path / "a.parquet")
+    assert len(list(rows.batch(1))) == 2
+    pq.write_table(pa.table({"n": [1, 2, 3]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="written anew"):
+        list(rows.batch(1))
+
+
+@pytest.mark.parametrize(
+    ("read", "words"),
+    [
+        (lambda folder: rx.data.read_csv(folder / "a.csv", []), "`columns` is a list of different names"),
+        (lambda folder: rx.data.read_csv(folder / "a.csv", "x"), "`columns` is a list of different names"),
+        (lambda folder: rx.data.read_parquet(folder / "a.csv", ["x", "x"]), "`columns` is a list of different names"),
+        (lambda folder: rx.data.read_csv(folder / "a.csv", delimiter=""), "`delimiter` is one character"),
+        (lambda folder: rx.data.read_texts(folder, classes=["b", "b"]), "`classes` is a list of different names"),
+    ],
+)
+def test_arguments_that_make_no_sense(tmp_path, read, words):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "a.csv").write_text("x\n1\n")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "0.txt").write_text("b")
+    with pytest.raises(ArgumentError, match=words):
+        read(tmp_path)
+
+
+def test_streams_of_zlib_one_after_the_other(tmp_path):
+    packed = b"".join(zlib.compress(framed(b"a%d" % index)) for index in range(3))
+    (tmp_path / "a.tfrecord").write_bytes(packed)
+    found = list(rx.data.read_tfrecord(tmp_path / "a.tfrecord").map(lambda record: int(record[1:])).batch(4))
+    assert found[0].tolist() == [0, 1, 2]
+
+
+# Stores.
+
+
+class Bucket(http.server.BaseHTTPRequestHandler):
+    """A server of one file that is busy every so often."""
+
+    data = b"".join(framed(b"%06d" % index) for index in range(20_000))
+    busy = itertools.cycle([True, True, False])
+
+    def do_HEAD(self):
+        self.answer(b"", len(self.data))
+
+    def do_GET(self):
+        first, _, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
+        part = self.data[int(first) : int(last) + 1 if last else None]
+        self.answer(part, len(part), f"bytes {first}-{int(first) + len(part) - 1}/{len(self.data)}")
+
+    def answer(self, body, length, content_range=""):
+        is_busy = self.command == "GET" and next(self.busy)
+        self.send_response(503 if is_busy else 206 if content_range else 200)
+        self.send_header("Content-Length", "0" if is_busy else str(length))
+        self.send_header("Accept-Ranges", "bytes")
+        if content_range and not is_busy:
+            self.send_header("Content-Range", content_range)
+        self.end_headers()
+        self.wfile.write(b"" if is_busy else body)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def bucket():
+    pytest.importorskip("fsspec")
+    pytest.importorskip("aiohttp")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Bucket)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/a.tfrecord"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_busy_store_is_asked_again(bucket, tmp_path, monkeypatch):
+    rows = rx.data.read_tfrecord(bucket).map(int)
+    assert [int(row) for batch in rows.batch(4096) for row in batch] == list(range(20_000))
+    cache = rx.data.Cache(tmp_path, max_bytes=10_000_000)
+    assert rx.data.read_tfrecord(bucket, cache=cache).map(int).batch(4).first().tolist() == [0, 1, 2, 3]
+    monkeypatch.setattr(Bucket, "busy", itertools.repeat(True))
+    monkeypatch.setattr(files, "_TRIES", 2)
+    with pytest.raises(DataError, match="503"):
+        rx.data.read_tfrecord(bucket).batch(4).first()
+
+
+def test_a_silent_store_is_an_error_that_the_log_announces(caplog):
+    told = threading.Event()
+    with pytest.raises(DataError, match=r"s3://b/x: there is no answer for 0.2 s. Can this machine reach the store"):
+        files.answer("s3://b/x", told.wait, says_after_s=0.1, limit_s=0.2)
+    told.set()
+    assert "No answer about s3://b/x for 0.1 s" in caplog.text
+    with pytest.raises(DataError, match="PermissionError: Forbidden"):
+        files.answer("s3://b/x", lambda: (_ for _ in ()).throw(PermissionError("Forbidden")))

@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import glob
 import hashlib
+import io
+import logging
 import os
 import re
 import shutil
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, Any, TypeAlias, TypeVar
 
 from replicax.checks import checked, checked_int
 from replicax.data.extras import needed
@@ -24,6 +28,10 @@ Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 _PATTERN = re.compile(r"[*?\[]")
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 _BUFFER = 1 << 20
+_BUSY = ("429", "500", "502", "503", "504")  # What a store answers that has too much to do.
+_TRIES = 8  # in 13 s
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @checked
@@ -58,14 +66,14 @@ class Cache:
             os.utime(copy)  # It has been used now.
             return str(copy)
         system, path = _file_system(url)
-        size = system.size(path)
+        size = answer(url, lambda: system.size(path))
         if size is None or size > self._max_bytes:
             return url
         self._folder.mkdir(parents=True, exist_ok=True)
         self._make_room(size)
         handle, partial = tempfile.mkstemp(dir=self._folder, prefix="partial-")
         try:
-            with os.fdopen(handle, "wb") as target, system.open(path, "rb") as source:
+            with os.fdopen(handle, "wb") as target, opened(url) as source:
                 shutil.copyfileobj(source, target, _BUFFER)
             if os.path.getsize(partial) != size:
                 raise DataError(f"{os.path.getsize(partial)} of {size} bytes have come.", url)
@@ -123,7 +131,7 @@ def _matches(pattern: str) -> list[str]:
     if not is_url(pattern):
         return sorted(glob.glob(pattern, recursive=True))
     system, path = _file_system(pattern)
-    return sorted(system.unstrip_protocol(name) for name in system.glob(path))
+    return sorted(system.unstrip_protocol(name) for name in answer(pattern, lambda: system.glob(path)))
 
 
 def opened(path: str, cache: Cache | None = None) -> IO[bytes]:
@@ -131,15 +139,114 @@ def opened(path: str, cache: Cache | None = None) -> IO[bytes]:
     local = path if cache is None else cache.local(path)
     if not is_url(local):
         return open(local, "rb", buffering=_BUFFER)
-    system, name = _file_system(local)
-    stream: IO[bytes] = system.open(name, "rb", block_size=8 * _BUFFER)
-    return stream
+    return io.BufferedReader(_Stored(local), _BUFFER)
+
+
+class _Stored(io.RawIOBase):
+    """A file in a store: what fails on the way is tried again, from where the reading is."""
+
+    def __init__(self, url: str):
+        self._url, self._at = url, 0
+        self._system, self._name = _file_system(url)
+        self._stream = self._tried(self._opened)
+
+    def readinto(self, buffer: Any) -> int:
+        def read() -> bytes:
+            if self._stream.tell() != self._at:
+                self._stream.seek(self._at)
+            found: bytes = self._stream.read(len(buffer))
+            return found
+
+        found = self._tried(read)
+        buffer[: len(found)] = found
+        self._at += len(found)
+        return len(found)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._stream.size}[whence]
+        self._at = base + offset
+        return self._at
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        found: bool = self._stream.seekable() and self._stream.size is not None
+        return found
+
+    def tell(self) -> int:
+        return self._at
+
+    def close(self) -> None:
+        if not self.closed:
+            self._stream.close()
+        super().close()
+
+    def _opened(self) -> Any:
+        return self._system.open(self._name, "rb", block_size=8 * _BUFFER)
+
+    def _tried(self, ask: Callable[[], T]) -> T:
+        for wait_s in (*(0.1 * 2**number for number in range(_TRIES - 1)), None):
+            try:
+                return answer(self._url, ask)
+            except DataError as error:
+                if wait_s is None or not _may_pass(error):
+                    raise
+                _log.info("%s: tried again in %g s", error, wait_s)
+                time.sleep(wait_s)
+        raise AssertionError
+
+
+def _may_pass(error: BaseException | None) -> bool:
+    """Returns whether an error of a store is one of those that go by."""
+    while error is not None:
+        status = getattr(error, "status", None) or getattr(error, "code", None)  # aiohttp's, gcsfs's
+        if isinstance(error, ConnectionError) or str(status) in _BUSY:
+            return True
+        error = error.__cause__
+    return False
+
+
+def answer(url: str, ask: Callable[[], T], says_after_s: float = 10.0, limit_s: float = 120.0) -> T:
+    """Returns what a store answers; the log says that it is slow, and there is an error when it stays silent.
+
+    Raises:
+        DataError: There is no answer, or the store refuses to give one.
+    """
+    found: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(ask())
+        except BaseException as error:
+            found.set_exception(error)
+
+    # A daemon: a store's client may try again for hours, and no program has to wait for it at its end.
+    threading.Thread(target=run, name="replicax-store", daemon=True).start()
+    try:
+        wait([found], says_after_s)
+        if not found.done():
+            _log.warning(
+                "No answer about %s for %g s. It is an error after %g s: can this machine reach the store, and has it "
+                "credentials?", url, says_after_s, limit_s,
+            )  # fmt: skip
+        return found.result(limit_s - says_after_s)
+    except TimeoutError as error:
+        if found.done():  # The store's own.
+            raise DataError.of(error, url) from error
+        raise DataError(
+            f"there is no answer for {limit_s:g} s. Can this machine reach the store, and has it credentials?", url
+        ) from None
+    except (ImportError, ValueError, MemoryError):
+        raise
+    except Exception as error:
+        raise DataError.of(error, url) from error
 
 
 def _file_system(url: str) -> tuple[Any, str]:
     fsspec = needed("fsspec", f"The url {url}")
     try:
-        system, path = fsspec.core.url_to_fs(url)
+        system, path = answer(url, lambda: fsspec.core.url_to_fs(url))
     except ImportError as error:  # fsspec says which package it needs for this protocol.
         raise ArgumentError(f"{url}: {error}") from error
     except ValueError as error:
@@ -151,7 +258,7 @@ def in_folder(folder: str) -> list[str]:
     """Returns the names of all files in a folder and below, in order."""
     if is_url(folder):
         system, path = _file_system(folder)
-        return sorted(system.unstrip_protocol(name) for name in system.find(path))
+        return sorted(system.unstrip_protocol(name) for name in answer(folder, lambda: system.find(path)))
     found, seen = [], {os.path.realpath(folder)}
     for at, below, names in os.walk(folder, followlinks=True):
         found += [os.path.join(at, name) for name in names]

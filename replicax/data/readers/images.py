@@ -16,6 +16,7 @@ from replicax.errors import ArgumentError, DataError
 
 IMAGE_ENDINGS = ("bmp", "gif", "jpeg", "jpg", "png", "ppm", "webp")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+_CHANNELS = {"1": 1, "L": 1, "RGBA": 4, "LA": 4, "PA": 4}  # by Pillow's mode; others have 3
 
 
 def decode_image(data: bytes, channels: int = 3, size: tuple[int, int] | None = None) -> np.ndarray:
@@ -23,7 +24,7 @@ def decode_image(data: bytes, channels: int = 3, size: tuple[int, int] | None = 
 
     Args:
         data: The bytes of the file.
-        channels: 1 (grey), 3 (RGB) or 4.
+        channels: 1 (grey), 3 (RGB) or 4; 0 for as many as the image has.
         size: Height and width to resize it to, bilinearly; None for its own size. Of a large JPEG only what is needed
             is decoded.
 
@@ -41,14 +42,15 @@ def decode_image(data: bytes, channels: int = 3, size: tuple[int, int] | None = 
         >>> rx.data.decode_image(file.getvalue()).shape
         (2, 3, 3)
     """
-    if channels not in _MODES:
-        raise ArgumentError(f"`channels` is one of {sorted(_MODES)}, got {channels!r}.")
+    if channels not in (0, *_MODES):
+        raise ArgumentError(f"`channels` is one of {[0, *_MODES]}, got {channels!r}.")
     pil = needed("PIL.Image", "rx.data.decode_image")
     try:
         with pil.open(io.BytesIO(data)) as image:
+            mode = _MODES[channels or _CHANNELS.get(image.mode, 3)]
             if size is not None:
-                image.draft(_MODES[channels], (size[1], size[0]))
-            found = image.convert(_MODES[channels])
+                image.draft(mode, (size[1], size[0]))
+            found = image.convert(mode)
             if size is not None and found.size != (size[1], size[0]):
                 found = found.resize((size[1], size[0]), pil.Resampling.BILINEAR)
             array = np.asarray(found)
@@ -131,6 +133,8 @@ class _Labelled:
         below = [PurePosixPath(name[len(root) :].replace("\\", "/").lstrip("/")).parts for name in names]
         found = sorted({parts[0] for parts in below if len(parts) > 1})
         self.classes = list(found if classes is None else classes)
+        if isinstance(classes, str) or len(set(self.classes)) < len(self.classes):
+            raise ArgumentError(f"`classes` is a list of different names, got {classes!r:.100}.")
         if absent := [each for each in self.classes if each not in found]:
             raise ArgumentError(f"{folder} has no folder with files of class {absent[0]!r}; it has {found}.")
         number = {each: index for index, each in enumerate(self.classes)}

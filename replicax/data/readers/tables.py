@@ -14,7 +14,7 @@ import numpy as np
 from replicax.data.extras import needed
 from replicax.data.readers.files import Cache, Paths, listed, opened
 from replicax.data.rows import Rows
-from replicax.errors import DataError
+from replicax.errors import ArgumentError, DataError
 
 _ROWS_AT_A_TIME = 4096
 _FILES_AT_A_TIME = 16
@@ -84,15 +84,28 @@ def _array(column: Any) -> np.ndarray:
     pa = needed("pyarrow", "rx.data")
     kind = column.type
     if pa.types.is_fixed_size_list(kind) and not column.null_count:
-        flat: np.ndarray = column.flatten().to_numpy(zero_copy_only=False)
-        return flat.reshape(len(column), kind.list_size)
+        return _array(column.flatten()).reshape(len(column), kind.list_size)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         lengths = column.value_lengths().to_numpy(zero_copy_only=False)
         if not column.null_count and len(lengths) and (lengths == lengths[0]).all():
-            found: np.ndarray = column.flatten().to_numpy(zero_copy_only=False)
-            return found.reshape(len(column), int(lengths[0]))
+            return _array(column.flatten()).reshape(len(column), int(lengths[0]))
+    if column.null_count and pa.types.is_integer(kind):  # Arrow would make floats of them.
+        given: np.ndarray = column.fill_null(0).to_numpy(zero_copy_only=False)
+        with_none = np.empty(len(column), object)
+        with_none[:] = list(given)
+        with_none[column.is_null().to_numpy(zero_copy_only=False)] = None
+        return with_none
     array: np.ndarray = column.to_numpy(zero_copy_only=False)
     return array
+
+
+def _checked_columns(columns: Sequence[str] | None) -> list[str] | None:
+    if columns is None:
+        return None
+    names = [] if isinstance(columns, str) or not isinstance(columns, Sequence) else list(columns)
+    if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise ArgumentError(f"`columns` is a list of different names, at least one, got {columns!r:.100}.")
+    return names
 
 
 class _Parquet(_Columns):
@@ -100,21 +113,23 @@ class _Parquet(_Columns):
 
     def __init__(self, files: list[str], columns: Sequence[str] | None, cache: Cache | None):
         self._pq: Any = needed("pyarrow.parquet", "rx.data.read_parquet")
-        self._columns, self._cache = None if columns is None else list(columns), cache
+        self._columns, self._cache = _checked_columns(columns), cache
         with ThreadPoolExecutor(_FILES_AT_A_TIME) as pool:  # Buckets answer slowly.
-            counts = pool.map(self._row_groups, files)
-            self._groups = [(name, group) for name, count in zip(files, counts, strict=True) for group in range(count)]
-        self.files = [f"{name} (row group {group})" for name, group in self._groups]
+            found = list(pool.map(self._row_groups, files))
+        self._groups = [
+            (name, group, sizes) for name, sizes in zip(files, found, strict=True) for group in range(len(sizes))
+        ]
+        self.files = [f"{name} (row group {group})" for name, group, _ in self._groups]
 
-    def _row_groups(self, name: str) -> int:
+    def _row_groups(self, name: str) -> tuple[tuple[int, int], ...]:
+        """Returns the rows and the bytes of each row group of a file."""
         with self._opened(name) as parquet:
             absent = set(self._columns or ()) - set(parquet.schema_arrow.names)
             if absent:
                 raise DataError(
                     f"there is no such column; it has {parquet.schema_arrow.names}.", name, None, min(absent)
                 )
-            count: int = parquet.num_row_groups
-            return count
+            return _sizes(parquet)
 
     @contextlib.contextmanager
     def _opened(self, name: str) -> Iterator[Any]:
@@ -127,8 +142,10 @@ class _Parquet(_Columns):
             raise DataError.of(error, name) from error
 
     def blocks(self, file: int, first: int) -> Generator[dict[str, np.ndarray]]:
-        name, group = self._groups[file]
+        name, group, sizes = self._groups[file]
         with self._opened(name) as parquet:
+            if _sizes(parquet) != sizes:
+                raise DataError("it has other row groups than when it was opened: it has been written anew.", name)
             for block in parquet.iter_batches(_ROWS_AT_A_TIME, row_groups=[group], columns=self._columns):
                 if first >= block.num_rows:
                     first -= block.num_rows
@@ -137,12 +154,18 @@ class _Parquet(_Columns):
                 first = 0
 
 
+def _sizes(parquet: Any) -> tuple[tuple[int, int], ...]:
+    groups = (parquet.metadata.row_group(number) for number in range(parquet.num_row_groups))
+    return tuple((group.num_rows, group.total_byte_size) for group in groups)
+
+
 def read_parquet(files: Paths, columns: Sequence[str] | None = None, *, cache: Cache | None = None) -> Rows:
     """Returns the rows of Parquet files, as dicts of their columns. Row groups are dealt to workers as files are.
 
     Args:
         files: A path, a pattern (its files in the order of their names), a url, or a list of them.
-        columns: Their names; None for all. Texts and lists of different lengths need a `map` that makes arrays.
+        columns: Their names; None for all. Texts and lists of different lengths need a `map` that makes arrays, and so
+            do integers with nulls, which are None; nulls of floats are NaN.
         cache: Where copies of files from buckets are kept.
 
     Raises:
@@ -164,18 +187,19 @@ class _CSV(_Columns):
     """The rows of CSV files."""
 
     def __init__(self, files: list[str], columns: Sequence[str] | None, delimiter: str, cache: Cache | None):
-        self.files, self._columns, self._delimiter, self._cache = files, columns, delimiter, cache
+        if not isinstance(delimiter, str) or len(delimiter) != 1:
+            raise ArgumentError(f"`delimiter` is one character, got {delimiter!r}.")
+        self.files, self._columns, self._delimiter, self._cache = files, _checked_columns(columns), delimiter, cache
         self._csv: Any = needed("pyarrow.csv", "rx.data.read_csv")
 
     def blocks(self, file: int, first: int) -> Generator[dict[str, np.ndarray]]:
         name = self.files[file]
         with opened(name, self._cache) as stream:
-            chosen = None if self._columns is None else list(self._columns)
             codec = _CODECS.get(name.rpartition(".")[2])
             blocks = self._csv.open_csv(
                 stream if codec is None else needed("pyarrow", "rx.data.read_csv").CompressedInputStream(stream, codec),
                 parse_options=self._csv.ParseOptions(delimiter=self._delimiter),
-                convert_options=self._csv.ConvertOptions(include_columns=chosen),
+                convert_options=self._csv.ConvertOptions(include_columns=self._columns),
             )
             for block in blocks:
                 if first >= block.num_rows:
@@ -193,7 +217,7 @@ def read_csv(
     Args:
         files: A path, a pattern (its files in the order of their names), a url, or a list of them. They may be
             compressed as `.gz`, `.bz2` or `.zst`.
-        columns: Their names; None for all.
+        columns: Their names; None for all. Integers that are missing are None, and need a `map`; floats are NaN.
         delimiter: What is between the fields.
         cache: Where copies of files from buckets are kept.
 
@@ -230,9 +254,10 @@ class _JSONLines:
     def row_of(self, line: bytes) -> Any:
         """Returns what a line holds."""
         try:
-            return _with_arrays(json.loads(line))
+            value = json.loads(line)
         except ValueError as error:
             raise DataError(f"the line is no JSON ({error}): {line!r:.80}") from error
+        return _with_arrays(value)
 
 
 def _with_arrays(value: Any) -> Any:
@@ -244,8 +269,14 @@ def _with_arrays(value: Any) -> Any:
             array = np.asarray(value)
         except ValueError:  # Lists of different lengths.
             return value
-        return array if array.dtype.kind in "bif" and array.size else value
+        if array.dtype.kind == "f" and _are_integers(value):
+            raise DataError(f"integers that no dtype holds together: {value!r:.80}")
+        return array if array.dtype.kind in "biuf" and array.size else value
     return value
+
+
+def _are_integers(value: list[Any]) -> bool:
+    return all(_are_integers(each) if isinstance(each, list) else isinstance(each, int) for each in value)
 
 
 def _decompressed(raw: Any, name: str) -> Any:

@@ -169,7 +169,9 @@ class _Inflated:
 
     def read(self, size: int) -> bytes:
         parts, missing = [self._ahead], size - len(self._ahead)
-        while missing > 0 and (chunk := self._raw.read(_CHUNK)):
+        while missing > 0 and (chunk := self._inflate.unused_data or self._raw.read(_CHUNK)):
+            if self._inflate.eof:  # Another stream follows the one that ends here.
+                self._inflate = zlib.decompressobj()
             parts.append(self._inflate.decompress(chunk))
             missing -= len(parts[-1])
         if missing > 0 and not self._inflate.eof:

@@ -153,14 +153,21 @@ def repeat(
     return rewriting.code("{ds}.repeat({n})", ds=dataset, n=count)
 
 
-@step("cache(argument=None)")
-def dropped(
+@step("prefetch(buffer_size=None)")
+def prefetch(
     rewriting: Rewriting, node: cst.Call, dataset: cst.BaseExpression, given: dict[str, cst.BaseExpression]
 ) -> cst.BaseExpression | None:
-    """`prefetch` and `cache` in memory: they change no element, and Grain reads ahead by itself."""
-    argument = given.get("argument")
-    if _attribute(node) == "cache" and argument is not None:
-        raise Unconvertible("Grain has no cache in files")
+    """`prefetch`: it changes no element, and reading ahead happens by itself."""
+    return dataset
+
+
+@step("cache(filename='')")
+def cache(
+    rewriting: Rewriting, node: cst.Call, dataset: cst.BaseExpression, given: dict[str, cst.BaseExpression]
+) -> cst.BaseExpression | None:
+    """`cache` in memory: it changes no element."""
+    if "filename" in given and not (is_literal(given["filename"]) and literal(given["filename"]) == ""):
+        raise Unconvertible("there is no cache in files of what a pipeline yields")
     return dataset
 
 
@@ -198,16 +205,20 @@ def map_(
 ) -> cst.BaseExpression | None:
     """`map`: of an element that is a tuple TensorFlow gives the parts as arguments, Grain the tuple."""
     original, _ = bound("map", parameters("map(map_func)"), node.args)
-    count = _arity(rewriting, original["map_func"])
-    function = given["map_func"]
-    if count == 1:
-        return rewriting.code("{ds}.map({f})", ds=dataset, f=function)
-    if isinstance(function, cst.Lambda):
-        function = function.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
-    return rewriting.code("{ds}.map(lambda element: {f}(*element))", ds=dataset, f=function)
+    return rewriting.code("{ds}.map({f})", ds=dataset, f=applied(rewriting, original["map_func"], given["map_func"]))
 
 
-def _arity(rewriting: Rewriting, function: cst.BaseExpression) -> int:
+def applied(rewriting: Rewriting, original: cst.BaseExpression, updated: cst.BaseExpression) -> cst.BaseExpression:
+    """Returns a function of the parts of an element as one of the element."""
+    if arity(rewriting, original) == 1:
+        return updated
+    if isinstance(updated, cst.Lambda):
+        updated = updated.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+    return rewriting.code("lambda element: {f}(*element)", f=updated)
+
+
+def arity(rewriting: Rewriting, function: cst.BaseExpression) -> int:
+    """Returns how many arguments a function of a step takes: how many parts an element has."""
     found: cst.CSTNode | None = function
     if isinstance(function, cst.Name):
         found = rewriting.script.kinds.definition(function)
@@ -217,10 +228,6 @@ def _arity(rewriting: Rewriting, function: cst.BaseExpression) -> int:
     if known.star_kwarg is not None or isinstance(known.star_arg, cst.Param) or known.posonly_params:
         raise Unconvertible(ARITY)
     return len([each for each in known.params if each.default is None])
-
-
-def _attribute(node: cst.Call) -> str:
-    return cst.ensure_type(node.func, cst.Attribute).attr.value
 
 
 def next_of(rewriting: Rewriting, node: cst.Call, updated: cst.Call) -> cst.BaseExpression | None:

@@ -156,12 +156,42 @@ class Kinds:
         if node.value == "self":
             owner = self._enclosing_class(node)
             return self.of_class(owner) if owner is not None else None
+        latest = self._latest(node)
+        if latest:
+            return self._same([self._of_assignment(each) for each in latest])
         found: list[str | None] = []
         for each in self._names.assignments(node) - self._asked:  # `ds = ds.batch(2)` has the kind of the other ones.
             self._asked.add(each)
             found.append(self._of_assignment(each))
             self._asked.remove(each)
         return self._same(found)
+
+    def _latest(self, node: cst.Name) -> list[metadata.BaseAssignment]:
+        """Returns the assignments above a name that it may come from; none if that cannot be told."""
+        above = {id(each): each for each in self._names.assignments(node)}
+        inside = {key: self._around(getattr(each, "node", None)) for key, each in above.items()}
+        found: dict[int, metadata.BaseAssignment] = {}
+        statement: cst.CSTNode | None = node
+        while statement is not None and not isinstance(statement, (cst.FunctionDef, cst.ClassDef, cst.Lambda)):
+            if isinstance(statement, (cst.For, cst.While)):  # What its end assigns comes to its beginning.
+                found.update({key: above[key] for key, outer in inside.items() if statement in outer})
+            block = self._names.parent(statement)
+            if isinstance(block, (cst.IndentedBlock, cst.Module)):
+                place = next(at for at, each in enumerate(block.body) if each is statement)
+                for before in reversed(block.body[:place]):
+                    here = {key: above[key] for key, outer in inside.items() if before in outer}
+                    found.update(here)
+                    if here and isinstance(before, (cst.SimpleStatementLine, cst.With)):
+                        return list(found.values())
+            statement = block
+        return []
+
+    def _around(self, node: cst.CSTNode | None) -> set[cst.CSTNode]:
+        found: set[cst.CSTNode] = set()
+        while node is not None:
+            found.add(node)
+            node = self._names.parent(node)
+        return found
 
     def _of_assignment(self, assignment: metadata.BaseAssignment) -> str | None:
         value = self._names.assigned_value(assignment)

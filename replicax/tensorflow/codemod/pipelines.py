@@ -12,8 +12,12 @@ from replicax.tensorflow.codemod.script import Script
 
 DATASET = "tf.data.Dataset"
 OPTIONS = "tf.data.Options"
+#: What a record has; the functions that parse it go by these.
+FEATURES = frozenset(f"tf.io.{name}" for name in ("FixedLenFeature", "VarLenFeature", "FixedLenSequenceFeature"))
 #: Methods of datasets that take functions of elements.
-TAKING_FUNCTIONS = frozenset(("map", "filter", "flat_map", "interleave", "scan", "take_while", "reduce", "apply"))
+TAKING_FUNCTIONS = frozenset(
+    ("map", "filter", "flat_map", "interleave", "scan", "take_while", "reduce", "apply", "bucket_by_sequence_length")
+)
 
 
 def planned(script: Script) -> Mapping[cst.CSTNode, Action]:
@@ -47,10 +51,11 @@ def kept(script: Script) -> frozenset[cst.CSTNode]:
     for each in m.findall(script.module, m.Call(func=m.Attribute())):
         call = cst.ensure_type(each, cst.Call)
         method = cst.ensure_type(call.func, cst.Attribute)
-        of_pipeline = script.kinds.of(method.value) == DATASET
+        of_pipeline = script.kinds.is_a(method.value, DATASET)
         if of_pipeline and method.attr.value in TAKING_FUNCTIONS:
             waiting += [arg.value for arg in call.args]
-        if of_pipeline or (script.names.of(method) or "").startswith("tf.data."):
+        name = script.names.of(method) or ""
+        if of_pipeline or name.startswith("tf.data.") or name in FEATURES:
             found.update(arg.value for arg in call.args)
     while waiting:
         node = waiting.pop()

@@ -193,8 +193,13 @@ def _control_dtensor(tf: ModuleType) -> None:
 
 
 def _control_data(tf: ModuleType) -> None:
+    """Lets datasets keep their order, and read one file after the other."""
     for dataset in (tf.data.Dataset, tf.compat.v1.data.Dataset):
         dataset.shuffle = lambda self, *_, **__: self
+        dataset.with_options = lambda self, *_, **__: self  # Such as one that lets elements come in any order.
+        dataset.interleave = lambda self, map_func, *_, **__: self.flat_map(map_func)
+    reader = tf.data.TFRecordDataset
+    tf.data.TFRecordDataset = lambda filenames, compression_type=None, *_, **__: reader(filenames, compression_type)
 
 
 def _record_gradients(tf: ModuleType, recorder: Recorder) -> None:

@@ -150,3 +150,67 @@ def test_the_command_keeps_pipelines_if_it_is_told_to(tmp_path):
     result = CliRunner().invoke(app, ["migrate", "--write", "--keep-tf-data", str(script)])
     assert result.exit_code == 0, result.output
     assert f"dataset = {SLICES}(x).batch(2)\ny = keras.ops.cast" in script.read_text()
+
+
+# Files of TFRecords.
+
+PARSE = """
+def parse(record):
+    features = tf.io.parse_single_example(record, {"x": tf.io.FixedLenFeature([2], tf.float32)})
+    return features["x"], tf.reduce_sum(features["x"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("dataset = tf.data.TFRecordDataset(FILES).map(parse).batch(2)", [2, 2, 1]),
+        ("dataset = tf.data.Dataset.list_files(PATTERN, shuffle=False)\n"
+         "dataset = dataset.interleave(tf.data.TFRecordDataset, cycle_length=1)\n"
+         "dataset = dataset.map(parse, num_parallel_calls=tf.data.AUTOTUNE)\n"
+         "dataset = dataset.batch(4, drop_remainder=True)\n"
+         "dataset = dataset.cache().repeat(2).prefetch(buffer_size=1)", [4, 4]),
+        ("dataset = tf.data.Dataset.from_tensor_slices(FILES).flat_map(lambda f: tf.data.TFRecordDataset(f))"
+         ".map(parse).filter(lambda x, y: y > 1).batch(3)", [3, 1]),
+        ("dataset = tf.data.TFRecordDataset(FILES).map(parse).padded_batch(3, ([4], []))", [3, 2]),
+        ("dataset = tf.data.TFRecordDataset(FILES).map(parse).map(lambda x, y: x)\n"
+         "dataset = dataset.bucket_by_sequence_length(lambda x: tf.shape(x)[0], [3], [2, 2])", [2, 2, 1]),
+    ],
+)  # fmt: skip
+def test_files_are_read_without_tensorflow(code, expected, tmp_path):
+    for part, rows in enumerate(([0, 1, 2], [3, 4])):
+        rx.data.write_tfrecord(str(tmp_path / f"{part}.tfrecord"), [{"x": np.float32([row, 1])} for row in rows])
+    files = f"FILES = {[str(tmp_path / f'{part}.tfrecord') for part in range(2)]}\nPATTERN = '{tmp_path}/*'\n"
+    text = f"import tensorflow as tf\n{PARSE}\n{files}{code}\n"
+    found = conversion(text)
+    assert not found.edits
+    assert "import tensorflow" not in found.after
+    names: dict[str, object] = {}
+    exec(compile(found.after, "<converted>", "exec"), names)
+    batches = list(names["dataset"])
+    sizes = [len(batch[0] if isinstance(batch, tuple) else batch) for batch in batches]
+    assert sizes == expected
+    x = batches[0][0] if isinstance(batches[0], tuple) else batches[0]
+    assert x[:, 0].tolist() == sorted(x[:, 0].tolist())
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("dataset.rejection_resample(lambda x: x, [0.5, 0.5])", "It drops and repeats rows at random"),
+        ("dataset.take(3)", "Rows of files have no such step"),
+        ("dataset.cache('file')", "There is no cache in files"),
+        ("tf.data.Dataset.from_tensor_slices(x).interleave(lambda n: tf.data.Dataset.range(n))", "it gets"),
+    ],
+)
+def test_steps_that_rows_lack_keep_the_pipelines(code, words):
+    text = f"""
+        import tensorflow as tf
+        SPEC = dict(x=tf.io.FixedLenFeature([], tf.int64))
+        dataset = tf.data.TFRecordDataset(files).map(lambda r: tf.io.parse_single_example(r, SPEC))
+        dataset = {code}
+        """
+    assert any(words in reason for reason in reasons(text))
+    after = conversion(text).after
+    assert "SPEC = dict(x=tf.io.FixedLenFeature([], tf.int64))" in after
+    assert "tf.data.TFRecordDataset(files).map(lambda r: tf.io.parse_single_example(r, SPEC))" in after

@@ -15,7 +15,10 @@ _GRAPHS = "There is no graph: write it as a function, and compile it with rx.fun
 _DEVICES = "A strategy takes `devices`, and jax.devices() lists them."
 _ORDER = "Values are computed in the order in which they depend on each other: leave it out."
 _FILES = "Read files in Python, before their values become arrays; Grain reads and decodes records."
-_EXAMPLES = "It is a record of TensorFlow's files: Grain and `tensorflow_datasets` read them, others write ArrayRecord."
+_EXAMPLES = (
+    "It is a record of TensorFlow's files: `rx.data.read_tfrecord`, `parse_example` and `write_tfrecord` read and "
+    "write them, one record at a time."
+)
 _READERS = "`rx.checkpoint.tensorflow.open_checkpoint(path)` lists and reads the variables of TensorFlow's checkpoints."
 _SCATTER = "Take `x.at[index].add(values)` of jax.numpy (or min, max, multiply, get, set)."
 _TYPES = "JAX has no types of tensors to describe or extend: take jax.ShapeDtypeStruct, and pytrees of arrays."

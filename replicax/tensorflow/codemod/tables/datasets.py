@@ -1,21 +1,24 @@
-"""Rules for pipelines of tf.data: Grain's `MapDataset`, or TensorFlow's where the script keeps it."""
+"""Rules for pipelines of tf.data: Grain's `MapDataset`, rows of files, or TensorFlow's where the script keeps it."""
 
 from __future__ import annotations
 
-from replicax.tensorflow.codemod import datasets
+from replicax.tensorflow.codemod import datasets, row_pipelines as rows
 from replicax.tensorflow.codemod.datasets import DATASET, made
+from replicax.tensorflow.codemod.row_pipelines import BATCHES, FILES, PARSED, READER, ROWS
 from replicax.tensorflow.codemod.rules import Rewrite, Rule
 
 _NO_STEP = "Grain has no such step with the same elements."
 _KEPT = f"{_NO_STEP} The pipelines of this script stay TensorFlow's, which has to be installed for them."
+
+_NO_ROWS = f"Rows of files have no such step. {_KEPT.removeprefix(_NO_STEP + ' ')}"
 
 #: Methods that give a dataset, and the function that converts them.
 STEPS = {
     "batch": datasets.batch,
     "shuffle": datasets.shuffle,
     "repeat": datasets.repeat,
-    "prefetch": datasets.dropped,
-    "cache": datasets.dropped,
+    "prefetch": datasets.prefetch,
+    "cache": datasets.cache,
     "take": datasets.take,
     "skip": datasets.skip,
     "shard": datasets.shard,
@@ -28,7 +31,11 @@ _WITHOUT = "apply bucket_by_sequence_length filter flat_map group_by_window inte
 _WITHOUT += " rebatch rejection_resample save scan snapshot sparse_batch take_while unbatch unique window counter"
 
 _AUTOTUNE = datasets.mentioned(lambda rewriting: rewriting.code("-1"))
-_OTHERS = "zip from_generator list_files choose_from_datasets sample_from_datasets random load"
+_RESAMPLED = (
+    "It drops and repeats rows at random, in an order that cannot be given here: choose rows in a `filter`, or write "
+    "the files with the classes that you want. "
+) + _KEPT.removeprefix(_NO_STEP + " ")
+_OTHERS = "zip from_generator choose_from_datasets sample_from_datasets random load"
 
 RULES: dict[str, Rule] = {
     **{f"{DATASET}.{name}": datasets.refused(f"{DATASET}.{name}", _KEPT) for name in _OTHERS.split()},
@@ -43,10 +50,34 @@ RULES: dict[str, Rule] = {
     ),
     f"{DATASET}.range": made(f"{DATASET}.range", "grain.MapDataset.range({x})"),
     "tf.data.experimental.cardinality": made("tf.data.experimental.cardinality", "len({x})"),
+    f"{DATASET}.list_files": rows.list_files,
+    READER: rows.reader,
+    "tf.io.FixedLenFeature": rows.feature("FixedLenFeature", "FixedLenFeature(shape, dtype, default_value=None)"),
+    "tf.io.VarLenFeature": rows.feature("VarLenFeature", "VarLenFeature(dtype)"),
+    "tf.io.FixedLenSequenceFeature": rows.feature(
+        "FixedLenSequenceFeature",
+        "FixedLenSequenceFeature(shape, dtype, allow_missing=False, default_value=None)",
+    ),
+    "tf.io.parse_single_example": rows.of_record(
+        "io.parse_single_example(serialized, features)", "rx.data.parse_example({serialized}, {features})"
+    ),
+    "tf.io.parse_single_sequence_example": rows.of_record(
+        "io.parse_single_sequence_example(serialized, context_features=None, sequence_features=None)",
+        "rx.data.parse_sequence_example({serialized}, {context_features}, {sequence_features})",
+    ),
+    "tf.sparse.to_dense": rows.to_dense,
+    "tf.io.decode_raw": rows.decode_raw,
+    **{
+        f"tf.{module}.{name}": rows.of_record(
+            f"{module}.{name}(contents, channels=0)", "rx.data.decode_image({contents}, {channels})"
+        )
+        for module in ("io", "image")
+        for name in ("decode_jpeg", "decode_png")
+    },
 }
 PREFIXES: dict[str, Rule] = {"tf.data": datasets.refused("tf.data", _KEPT)}
 
-METHODS: dict[tuple[str, str], Rule] = {
+_METHODS: dict[tuple[str, str], Rule] = {
     **{(DATASET, name): Rewrite(convert) for name, convert in STEPS.items()},
     **{(DATASET, name): datasets.refused(f"{DATASET}.{name}", _KEPT) for name in (*_WITHOUT.split(), "reduce")},
     (DATASET, "element_spec"): datasets.refused(f"{DATASET}.element_spec", "Grain has none: look at `dataset[0]`."),
@@ -54,7 +85,40 @@ METHODS: dict[tuple[str, str], Rule] = {
     (DATASET, "make_one_shot_iterator"): Rewrite(datasets.iterator),
     (DATASET, "cardinality"): Rewrite(datasets.cardinality),
     (DATASET, "get_single_element"): Rewrite(datasets.single),
+    (DATASET, "rejection_resample"): datasets.refused(f"{DATASET}.rejection_resample", _RESAMPLED),
+    **{(DATASET, name): rows.into_records(name) for name in ("interleave", "flat_map")},
     ("tf.data.Iterator", "get_next"): Rewrite(datasets.next_of),
+}
+_OF_FILES = {"shuffle": Rewrite(rows.shuffle_files), **{_: _METHODS[DATASET, _] for _ in ("interleave", "flat_map")}}
+#: Methods of the rows of files that give rows, and of batches of them.
+_OF_ROWS = {
+    "map": datasets.map_,
+    "filter": rows.filter_,
+    "shuffle": rows.shuffle,
+    "batch": rows.batch,
+    "padded_batch": rows.padded_batch,
+    "bucket_by_sequence_length": rows.bucket_by_sequence_length,
+}
+_OF_BATCHES = {
+    "map": datasets.map_,
+    **{
+        name: rows.repeat if name == "repeat" else STEPS[name]
+        for name in ("repeat", "prefetch", "cache", "with_options")
+    },
+}
+METHODS: dict[tuple[str, str], Rule] = {
+    **_METHODS,
+    # What nothing is said of has no counterpart.
+    **{
+        (kind, name): datasets.refused(f"{DATASET}.{name}", _RESAMPLED if name == "rejection_resample" else _NO_ROWS)
+        for kind in (FILES, ROWS, BATCHES)
+        for of, name in _METHODS
+        if of == DATASET
+    },
+    **{(FILES, name): rule for name, rule in _OF_FILES.items()},
+    **{(ROWS, name): Rewrite(convert) for name, convert in {**_OF_BATCHES, **_OF_ROWS}.items()},
+    **{(BATCHES, name): Rewrite(convert) for name, convert in _OF_BATCHES.items()},
+    (BATCHES, "as_numpy_iterator"): Rewrite(rows.iterator),
 }
 #: Methods that nothing but datasets have.
 UNKNOWN_METHODS: dict[str, Rule] = {
@@ -66,13 +130,21 @@ RESULTS = {
         f"{DATASET}.{name}": DATASET
         for name in ("from_tensor_slices", "from_tensors", "range", "zip", "from_generator")
     },
-    **{f"{DATASET}.{name}": DATASET for name in ("list_files", "sample_from_datasets", "random", "load")},
+    **{f"{DATASET}.{name}": DATASET for name in ("sample_from_datasets", "random", "load")},
+    f"{DATASET}.list_files": FILES,
     "tf.data.Options": "tf.data.Options",
-    "tf.data.TFRecordDataset": DATASET,
+    READER: ROWS,
+    **{f"tf.io.{name}": PARSED for name in ("parse_single_example", "parse_single_sequence_example")},
     "tf.data.TextLineDataset": DATASET,
 }
 MEMBERS = {
     **{(DATASET, name): DATASET for name in (*STEPS, *_WITHOUT.split())},
+    **{(kind, name): ROWS for kind in (DATASET, FILES) for name in ("interleave", "flat_map")},
+    (FILES, "shuffle"): FILES,
+    **{(ROWS, name): ROWS for name in ("map", "filter", "shuffle", *_OF_BATCHES)},
+    **{(ROWS, name): BATCHES for name in ("batch", "padded_batch", "bucket_by_sequence_length")},
+    **{(BATCHES, name): BATCHES for name in _OF_BATCHES},
     (DATASET, "__iter__"): "tf.data.Iterator",
     (DATASET, "as_numpy_iterator"): "tf.data.Iterator",
 }
+BASES = dict.fromkeys((FILES, ROWS, BATCHES), DATASET)
