@@ -6,6 +6,8 @@ import collections
 import contextlib
 import dataclasses
 import logging
+import math
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -23,6 +25,7 @@ from replicax.errors import BatchError, DataError
 from replicax.typing import PyTree
 
 _log = logging.getLogger(__name__)
+_QUICK_S = 0.000_2  # A task that takes less is done in this thread: to hand it to another takes longer.
 _LOGGED = 10  # bad rows of a pass that are logged one by one
 _ALL_BAD = 100  # rows from the beginning that may be bad before it is the pipeline that must be wrong
 
@@ -125,6 +128,7 @@ class RowPass:
         self._leaves_out = skips or any(step.kind == "filter" for step in steps)
         self._seen = self._bad = 0
         self._signature: Signature | None = None  # of the first batch
+        self._took = math.inf  # how many seconds the task took that ended last
 
     def batches(self, tasks: Generator[Task], size: int, threads: int) -> Generator[WorkerBatch]:
         """Yields batches of `size` rows of tasks; the last may have fewer."""
@@ -203,8 +207,11 @@ class RowPass:
         under_way: collections.deque[Future[_Read]] = collections.deque()
         try:
             for task in tasks:
+                if self._took < _QUICK_S and not under_way:
+                    yield self._times.called(DECODING, self._run, task)
+                    continue
                 under_way.append(pool.submit(self._run, task))
-                if len(under_way) > ahead:
+                while under_way and (len(under_way) > ahead or self._took < _QUICK_S):
                     yield self._times.called(DECODING, under_way.popleft().result)
             while under_way:
                 yield self._times.called(DECODING, under_way.popleft().result)
@@ -257,6 +264,13 @@ class RowPass:
     # In a thread.
 
     def _run(self, task: Task) -> _Read:
+        began = time.perf_counter()
+        try:
+            return self._done(task)
+        finally:
+            self._took = time.perf_counter() - began
+
+    def _done(self, task: Task) -> _Read:
         if isinstance(task.rows, Blocks):
             return _Read(task, batch=task.rows.batch() if task.rows else None)
         rows_at = None if self._steps else getattr(self._source, "rows_at", None)

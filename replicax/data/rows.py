@@ -28,7 +28,7 @@ from replicax.data.row_plans import (
     file_blocks,
     file_items,
     index_steps,
-    permuted,
+    order_of,
 )
 from replicax.data.sources import check_batch_size
 from replicax.errors import ArgumentError, BatchError
@@ -123,7 +123,7 @@ class Rows:
 
         Example:
             >>> rx.data.Rows(range(6)).shuffle(seed=1).batch(6).first().tolist()
-            [2, 4, 3, 5, 1, 0]
+            [0, 3, 5, 4, 2, 1]
         """
         of = (checked_int("seed", seed), checked_int("buffer", buffer, least=1), checked_int("files", files, least=1))
         return self._with(_shuffle=Shuffle(*of))
@@ -413,10 +413,7 @@ class RowBatches(Iterable[PyTree]):
         rows, source, size = self._rows, self._rows._source, self.batch_size
         if not rows._in_files:
             count, shuffle = len(source), rows._shuffle
-
-            def indices(numbers: np.ndarray) -> np.ndarray:
-                return numbers if shuffle is None else permuted(numbers, count, shuffle.seed, position.number)
-
+            indices = np.asarray if shuffle is None else order_of(count, shuffle.seed, position.number)
             for numbers in index_steps(count, position, size):
                 if self._drops and self._grouping is None and len(numbers) < size and not self._leaves_out:
                     return  # For all workers alike: the part of one may be as large as that of a whole batch.
