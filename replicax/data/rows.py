@@ -154,8 +154,7 @@ class Rows:
         Raises:
             ArgumentError: An argument is not one of those.
         """
-        size = check_batch_size(batch_size)
-        return RowBatches(self, size, drop_remainder=drop_remainder, on_error=on_error, threads=threads)
+        return RowBatches(self, batch_size, drop_remainder=drop_remainder, on_error=on_error, threads=threads)
 
     def padded_batch(
         self,
@@ -289,9 +288,11 @@ class RowBatches(Iterable[PyTree]):
         on_error: str = "raise",
         threads: int | None = None,
     ):
+        if not isinstance(rows, Rows):
+            raise ArgumentError(f"`rows` is an rx.data.Rows, got {rows!r:.100}.")
         if on_error not in _ON_ERROR:
             raise ArgumentError(f"`on_error` is one of {_ON_ERROR}, got {on_error!r}.")
-        self._rows, self.batch_size, self._on_error = rows, batch_size, on_error
+        self._rows, self.batch_size, self._on_error = rows, check_batch_size(batch_size), on_error
         self._grouping, self._drops = grouping, drop_remainder
         self._threads = cores() if threads is None else checked_int("threads", threads, least=1)
         self._passes, self._epochs = 0, rows._epochs
