@@ -21,6 +21,7 @@ from replicax.data.input_times import DECODING, READING, InputTimes
 from replicax.data.rebatching import WorkerBatch, concatenated
 from replicax.data.row_groups import Group, Grouping, RowFaultError
 from replicax.data.row_plans import Block, Item
+from replicax.data.row_process import RowProcesses
 from replicax.errors import BatchError, DataError
 from replicax.typing import PyTree
 
@@ -112,6 +113,7 @@ class RowPass:
         number: The number of the pass.
         skips: Whether rows that cannot be read are left out.
         times: Where to note what takes how long.
+        processes: Those that read and map rows one by one; None for threads.
     """
 
     def __init__(
@@ -122,7 +124,9 @@ class RowPass:
         number: int,
         skips: bool,
         times: InputTimes | None = None,
+        processes: RowProcesses | None = None,
     ):
+        self._processes = processes
         self._source, self._in_files, self._steps, self._number, self._skips = source, in_files, steps, number, skips
         self._times = times or InputTimes()
         self._leaves_out = skips or any(step.kind == "filter" for step in steps)
@@ -283,7 +287,13 @@ class RowPass:
             except Exception as error:
                 _check_may_be_bad(error)  # One by one, to know which row it is.
         items = task.items()
-        return _Read(task, items=items, rows=[self._row(item) for item in items])
+        if self._processes is not None and items:
+            return _Read(task, items=items, rows=self._processes.rows(self._number, items))
+        return _Read(task, items=items, rows=self.rows(items))
+
+    def rows(self, items: Sequence[Item]) -> list[Any]:
+        """Returns what becomes of rows: each as it is in the end, or what stands in its place."""
+        return [self._row(item) for item in items]
 
     def _row(self, item: Item) -> Any:
         try:
@@ -318,6 +328,13 @@ class RowPass:
             return str(self._source.files[item.shard]), item.record
         name_of = getattr(self._source, "name_of", None)
         return (type(self._source).__name__, item.raw) if name_of is None else name_of(item.raw)
+
+
+def rows_of(
+    source: Any, in_files: bool, steps: Sequence[RowStep], skips: bool, number: int, items: Sequence[Item]
+) -> list[Any]:
+    """Returns what becomes of rows in the pass of a number; in another process."""
+    return RowPass(source, in_files, steps, number, skips).rows(items)
 
 
 def _check_may_be_bad(error: Exception) -> None:
