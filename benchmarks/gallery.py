@@ -64,6 +64,7 @@ SECTIONS = {
         Example("custom_loop_seed.py"),
         Example("custom_loop_keras.py"),
         Example("multi_worker_custom_loop.py", "", "--workers 3"),
+        Example("imagenet_like.py"),
     ],
     "JAX, optax and flax": [Example("custom_loop_optax.py"), Example("flax_mnist.py"), Example("flax_vae.py")],
     "Large models and tables": [

@@ -2,7 +2,8 @@
 
 Each source is read beside the bare libraries: a loop that a careful person writes by hand, with the same decoder, as
 many threads, and batches put on the devices by `jax.device_put`; Grain's own pipeline; torch's `DataLoader` and
-`tf.data` where they are installed. Readings alternate, and each counts with its best round.
+`tf.data` where they are installed. Sources that are read in a moment are read in several epochs, so that what a second
+brings is measured and not how a pass begins. Readings alternate, and each counts with its best round.
 
 Prints for each source and number of devices the rows a second, `RESULT input_kept_min` (ours of the loop by hand, the
 smallest of all sources), `RESULT input_kept_for_the_work_min` (the same by seconds of processors, which other programs
@@ -170,12 +171,13 @@ def sample_rows(row: dict[str, Any]) -> tuple[np.ndarray, np.int32]:
 
 
 class Source(NamedTuple):
-    """A source: its batch size, ours, the loop by hand, and other libraries by name."""
+    """A source: its batch size, ours, the loop by hand, other libraries by name, and how many epochs are read."""
 
     batch: int
     ours: Callable[[Path], rx.data.Rows]
     by_hand: Callable[[Path, int], Iterator[Any]]
     peers: dict[str, Callable[[Path, int], Iterator[Any]]]
+    epochs: int = 1
 
 
 class Folder:
@@ -266,9 +268,9 @@ SOURCES = {
         64, lambda folder: rx.data.read_tokens(str(folder / "tokens.bin"), LENGTH).shuffle(1), by_hand_tokens,
         {"Grain": grain_of(Tokens)},
     ),
-    "Parquet": Source(1000, lambda folder: rx.data.read_parquet(str(folder / "rows.parquet")), by_hand_parquet, {}),
+    "Parquet": Source(1000, lambda folder: rx.data.read_parquet(str(folder / "rows.parquet")), by_hand_parquet, {}, 5),
     "NumPy files": Source(
-        1000, lambda folder: rx.data.read_numpy(str(folder / "rows.npy")).shuffle(1), by_hand_numpy, {}
+        1000, lambda folder: rx.data.read_numpy(str(folder / "rows.npy")).shuffle(1), by_hand_numpy, {}, 20
     ),
 }  # fmt: skip
 
@@ -284,6 +286,12 @@ def on_devices(batches: Iterator[Any], devices: int) -> int:
         rows += len(leaves[0])
     jax.block_until_ready(list(ahead))
     return rows
+
+
+def repeated(read: Callable[[Path, int], Iterator[Any]], epochs: int, folder: Path, batch: int) -> Iterator[Any]:
+    """Yields the batches of several epochs."""
+    for _ in range(epochs):
+        yield from read(folder, batch)
 
 
 def ours_on_devices(batches: rx.data.RowBatches, devices: int) -> int:
@@ -315,14 +323,13 @@ def main() -> int:
         for name, source in SOURCES.items():
             if options.only not in name:
                 continue
-            batches = source.ours(folder).batch(source.batch)
+            batches = source.ours(folder).batch(source.batch).repeat(source.epochs)
             for devices in (1, 8):
                 readers: dict[str, Callable[[], int]] = {
-                    "replicax": lambda b=batches, d=devices: ours_on_devices(b, d),
-                    "by hand": lambda s=source, d=devices: on_devices(s.by_hand(folder, s.batch), d),
+                    reader: lambda r=read, s=source, d=devices: on_devices(repeated(r, s.epochs, folder, s.batch), d)
+                    for reader, read in {"by hand": source.by_hand, **source.peers}.items()
                 }
-                for peer, read in source.peers.items():
-                    readers[peer] = lambda r=read, s=source, d=devices: on_devices(r(folder, s.batch), d)
+                readers["replicax"] = lambda b=batches, d=devices: ours_on_devices(b, d)
                 found: dict[str, float] = collections.defaultdict(float)
                 work: dict[str, float] = collections.defaultdict(float)
                 for _ in range(options.rounds):

@@ -89,3 +89,15 @@ def test_seed_loop_prints_the_losses_of_the_guide():
     }
     for step, loss in printed_by_tensorflow.items():
         assert losses[step] == pytest.approx(loss, abs=1e-7)
+
+
+@pytest.mark.nightly
+@pytest.mark.multiprocess
+@pytest.mark.timeout(900)
+def test_images_of_files_on_two_workers_that_are_killed():
+    """The losses are those of one device, up to rounding, through the kill."""
+    output = run("imagenet_like.py")
+    assert "35 steps before the kill, 15 after it" in output
+    (first,), (last,) = numbers(r"loss ([\d.]+) at first", output), numbers(r"([\d.]+) in the last five", output)
+    assert last < 0.6 * first
+    assert numbers(r"RESULT imagenet_like_loss_difference ([\d.e-]+)", output)[0] <= 1e-5

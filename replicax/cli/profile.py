@@ -14,7 +14,7 @@ from rich.table import Table
 from replicax.errors import ClusterError, LaunchError
 from replicax.errors.exit_codes import ExitCode
 from replicax.job.launching import Options, launch
-from replicax.tools.profiling import hot_spots, traces
+from replicax.tools.profiling import INPUT, hot_spots, traces
 
 _STEPS = re.compile(r"(?P<first>[1-9]\d*)(:(?P<last>[1-9]\d*))?")
 
@@ -39,7 +39,7 @@ def profile(
     out: Out = None,
     most: Most = 12,
 ) -> None:
-    """Traces a few steps of a script on all its workers, and shows the operations that took the time.
+    """Traces a few steps of a script on all its workers; shows which operations took the time, and what input took.
 
     A step is one call of a compiled program: of an rx.function, or a step of Model.fit. The script runs to its end.
     Each worker's trace opens in Perfetto (ui.perfetto.dev), and the folder in XProf (TensorBoard's profile plugin).
@@ -87,6 +87,8 @@ def _show(folder: Path, first: int, last: int, most: int) -> None:
             milliseconds, share = f"{1000 * spot.seconds:,.2f}", f"{spot.share:.1%}"
             table.add_row(spot.operation, spot.program, f"{spot.calls:,}", milliseconds, share)
         console.print(table)
+        if (taken := folder / name / INPUT).is_file():
+            console.print(f"{name}'s input: {taken.read_text(encoding='utf-8')}", markup=False, soft_wrap=True)
     console.print("Open a trace at https://ui.perfetto.dev:", markup=False)
     for trace in found.values():
         console.print(f"  {trace}", markup=False, soft_wrap=True)

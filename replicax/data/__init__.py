@@ -33,7 +33,8 @@ the replicas of the present world (`receivers.py`), and does so again when the w
 
 Rows of files, and of any source of which rows can be read one by one, come another way, `rows.py`. `row_plans.py` says
 which rows a worker reads, in which order, after a position; `row_pass.py` reads, maps and batches them in threads, and
-`row_reading.py` gives the batches to step 4. `row_groups.py` pads and packs rows. `readers/` has one file a format.
+`row_reading.py` gives the batches to step 4. `row_groups.py` pads and packs rows, and `row_process.py` maps them in
+processes. `readers/` has a file for each format.
 
 The rest: `input_context.py` is for datasets that a function of the user's makes on each worker, and `shard_report.py`
 compares what the workers read.

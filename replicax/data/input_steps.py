@@ -146,7 +146,10 @@ class StepByStep:
             source: What all workers must read alike; None if each may read something else.
             in_one_order: Whether the batches are parts of global ones: then the rows of the last one always count.
         """
-        if source is not None and self.channel is not None:
+        if self.channel is None:
+            yield from self._of_own_batches(batches)  # There is nobody to tell of them.
+            return
+        if source is not None:
             self._check_same_source(source, self.channel)
         notes_of, tree = _NoteMaker(), None
         announced = (Announcement(batch, notes_of.note(batch), _size(batch.batch)) for batch in batches)
@@ -174,6 +177,18 @@ class StepByStep:
                 split = self._split_together(own, rows, kept, structure, step) if kept else None
                 yield InputStep(split, rows_read)
 
+    def _of_own_batches(self, batches: Iterator[WorkerBatch]) -> Generator[InputStep]:
+        with contextlib.closing(_closing(batches, batches)) as own:
+            for each in own:
+                rows = 0 if each.batch is None else count_rows(each.batch)
+                kept = kept_rows(rows, self._replicas, self._options.remainder) if rows else 0
+                split = None
+                if kept:
+                    assignment = RowAssignment(self._workers, (rows,), kept, self.form.everywhere)
+                    parts = part_of(each.batch, 0, assignment.replicas, assignment.per_replica)
+                    split = SplitBatch(assignment.replicas, parts, lasts=True)
+                yield InputStep(split, [RowsRead(0, *entry) for entry in each.rows_of_shards])
+
     def _check_same_source(self, source: str, channel: WorkerChannel) -> None:
         found = [message.decode() for message in channel.exchange(source.encode())]
         if any(each != found[0] for each in found):
@@ -186,11 +201,9 @@ class StepByStep:
     def _split_together(
         self, own: WorkerBatch | None, rows: tuple[int, ...], kept: int, structure: BatchStructure, step: int
     ) -> SplitBatch:
+        assert self.channel is not None
         assignment = RowAssignment(self._workers, rows, kept, self.form.everywhere)
         batch = None if own is None else own.batch
-        if self.channel is None:
-            parts = part_of(batch, 0, assignment.replicas, assignment.per_replica)
-            return SplitBatch(assignment.replicas, parts, lasts=True)
         return exchange_rows(assignment, batch, structure, self.channel, f"rows{step}")
 
     def _structure(

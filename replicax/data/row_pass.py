@@ -6,6 +6,8 @@ import collections
 import contextlib
 import dataclasses
 import logging
+import math
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -19,10 +21,12 @@ from replicax.data.input_times import DECODING, READING, InputTimes
 from replicax.data.rebatching import WorkerBatch, concatenated
 from replicax.data.row_groups import Group, Grouping, RowFaultError
 from replicax.data.row_plans import Block, Item
+from replicax.data.row_process import RowProcesses
 from replicax.errors import BatchError, DataError
 from replicax.typing import PyTree
 
 _log = logging.getLogger(__name__)
+_QUICK_S = 0.000_2  # A task that takes less is done in this thread: to hand it to another takes longer.
 _LOGGED = 10  # bad rows of a pass that are logged one by one
 _ALL_BAD = 100  # rows from the beginning that may be bad before it is the pipeline that must be wrong
 
@@ -109,6 +113,7 @@ class RowPass:
         number: The number of the pass.
         skips: Whether rows that cannot be read are left out.
         times: Where to note what takes how long.
+        processes: Those that read and map rows one by one; None for threads.
     """
 
     def __init__(
@@ -119,12 +124,15 @@ class RowPass:
         number: int,
         skips: bool,
         times: InputTimes | None = None,
+        processes: RowProcesses | None = None,
     ):
+        self._processes = processes
         self._source, self._in_files, self._steps, self._number, self._skips = source, in_files, steps, number, skips
         self._times = times or InputTimes()
         self._leaves_out = skips or any(step.kind == "filter" for step in steps)
         self._seen = self._bad = 0
         self._signature: Signature | None = None  # of the first batch
+        self._took = math.inf  # how many seconds the task took that ended last
 
     def batches(self, tasks: Generator[Task], size: int, threads: int) -> Generator[WorkerBatch]:
         """Yields batches of `size` rows of tasks; the last may have fewer."""
@@ -203,8 +211,11 @@ class RowPass:
         under_way: collections.deque[Future[_Read]] = collections.deque()
         try:
             for task in tasks:
+                if self._took < _QUICK_S and not under_way:
+                    yield self._times.called(DECODING, self._run, task)
+                    continue
                 under_way.append(pool.submit(self._run, task))
-                if len(under_way) > ahead:
+                while under_way and (len(under_way) > ahead or self._took < _QUICK_S):
                     yield self._times.called(DECODING, under_way.popleft().result)
             while under_way:
                 yield self._times.called(DECODING, under_way.popleft().result)
@@ -257,6 +268,13 @@ class RowPass:
     # In a thread.
 
     def _run(self, task: Task) -> _Read:
+        began = time.perf_counter()
+        try:
+            return self._done(task)
+        finally:
+            self._took = time.perf_counter() - began
+
+    def _done(self, task: Task) -> _Read:
         if isinstance(task.rows, Blocks):
             return _Read(task, batch=task.rows.batch() if task.rows else None)
         rows_at = None if self._steps else getattr(self._source, "rows_at", None)
@@ -269,7 +287,13 @@ class RowPass:
             except Exception as error:
                 _check_may_be_bad(error)  # One by one, to know which row it is.
         items = task.items()
-        return _Read(task, items=items, rows=[self._row(item) for item in items])
+        if self._processes is not None and items:
+            return _Read(task, items=items, rows=self._processes.rows(self._number, items))
+        return _Read(task, items=items, rows=self.rows(items))
+
+    def rows(self, items: Sequence[Item]) -> list[Any]:
+        """Returns what becomes of rows: each as it is in the end, or what stands in its place."""
+        return [self._row(item) for item in items]
 
     def _row(self, item: Item) -> Any:
         try:
@@ -304,6 +328,13 @@ class RowPass:
             return str(self._source.files[item.shard]), item.record
         name_of = getattr(self._source, "name_of", None)
         return (type(self._source).__name__, item.raw) if name_of is None else name_of(item.raw)
+
+
+def rows_of(
+    source: Any, in_files: bool, steps: Sequence[RowStep], skips: bool, number: int, items: Sequence[Item]
+) -> list[Any]:
+    """Returns what becomes of rows in the pass of a number; in another process."""
+    return RowPass(source, in_files, steps, number, skips).rows(items)
 
 
 def _check_may_be_bad(error: Exception) -> None:

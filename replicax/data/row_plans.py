@@ -11,8 +11,9 @@ checkpoint: how many rows of each file the loop has got says what is in it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -23,6 +24,7 @@ from replicax.data.position import Position
 from replicax.errors import ArgumentError, DataError
 
 _ROUNDS = 8
+_BLOCK = 1 << 14  # numbers whose order is computed at once
 
 
 class RandomAccess(Protocol):
@@ -99,6 +101,26 @@ def drawn(*of: int) -> int:
     return int.from_bytes(hashlib.blake2b(repr(of).encode(), digest_size=8).digest(), "big")
 
 
+def order_of(rows: int, *key: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns the function that says which of `rows` rows have numbers, which ascend, in the order of a key."""
+
+    @functools.lru_cache(maxsize=2)
+    def block(number: int) -> np.ndarray:
+        return permuted(np.arange(number * _BLOCK, min(rows, (number + 1) * _BLOCK)), rows, *key)
+
+    def indices(numbers: np.ndarray) -> np.ndarray:
+        if not len(numbers):
+            return numbers
+        first, last = int(numbers[0]) // _BLOCK, int(numbers[-1]) // _BLOCK
+        if last - first > 1:
+            return permuted(numbers, rows, *key)
+        # Many at once: for one batch, the calls of NumPy's functions take most of the time.
+        found = block(first) if first == last else np.concatenate([block(first), block(last)])
+        return found[numbers - first * _BLOCK]
+
+    return indices
+
+
 def permuted(numbers: np.ndarray, rows: int, *key: int) -> np.ndarray:
     """Returns which of `rows` rows have these numbers in an order that depends on the key: a permutation.
 
@@ -106,24 +128,27 @@ def permuted(numbers: np.ndarray, rows: int, *key: int) -> np.ndarray:
     `index_shuffle` is one, too, but for one number at a time and of 32 bits, and needs Grain's import of seconds.)
     """
     half = max(1, -(-(rows - 1).bit_length() // 2))
-    bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
-    keys = [np.uint64(drawn(*key, number)) for number in range(_ROUNDS)]
+    bits, mask = np.uint64(half), np.uint32((1 << half) - 1)
+    keys = [np.uint32(drawn(*key, number) >> 32) for number in range(_ROUNDS)]
     found = np.asarray(numbers).astype(np.uint64)
-    outside = np.ones(found.shape, bool)
-    while outside.any():
-        left, right = found[outside] >> bits, found[outside] & mask
+    outside: np.ndarray | slice = slice(None)
+    while found[outside].size:
+        left, right = (found[outside] >> bits).astype(np.uint32), found[outside].astype(np.uint32) & mask
         for each in keys:
             left, right = right, left ^ (_mixed(right + each) & mask)
-        found[outside] = left << bits | right
-        outside = found >= np.uint64(rows)
+        found[outside] = left.astype(np.uint64) << bits | right
+        (outside,) = np.nonzero(found >= np.uint64(rows))
     return found.astype(np.int64)
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:
-    """Returns 64 bits that depend on all bits of each value (the end of SplitMix64)."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    """Returns 32 bits that depend on all bits of each value (the end of MurmurHash3)."""
+    values ^= values >> np.uint32(16)
+    values *= np.uint32(0x85EBCA6B)
+    values ^= values >> np.uint32(13)
+    values *= np.uint32(0xC2B2AE35)
+    values ^= values >> np.uint32(16)
+    return values
 
 
 def index_steps(rows: int, position: Position, size: int) -> Iterator[np.ndarray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import hashlib
 import itertools
 import os
@@ -18,7 +19,7 @@ from replicax.data.input_times import InputTimes
 from replicax.data.position import Position
 from replicax.data.rebatching import WorkerBatch
 from replicax.data.row_groups import Grouping, PackedRows, Padding, RowsByLength
-from replicax.data.row_pass import Blocks, Numbers, RowPass, RowStep, Task
+from replicax.data.row_pass import Blocks, Numbers, RowPass, RowStep, Task, rows_of
 from replicax.data.row_plans import (
     Block,
     Item,
@@ -28,8 +29,9 @@ from replicax.data.row_plans import (
     file_blocks,
     file_items,
     index_steps,
-    permuted,
+    order_of,
 )
+from replicax.data.row_process import RowProcesses
 from replicax.data.sources import check_batch_size
 from replicax.errors import ArgumentError, BatchError
 from replicax.typing import PyTree
@@ -123,7 +125,7 @@ class Rows:
 
         Example:
             >>> rx.data.Rows(range(6)).shuffle(seed=1).batch(6).first().tolist()
-            [2, 4, 3, 5, 1, 0]
+            [0, 3, 5, 4, 2, 1]
         """
         of = (checked_int("seed", seed), checked_int("buffer", buffer, least=1), checked_int("files", files, least=1))
         return self._with(_shuffle=Shuffle(*of))
@@ -138,7 +140,13 @@ class Rows:
         return self._with(_epochs=_repeated(self._epochs, epochs))
 
     def batch(
-        self, batch_size: int, *, drop_remainder: bool = False, on_error: str = "raise", threads: int | None = None
+        self,
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        on_error: str = "raise",
+        threads: int | None = None,
+        processes: int | None = None,
     ) -> RowBatches:
         """Returns batches of rows, for `strategy.distribute_dataset` and `fit`.
 
@@ -150,12 +158,15 @@ class Rows:
                 `"skip"`: it is left out, logged and counted (`dataset.bad_rows`), and batches are filled with the rows
                 that follow.
             threads: How many threads read and decode on each worker; None for as many as it has cores.
+            processes: In how many processes rows are read and mapped instead: for functions in pure Python, which hold
+                Python's lock. The source and the functions are sent to them; a thread for each waits for its rows.
 
         Raises:
             ArgumentError: An argument is not one of those.
         """
-        size = check_batch_size(batch_size)
-        return RowBatches(self, size, drop_remainder=drop_remainder, on_error=on_error, threads=threads)
+        return RowBatches(
+            self, batch_size, drop_remainder=drop_remainder, on_error=on_error, threads=threads, processes=processes
+        )
 
     def padded_batch(
         self,
@@ -177,7 +188,7 @@ class Rows:
                 row of the batch. None if all are so.
             values: What is added: one value, or a pytree as the rows.
             drop_remainder: As in `batch`.
-            options: `on_error` and `threads`, as in `batch`.
+            options: `on_error`, `threads` and `processes`, as in `batch`.
 
         Example:
             >>> rx.data.Rows([np.array([1, 2, 3]), np.array([4])]).padded_batch(2).first()
@@ -208,7 +219,7 @@ class Rows:
             shapes: As in `padded_batch`.
             values: As in `padded_batch`.
             drop_remainder: Whether rows that are left at the end, too few for a batch of their bucket, are left out.
-            options: `on_error` and `threads`, as in `batch`.
+            options: `on_error`, `threads` and `processes`, as in `batch`.
 
         Raises:
             ArgumentError: An argument is not one of those.
@@ -235,7 +246,7 @@ class Rows:
         Args:
             batch_size: Packed rows of a global batch.
             lengths: For each feature that is packed, its length in a packed row. Other features are left out.
-            options: `on_error` and `threads`, as in `batch`.
+            options: `on_error`, `threads` and `processes`, as in `batch`.
 
         Raises:
             ArgumentError: An argument is not one of those, or Grain is missing.
@@ -288,12 +299,23 @@ class RowBatches(Iterable[PyTree]):
         drop_remainder: bool = False,
         on_error: str = "raise",
         threads: int | None = None,
+        processes: int | None = None,
     ):
+        if not isinstance(rows, Rows):
+            raise ArgumentError(f"`rows` is an rx.data.Rows, got {rows!r:.100}.")
         if on_error not in _ON_ERROR:
             raise ArgumentError(f"`on_error` is one of {_ON_ERROR}, got {on_error!r}.")
-        self._rows, self.batch_size, self._on_error = rows, batch_size, on_error
+        self._rows, self.batch_size, self._on_error = rows, check_batch_size(batch_size), on_error
         self._grouping, self._drops = grouping, drop_remainder
         self._threads = cores() if threads is None else checked_int("threads", threads, least=1)
+        self._processes: RowProcesses | None = None
+        if processes is not None:
+            if threads is not None:
+                raise ArgumentError("Give `threads` or `processes`: each process is asked by one thread.")
+            self._threads = checked_int("processes", processes, least=1)
+            self._processes = RowProcesses(
+                functools.partial(rows_of, rows._source, rows._in_files, rows._steps, on_error == "skip")
+            )
         self._passes, self._epochs = 0, rows._epochs
         self._functions: tuple[Callable[[PyTree], PyTree], ...] = ()
 
@@ -396,7 +418,9 @@ class RowBatches(Iterable[PyTree]):
             times: Where to note what takes how long.
         """
         rows = self._rows
-        running = RowPass(rows._source, rows._in_files, rows._steps, position.number, self._on_error == "skip", times)
+        skips = self._on_error == "skip"
+        of = (rows._source, rows._in_files, rows._steps, position.number, skips, times, self._processes)
+        running = RowPass(*of)
         tasks = self._tasks(position, share, worker, workers)
         if self._grouping is not None:
             batches = running.groups(tasks, self._grouping, self._threads)
@@ -413,10 +437,7 @@ class RowBatches(Iterable[PyTree]):
         rows, source, size = self._rows, self._rows._source, self.batch_size
         if not rows._in_files:
             count, shuffle = len(source), rows._shuffle
-
-            def indices(numbers: np.ndarray) -> np.ndarray:
-                return numbers if shuffle is None else permuted(numbers, count, shuffle.seed, position.number)
-
+            indices = np.asarray if shuffle is None else order_of(count, shuffle.seed, position.number)
             for numbers in index_steps(count, position, size):
                 if self._drops and self._grouping is None and len(numbers) < size and not self._leaves_out:
                     return  # For all workers alike: the part of one may be as large as that of a whole batch.

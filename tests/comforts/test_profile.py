@@ -50,6 +50,7 @@ def test_each_worker_has_a_trace_of_the_steps_and_a_table(tmp_path):
     assert [path.relative_to(tmp_path / "traces").parts[0] for path in found] == ["worker-0", "worker-1"]
     for index, path in enumerate(found):
         assert f"worker-{index}: steps 3 to 5" in done.stdout
+        assert f"worker-{index}'s input: 8 steps in" in done.stdout
         with gzip.open(path, "rt") as file:
             events = json.load(file)["traceEvents"]
         runs = {event["args"]["run_id"] for event in events if "hlo_op" in (event.get("args") or {})}

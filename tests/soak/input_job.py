@@ -36,10 +36,27 @@ PAUSE_S = 0.1
 SHUFFLE = {"seed": 11, "buffer": 18, "files": 3}
 
 
+#: Kinds of batches that are made of rows of one of these sources, and the sources themselves.
+GROUPED = {"packed": "TFRecord", "bucketed": "in memory"}
+KINDS = [*OPEN, *GROUPED]
+
+
 def batches_of(kind: str, folder: Path, shuffled: bool) -> rx.data.RowBatches:
-    """Returns the batches of a source whose files are there already."""
-    rows = OPEN[kind](folder / "data" / kind.replace(" ", "-"))
-    return (rows.shuffle(**SHUFFLE) if shuffled else rows).batch(BATCH, threads=2)
+    """Returns the batches of a source whose files are there already; a row is a number, -1 for none."""
+    source = GROUPED.get(kind, kind)
+    rows = OPEN[source](folder / "data" / source.replace(" ", "-"))
+    rows = rows.shuffle(**SHUFFLE) if shuffled else rows
+    if kind == "packed":
+        longer = rows.map(lambda row: {"x": np.full(1 + int(row) % 3, row)})
+        return longer.packed_batch(BATCH, {"x": 4}, threads=2).map(_first_of_each)
+    if kind == "bucketed":
+        return rows.bucketed_batch(lambda row: int(row) % 3, [1, 2], [BATCH, BATCH, BATCH], threads=2)
+    return rows.batch(BATCH, threads=2)
+
+
+def _first_of_each(batch: Any) -> np.ndarray:
+    """Returns the first element of each row that is in a packed one, -1 in the place of the others."""
+    return np.where((batch["x_segment_ids"] > 0) & (batch["x_positions"] == 0), batch["x"], -1)
 
 
 def all_rows(rows: Any) -> Any:
@@ -53,7 +70,7 @@ def state_file(folder: Path, kind: str) -> Path:
 def fixed(folder: Path, shuffled: bool, kill_after: int) -> None:
     strategy = rx.MultiWorkerMirroredStrategy(start_timeout=120)
     reading: dict[str, tuple[Any, Any, list[list[int]]]] = {}
-    for kind in OPEN:
+    for kind in KINDS:
         dataset, steps = strategy.distribute_dataset(batches_of(kind, folder, shuffled)), []
         if state_file(folder, kind).exists():
             saved = json.loads(state_file(folder, kind).read_text())
@@ -84,7 +101,7 @@ def elastic(folder: Path, shuffled: bool) -> None:
     assert whole is not None
     range_ = rx.Elastic(min_workers=whole.fewest, max_workers=whole.most)
     strategy = rx.MultiWorkerMirroredStrategy(elastic=range_, start_timeout=120)
-    datasets = {kind: strategy.distribute_dataset(batches_of(kind, folder, shuffled)) for kind in OPEN}
+    datasets = {kind: strategy.distribute_dataset(batches_of(kind, folder, shuffled)) for kind in KINDS}
     with strategy.scope():
         counts = rx.Variable(np.zeros(len(datasets), np.int32), name="counts")  # steps of each source
         ended = rx.Variable(np.int32(0), name="ended")  # how many sources are

@@ -46,6 +46,7 @@ class _Arrays:
     lasts = True
 
     def __init__(self, files: PyTree, cache: Cache | None):
+        self._given = files, cache
         leaves, self._structure = jax.tree.flatten(files, is_leaf=lambda node: isinstance(node, list))
         self._columns = [_Column(leaf, cache) for leaf in leaves]
         rows = {len(column.parts) for column in self._columns}
@@ -55,6 +56,9 @@ class _Arrays:
                 + ", ".join(f"{len(column.parts)} in {column.names[0]}" for column in self._columns)
                 + "."
             )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._given  # Not what the files hold.
 
     def __len__(self) -> int:
         return len(self._columns[0].parts)
@@ -157,6 +161,7 @@ class _Windows:
     def __init__(
         self, names: list[str], length: int, dtype: np.dtype, stride: int | None, header: int, cache: Cache | None
     ):
+        self._given = names, length, dtype, stride, header, cache
         self._length = checked_int("length", length, least=1)
         self._stride = self._length if stride is None else checked_int("stride", stride, least=1)
         checked_int("header_bytes", header)
@@ -170,6 +175,9 @@ class _Windows:
                 f"No file has a window of {length} tokens and the one after it; they have "
                 f"{[len(each) for each in self._tokens][:10]}."
             )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._given  # Not what the files hold.
 
     def __len__(self) -> int:
         return len(self._parts)

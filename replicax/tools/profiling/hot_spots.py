@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from replicax.errors import LaunchError
 
 _TRACE = "perfetto_trace.json.gz"
+INPUT = "input.txt"  # Beside the trace: whether the script waited for its input.
 
 
 class HotSpot(NamedTuple):

@@ -1,7 +1,7 @@
 """Runs a script and traces some of its steps: `python -m replicax.tools.profiling.traced FIRST LAST FOLDER SCRIPT ...`.
 
 A step is one call of a compiled program: of an `rx.function`, of `strategy.run` outside of one, or a step of `fit`.
-They are counted from 1. The trace lies in `FOLDER/<task>`, such as `worker-0`.
+They are counted from 1. The trace lies in `FOLDER/<task>`, such as `worker-0`, beside what the script's input took.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import Any
 import jax
 
 from replicax.cluster import detect_cluster
+from replicax.data.input_times import InputTimes
 from replicax.runtime.calls import Calls
+from replicax.tools.profiling.hot_spots import INPUT
 
 
 class Recorder:
@@ -27,6 +29,7 @@ class Recorder:
         self._folder, self._first, self._last = folder, first, last
         self._steps = 0
         self._is_running = False
+        self._input: InputTimes | None = None  # of the pass that gave most batches
 
     def count(self) -> None:
         """Notes that a step begins."""
@@ -38,9 +41,16 @@ class Recorder:
         elif self._steps == self._last + 1:
             self._stop()
 
+    def took(self, times: InputTimes) -> None:
+        """Notes that the script has taken a batch of a distributed dataset."""
+        if self._input is None or times.steps >= self._input.steps:
+            self._input = times
+
     def end(self) -> None:
-        """Ends the trace, if the script has ended in the middle of it."""
+        """Ends the trace, if the script has ended in the middle of it, and writes down what its input took."""
         self._stop()
+        if self._input is not None and self._folder.is_dir():
+            (self._folder / INPUT).write_text(str(self._input), encoding="utf-8")
         if self._steps < self._first:
             print(f"replicax profile: the script ended after {self._steps} steps; the trace was to begin at step "
                   f"{self._first}. Choose others: --steps 1:{max(self._steps, 1)}", file=sys.stderr)  # fmt: skip
@@ -70,7 +80,15 @@ def main() -> None:
         recorder.count()
         return one(calls)
 
-    Calls.one = counted  # type: ignore[assignment,method-assign]  # Only in this process, which is there to be traced.
+    got: Callable[[InputTimes, float], None] = InputTimes.got
+
+    def noted(times: InputTimes, began: float) -> None:
+        got(times, began)
+        recorder.took(times)
+
+    # Only in this process, which is there to be traced.
+    Calls.one = counted  # type: ignore[assignment,method-assign]
+    InputTimes.got = noted  # type: ignore[assignment,method-assign]
     sys.argv = [script, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     try:
