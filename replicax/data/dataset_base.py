@@ -91,7 +91,7 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
         check_outside_of_programs("A distributed dataset was iterated over")
         self._passes += 1
         opened = self._opened(form, activity.FIRST_BATCH if self._passes == 1 else activity.INPUT)
-        return kind(open_pass, opened, lambda: self._seen.spec, source=self, is_last=self._reading.is_last)
+        return PassIterator(open_pass, opened, lambda: self._seen.spec, source=self, is_last=self._reading.is_last)
 
     def _opened(self, form: Form, phase: str) -> Pass:
         """Opens the next pass, or continues the one that was begun to look at its first step."""
