@@ -16,7 +16,14 @@ from hypothesis import given, settings, strategies as st
 
 import replicax.contracts.group as groups
 from replicax.contracts.group import Group
-from replicax.data import DistributedDataset, DistributedDatasetFromFunction, FileSource, InputOptions, InputWorkers
+from replicax.data import (
+    DistributedDataset,
+    DistributedDatasetFromFunction,
+    FileSource,
+    InputOptions,
+    InputWorkers,
+    Rows,
+)
 from replicax.data.batch_placement import Form
 from replicax.data.batch_split import SplitBatch
 from replicax.data.receivers import Receivers
@@ -171,14 +178,19 @@ def dataset_of(kind: str, size: int, options: InputOptions) -> Callable[[Receive
             return DistributedDatasetFromFunction(
                 lambda context: batches(size // context.num_replicas_in_sync), **common
             )
-        source = {"arrays": lambda: np.arange(ROWS), "files": lambda: files(size), "one-shot": lambda: one_shot(size)}
+        source: dict[str, Callable[[], Any]] = {
+            "arrays": lambda: np.arange(ROWS),
+            "files": lambda: files(size),
+            "one-shot": lambda: one_shot(size),
+            "two epochs": lambda: Rows(range(ROWS)).batch(size, threads=1).repeat(2),
+        }
         made = source.get(kind, lambda: lambda: iter(batches(size)))()
         return DistributedDataset(made, batch_size=size if kind == "arrays" else None, **common)
 
     return make
 
 
-KINDS = ["arrays", "callable", "one-shot", "files", "function"]
+KINDS = ["arrays", "callable", "one-shot", "files", "function", "two epochs"]
 
 
 @FEW
@@ -197,7 +209,7 @@ def test_random_changes(data, kind, prefetch, remainder):
         job.enter_all()
         for member in job.members:
             job.open(member)
-        for step, expected in enumerate(batches(size)):
+        for step, expected in enumerate(batches(size) * (2 if kind == "two epochs" else 1)):
             found = job_step(job, draw, can_join=kind != "one-shot")
             assert found == kept(expected, job, remainder), step
         for member in job.members:
