@@ -35,9 +35,9 @@ Under a strategy, `strategy.run(fn, args)` inside `step` adds one level:
 7. A strategy that keeps variables elsewhere has the program cut at the gradients (`cut/split.py`).
 
 The sub-rooms: `ir/` has what works on traced programs as data, `replicas/` what runs once per replica, `gradients/`
-derivatives, accumulation and rematerialization, `loops/` `rx.lax.scan` and the like, `cut/` programs in two parts,
-`random/` draws by rows, `hints/` the search for steps that run and compute something else than what is meant, `keras/`
-and `flax/` the variables of these libraries.
+derivatives, accumulation and rematerialization, `blocks/` steps whose bits depend on no device, `loops/` `rx.lax.scan`
+and the like, `cut/` programs in two parts, `random/` draws by rows, `hints/` the search for steps that run and compute
+something else than what is meant, `keras/` and `flax/` the variables of these libraries.
 
 The mistakes that it guards against:
 
