@@ -184,26 +184,26 @@ class _Windows:
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         part, number = self._parts.find(index)
-        start = number * self._stride
-        window = self._window(part, start)
-        return window[:-1], window[1:]
+        (window,) = self._windows(part, np.array([number]))
+        return window[:-1].astype(_INT32), window[1:].astype(_INT32)
 
-    def _window(self, part: int, start: int) -> np.ndarray:
-        window = self._tokens[part][start : start + self._length + 1]
-        if window.dtype.itemsize >= _INT32.itemsize and window.dtype != _INT32:
-            largest, limit = max(abs(int(window.max())), abs(int(window.min()))), np.iinfo(_INT32).max
+    def _windows(self, part: int, numbers: np.ndarray) -> np.ndarray:
+        tokens = self._tokens[part]
+        windows = np.lib.stride_tricks.sliding_window_view(tokens, self._length + 1)[numbers * self._stride]
+        if windows.dtype.itemsize >= _INT32.itemsize and windows.dtype != _INT32:
+            largest, limit = max(abs(int(windows.max())), abs(int(windows.min()))), np.iinfo(_INT32).max
             if largest > limit:
                 raise DataError(f"a token is {largest}, and tokens are int32, at most {limit}.", self._names[part])
-        return np.asarray(window, _INT32)
+        return windows
 
     def rows_at(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns rows as one batch."""
         length = self._length
         x, y = (aligned((len(indices), length), _INT32) for _ in range(2))
         for part, places, numbers in self._parts.split(indices):
-            for place, start in zip(places.tolist(), (numbers * self._stride).tolist(), strict=True):
-                window = self._window(part, start)
-                x[place], y[place] = window[:-1], window[1:]
+            where = slice(None) if len(places) == len(indices) else places
+            windows = self._windows(part, numbers)
+            x[where], y[where] = windows[:, :-1], windows[:, 1:]
         return x, y
 
     def name_of(self, index: int) -> tuple[str, int]:
