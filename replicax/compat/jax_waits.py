@@ -1,4 +1,4 @@
-"""What JAX tells of itself: how long it traces and compiles, and where a thread waits for an array.
+"""JAX tells of itself: how long it traces and compiles, and where a thread waits for an array.
 
 In a task of `replicax run` this file is loaded as soon as the script imports JAX (`job/processes/child.py`), so it
 imports nothing else of replicax. Guard: tests/compat/test_jax_waits.py.

@@ -43,7 +43,7 @@ SLOW_PHASES = frozenset({START, FIRST_BATCH, COMPILE, CHECKPOINT})
 #: The phases in which a process waits for the others.
 WAITING_PHASES = frozenset({STEP, WAIT})
 
-#: What the ledger calls the phases.
+#: The ledger's names for the phases.
 _CLASSES = {
     INPUT: clock.INPUT,
     FIRST_BATCH: clock.INPUT,

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from threading import get_ident
 from time import monotonic
 from types import TracebackType
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -24,7 +24,9 @@ from replicax.runtime import clock
 from replicax.runtime.activity import COMPILE, IDLE, START, STEP, WAIT, ProgramMonitor, now, phase
 from replicax.runtime.call_order import CallDescription
 from replicax.runtime.garbage import collected_later
-from replicax.runtime.samples import Sample, Samples
+
+if TYPE_CHECKING:
+    from replicax.runtime.samples import Sample, Samples
 
 # XLA identifies a Python callback by a number or an address in the process.
 _CALLBACK = re.compile(r"(custom_call @\w*python\w*callback\w*\(.*?)(index = \d+|\"\d{5,}\")")
@@ -77,17 +79,28 @@ class Calls:
     def __init__(self, name: str, shared: bool):
         self._name, self._shared = name, shared
         self._prepared: dict[Hashable, _ComparedProgram] = {}
-        self._samples = Samples(name, shared)
+        self._samples: Samples | None = None
         self._is_new = True
 
     def one(self) -> AbstractContextManager[Call | None]:
         """Returns a context manager for one call; it yields None if nobody wants to know of the call."""
         was_new, self._is_new = self._is_new, False
         if self._shared:
-            return Call(self._name, self._prepared, COMPILE if was_new else STEP, samples=self._samples)
+            return Call(self._name, self._prepared, COMPILE if was_new else STEP, samples=self._sampled())
         if was_new:
             return _quiet(COMPILE)
-        return _OwnCall(self._name, self._samples) if clock.running is not None else _NOTHING
+        samples = self._sampled()
+        return _NOTHING if samples is None else _OwnCall(self._name, samples)
+
+    def _sampled(self) -> Samples | None:
+        """Returns what decides which calls are awaited; None if no ledger is kept."""
+        if clock.running is None:
+            return None
+        if self._samples is None:
+            from replicax.runtime.samples import Samples  # A step outside of jobs needs none of it.
+
+            self._samples = Samples(self._name, self._shared)
+        return self._samples
 
 
 def note_outside(what: str) -> None:

@@ -245,7 +245,7 @@ class Clock:
                 asleep = woken - before - pause
                 if asleep > _SECONDS_ASLEEP and cpu - cpu_before < asleep / 4:
                     self._count(woken)
-                    doing = max(self._seconds, key=lambda name: self._seconds[name])  # What else is there is short.
+                    doing = max(self._seconds, key=lambda name: self._seconds[name])  # All else in a line is short.
                     self._seconds[doing] -= asleep
                     self._seconds[STALL] += asleep
                 self._look()

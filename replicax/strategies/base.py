@@ -37,7 +37,6 @@ from replicax.runtime import turns
 from replicax.runtime.devices import device_name
 from replicax.strategies.explaining import explain
 from replicax.strategies.reductions import Combine, Gathering, Reduction, one_per_replica, reduced_plain, value_of
-from replicax.strategies.replica_digest import PendingDigests, ReplicaDigests
 from replicax.strategies.scope import Scope
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import is_per_replica
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     import keras
 
     from replicax.program.function import Function
+    from replicax.strategies.replica_digest import PendingDigests, ReplicaDigests
 
 _T = TypeVar("_T")
 
@@ -164,6 +164,8 @@ class Strategy(StrategyBase):
 
     @functools.cached_property
     def _digests(self) -> ReplicaDigests:
+        from replicax.strategies.replica_digest import ReplicaDigests
+
         return ReplicaDigests()
 
     # Contexts.

@@ -1,4 +1,4 @@
-"""What JAX tells of itself, and where a thread waits for an array."""
+"""JAX tells of itself, and where a thread waits for an array."""
 
 from __future__ import annotations
 

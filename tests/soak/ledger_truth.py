@@ -1,4 +1,4 @@
-"""What a job of tests/soak/ledger_job.py has noted, compared with its ledger."""
+"""The notes of a job of tests/soak/ledger_job.py, compared with its ledger."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def errors_of(fault: str, found: rx.ledger.Ledger, folder: Path) -> list[tuple[s
         for name in ("callbacks and user code", "evaluation", "checkpoint", "stall", "waiting for input"):
             if kind not in ("kill", "error", "stand", "hidden") and name in of(index):
                 base = of(index)[name]
-                if name == "callbacks and user code":  # What is done before the first step is the user's code, too.
+                if name == "callbacks and user code":  # The script does other things, too.
                     continue
                 compare(f"{worker.name} {name}", seconds.get(name, 0.0), base)
         others = [of(other) for other in range(len(found.workers)) if other != index]

@@ -1,4 +1,4 @@
-"""What the launcher knows of a job's time: when its processes were started and ended. `tools/ledger/` reads it.
+"""The launcher's part of a ledger: when its processes were started and ended. `tools/ledger/` reads it.
 
 It lies beside the logs, in the folder `ledger/`, as a line of JSON for each event:
 

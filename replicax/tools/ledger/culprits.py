@@ -1,6 +1,6 @@
-"""What has cost a job most since its first step: a class of all workers' time, or one worker for which the others wait.
+"""The culprit: a class of all workers' time, or one worker that the others wait for, that has cost a job most.
 
-The start of a job is left out: it is there in the table, and a short job would always be told that it has started.
+It counts since the first step. The start is there in the table, and a short job would always be told of it.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _ADVICE = {
 
 @dataclasses.dataclass(frozen=True)
 class Culprit:
-    """What has cost a job most since its first step.
+    """The cause that has cost a job most since its first step.
 
     Attributes:
         worker: The worker for which the others have waited; "" if all workers have lost the time.
         what: A class, `"compiling again"`, `"failure and restart"`, or `"slow inside of steps"`.
         seconds: How much longer the job took for it, about.
         where: The line of the user's code that was seen most while it happened; "" if none was.
-        advice: What may help.
+        advice: A thing that may help.
 
     Example:
         >>> import replicax as rx
@@ -66,7 +66,7 @@ class Culprit:
 
 
 class Evidence:
-    """For whom the others have waited, and what that one did meanwhile."""
+    """The worker for whom the others have waited, by window, and what that one did meanwhile."""
 
     def __init__(self) -> None:
         self.blamed: collections.Counter[tuple[str, str]] = collections.Counter()  # by worker and class: seconds
@@ -112,7 +112,7 @@ def culprit_of(job: Job, timelines: Mapping[str, Sequence[Slice]], evidence: Evi
     attempts = len({process.attempt for process in job.processes}) + len({p.life for p in job.processes}) - 1
     again = sum(mean[name] for name in _AGAIN)
     preparing = sum(mean[name] for name in _PREPARING)
-    if attempts > 1:  # What is prepared again is so because of the failure.
+    if attempts > 1:  # The failure is why programs are prepared again.
         again += sum(mean[name] for name in _STARTING)
         failed = min(job.processes, key=lambda each: each.failed)
         found.append(Culprit(failed.task if failed.failed < math.inf else "", FAILING, again))

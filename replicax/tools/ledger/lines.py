@@ -46,7 +46,7 @@ class Process:
 
 @dataclasses.dataclass
 class Job:
-    """What the files of a ledger say."""
+    """The contents of a ledger's files."""
 
     begin: float
     end: float  # of what is known
@@ -152,7 +152,7 @@ def _take(process: Process, lines: list[dict[str, Any]]) -> None:
         process.notes += line.get("notes", [])
         at, doing = line["at"], line["in"]
     if process.end is not None and process.end > at:
-        # What it did after its last line nobody knows: what it did then, unless it ended by itself.
+        # After its last line it did what it did then, for all that is known, unless it ended by itself.
         doing = clock.ENDING if process.code == 0 else doing
         process.slices.append(_of(process, at, process.end, {doing: process.end - at}))
 

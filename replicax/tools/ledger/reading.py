@@ -73,7 +73,7 @@ class Ledger:
         wall: How long it has taken, in seconds.
         code: Its exit code; None while it runs.
         attempts: How often it was started.
-        culprit: What has cost it most since its first step; None if nothing stands out.
+        culprit: The cause that has cost it most since its first step; None if nothing stands out.
         unexplained: How many seconds a worker has waited for others, on average, that no class of any worker explains.
 
     Example:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from replicax.runtime import clock
+from replicax.tools.ledger.culprits import FAILING
 from replicax.tools.ledger.reading import Ledger
 from replicax.tools.plots.style import Palette, drawn, legend_above
 
@@ -37,13 +38,10 @@ def words(ledger: Ledger) -> list[str]:
     if found is None:
         lines.append("Since the first step nothing stands out: no single cause has cost a twentieth of the time.")
         return lines
-    if found.worker and len(ledger.workers) > 1:
+    if found.worker and found.what != FAILING and len(ledger.workers) > 1:
         lines.append(f"The others have waited for {found.worker}.")
-    where = f" Seen most: {found.where}." if found.where else ""
-    lines.append(f"Most time since the first step: {found}.{'' if found.where in str(found) else where}")
-    lines.append(
-        f"Without that the job would take about {max(ledger.wall - found.seconds, 0.0):,.1f} s. {found.advice}"
-    )
+    lines.append(f"Most time since the first step: {found}.")
+    lines.append(f"Without that the job would take about {ledger.wall - found.seconds:,.1f} s. {found.advice}")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""What the lines of a job's workers say when they are put together."""
+"""The lines of a job's workers, put together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process notes of its own time."""
+"""The notes of a process of its own time."""
 
 from __future__ import annotations
 
