@@ -10,7 +10,7 @@ def main() -> None:
     from replicax.cli.app import app
 
     print_anywhere()
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # What runs is ended as by Ctrl-C: it cleans up.
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # A command ends as by Ctrl-C: it cleans up.
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     app()
 

@@ -1,8 +1,8 @@
 """Batches that depend on what is in their rows: padded, of rows of about one length, packed.
 
 Each is made of consecutive rows of one stream, so every worker makes all of them, and takes the part of its replicas.
-What a group still holds back are rows that the loop has not got: they are read again after a restart, and fall into the
-same places. So no group needs a place in a checkpoint.
+The rows that a group still holds back are rows that the loop has not got: they are read again after a restart, and fall
+into the same places. So no group needs a place in a checkpoint.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def main() -> None:
     """Answers until nobody asks any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training, which ends this.
     with os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)  # What functions print is no answer.
+        os.dup2(2, 1)  # Functions may print: that is no answer.
         messages = _messages(sys.stdin.buffer)
         sys.path[:] = next(messages)
         reading = next(messages)

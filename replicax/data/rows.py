@@ -502,7 +502,7 @@ def _mapped(batches: Generator[WorkerBatch], functions: Sequence[Callable[[PyTre
         for each in batches:
             made = each.batch
             for function in functions if made is not None else ():
-                made = host_batch(function(made), "What a function made of a batch of rows")
+                made = host_batch(function(made), "The result of a function of a batch of rows")
             if made is not None and count_rows(made) != count_rows(each.batch):
                 raise BatchError(
                     f"A function made {count_rows(made)} rows of a batch of {count_rows(each.batch)}. Drop rows with "

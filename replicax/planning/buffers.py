@@ -66,7 +66,7 @@ class Buffer:
 
 @dataclasses.dataclass(frozen=True)
 class Buffers:
-    """What a program has at a time.
+    """The arrays that a program has at a time.
 
     Attributes:
         largest: The ten largest arrays where the program needs the most, the largest first.
@@ -146,7 +146,7 @@ def _scope(scope: str) -> str:
 
 @dataclasses.dataclass
 class _Extra:
-    """What a computation needs beside what it is given: the most, with what that is, and its course."""
+    """The memory of a computation beside its arguments: the most, with what that is, and its course."""
 
     most: int
     alive: list[_Array]

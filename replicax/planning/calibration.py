@@ -1,4 +1,4 @@
-"""What this machine can do, measured: `replicax plan --calibrate` keeps it, and times of plans are then told by it.
+"""The speed of this machine, measured: `replicax plan --calibrate` keeps it, and times of plans are then told by it.
 
 A process of its own measures. Virtual CPU devices share the cores. So what is measured on one counts for all of them
 together.
@@ -47,7 +47,7 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """What a machine can do.
+    """The speed of a machine.
 
     Attributes:
         machine: Its name and processor.

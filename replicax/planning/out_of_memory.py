@@ -1,4 +1,4 @@
-"""What was where when a device had not enough memory for a program: in the place of XLA's page of text."""
+"""The memory of a device that had not enough of it for a program: in the place of XLA's page of text."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def out_of_memory(program: Program, arrays: Sequence[Any], error: BaseException)
     if said is not error:
         parts.append(str(error))
     parts.append(
-        "What a step needs meanwhile comes on top: strategy.plan(model, batch), rx.plan, or replicax plan script.py "
+        "The arrays of a step come on top: strategy.plan(model, batch), rx.plan, or replicax plan script.py "
         "--on gpu:8x80GiB lists it before a run, with the line that made each array; the guide 'Will it fit?' says "
         "what helps. rx.tuning.find_batch_size finds the largest batch."
     )

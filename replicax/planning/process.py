@@ -27,7 +27,7 @@ KINDS = ("train", "predict")
 
 @dataclasses.dataclass(frozen=True)
 class Script:
-    """What a process runs to be planned.
+    """The script that a process runs to be planned.
 
     Attributes:
         target: The path of a script, or `"--call"`.

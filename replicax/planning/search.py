@@ -74,7 +74,7 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """What `rx.plan.search` has found, the best first.
+    """The ways that `rx.plan.search` has found, the best first.
 
     Attributes:
         on: The devices.
@@ -121,9 +121,9 @@ def search(
 ) -> Search:
     """Returns the ways in which a function could train on devices that need not exist, ranked.
 
-    It tries strategies, layouts, shapes of meshes and kinds of update, in processes side by side. What cannot fit by
-    the exact bytes of its state is not compiled. Where temporaries do not fit, remat and accumulation are tried, too:
-    where they do, either makes a step slower only.
+    It tries strategies, layouts, shapes of meshes and kinds of update, in processes side by side. A way that cannot
+    fit by the exact bytes of its state is not compiled. Where temporaries do not fit, remat and accumulation are tried,
+    too: where they do, either makes a step slower only.
 
     Args:
         step: A function that plays a script, as for `rx.plan(on=...)`. It is called in the scope of each strategy, and

@@ -253,7 +253,7 @@ class Clock:
                     due = self._next_line(woken)
                     self._write()
             with contextlib.suppress(queue.Empty):
-                while True:
+                while not self._is_ending:  # Python must not end while this thread is in compiled code.
                     self._later.get_nowait()()
         self._ended.set()
 

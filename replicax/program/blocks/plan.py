@@ -58,13 +58,13 @@ class Joined(NamedTuple):
 
 @dataclasses.dataclass
 class Stage:
-    """What is computed up to the next sums."""
+    """The computation up to the next sums."""
 
     whole: list[Operation] = dataclasses.field(default_factory=list)
     blocks: list[Operation | Part] = dataclasses.field(default_factory=list)
     sums: list[Sum] = dataclasses.field(default_factory=list)
     joined: list[Joined] = dataclasses.field(default_factory=list)
-    # What is passed on: whole values, and blocks.
+    # passed on: whole values, and blocks
     whole_inputs: list[jex_core.Var] = dataclasses.field(default_factory=list)
     whole_outputs: list[jex_core.Var] = dataclasses.field(default_factory=list)
     block_wholes: list[jex_core.Var] = dataclasses.field(default_factory=list)
@@ -156,7 +156,7 @@ class Plan:
         result, level = jex_core.Var(var.aval), self._known(var)
         made = self._operation.get(var)
         item: Operation | Part = Part(var, dimension, result)
-        # Most whole values that are to be cut are numbers that were broadcast: then a block of them is broadcast.
+        # A whole value that is to be cut is mostly a number that was broadcast: then a block of it is broadcast.
         if made is not None and is_one_of(made.equation, ["broadcast_in_dim"]):
             cut = broadcast_anew(made.equation, dimension, self.number)
             if cut is not None:
@@ -222,7 +222,7 @@ class Plan:
         ]
         wanted.update(stage.whole_inputs)
 
-    # What the stages compute.
+    # the computation of the stages
 
     def whole(self, stage: Stage, given: Sequence[jax.Array]) -> list[jax.Array]:
         """Computes a stage's whole values."""

@@ -33,7 +33,7 @@ class Cut(NamedTuple):
 
 
 SAME = "same"  # in place of a combiner: all blocks have computed the same value
-#: What combines two parts.
+#: The functions that combine two parts.
 COMBINERS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "add": jnp.add,
     "max": jnp.maximum,

@@ -141,7 +141,7 @@ def cut_of_scan(equation: jex_core.JaxprEqn, dimensions: Sequence[Dimension], bl
         if merged == carry:
             break
         inside = [*inside[:consts], *merged, *inside[first:]]
-    # What is carried as a part, or cut, and assigned a whole value, is placed so at the end of each round.
+    # A value that is carried as a part, or cut, and assigned a whole one, is placed so at the end of each round.
     carry = inside[consts:first]
     for atom, own, wanted in zip(equation.invars[consts:first], dimensions[consts:first], carry, strict=True):
         if isinstance(wanted, int) and own is None and aval_of(atom).shape[wanted] % blocks:

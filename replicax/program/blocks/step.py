@@ -33,7 +33,7 @@ from replicax.runtime.transfer import put
 from replicax.typing import PyTree, PyTreeFunction
 
 _AXIS = "block"
-#: What makes XLA's programs repeat themselves, by platform.
+#: The options with which XLA's programs repeat themselves, by platform.
 _OPTIONS: dict[str, dict[str, Any]] = {"gpu": {"xla_gpu_deterministic_ops": True, "xla_gpu_autotune_level": 0}}
 
 

@@ -173,7 +173,7 @@ class Kinds:
         found: dict[int, metadata.BaseAssignment] = {}
         statement: cst.CSTNode | None = node
         while statement is not None and not isinstance(statement, (cst.FunctionDef, cst.ClassDef, cst.Lambda)):
-            if isinstance(statement, (cst.For, cst.While)):  # What its end assigns comes to its beginning.
+            if isinstance(statement, (cst.For, cst.While)):  # Its end assigns what its beginning reads.
                 found.update({key: above[key] for key, outer in inside.items() if statement in outer})
             block = self._names.parent(statement)
             if isinstance(block, (cst.IndentedBlock, cst.Module)):

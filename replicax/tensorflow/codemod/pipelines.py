@@ -12,7 +12,7 @@ from replicax.tensorflow.codemod.script import Script
 
 DATASET = "tf.data.Dataset"
 OPTIONS = "tf.data.Options"
-#: What a record has; the functions that parse it go by these.
+#: The features of a record; the functions that parse it go by these.
 FEATURES = frozenset(f"tf.io.{name}" for name in ("FixedLenFeature", "VarLenFeature", "FixedLenSequenceFeature"))
 #: Methods of datasets that take functions of elements.
 TAKING_FUNCTIONS = frozenset(

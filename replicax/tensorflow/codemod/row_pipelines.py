@@ -2,8 +2,8 @@
 
 `tf.data.TFRecordDataset(files)`, or an `interleave` or `flat_map` of files into it, becomes
 `rx.data.read_tfrecord(files)`; the steps that follow become its methods. A dataset of files' names (`FILES`) becomes
-the names themselves: a pattern or a list. What rows cannot do is refused, and then all pipelines of the script stay
-TensorFlow's.
+the names themselves: a pattern or a list. A thing that rows cannot do is refused, and then all pipelines of the script
+stay TensorFlow's.
 """
 
 from __future__ import annotations

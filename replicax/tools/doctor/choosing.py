@@ -46,9 +46,7 @@ def choose(devices: Sequence[FoundDevice], hosts: int = 1, parameters: float | N
     needed, memory = _memory(accelerators, parameters)
     if needed is not None:
         reasons.append(f"Adam in float32 needs {_gib(needed)} for {parameters:,.0f} parameters.")
-        reasons.append(
-            "What a step of your script needs in all, replicax plan says: replicax plan train.py --on v5e:4x4."
-        )
+        reasons.append("For all that a step of your script needs, ask: replicax plan train.py --on v5e:4x4.")
     if needed is not None and memory is None:
         reasons.append(f"JAX does not say how much memory a {noun} has, so whether it fits is unknown.")
     command = "python train.py"

@@ -108,7 +108,7 @@ _OF_BATCHES = {
 }
 METHODS: dict[tuple[str, str], Rule] = {
     **_METHODS,
-    # What nothing is said of has no counterpart.
+    # All others have no counterpart.
     **{
         (kind, name): datasets.refused(f"{DATASET}.{name}", _RESAMPLED if name == "rejection_resample" else _NO_ROWS)
         for kind in (FILES, ROWS, BATCHES)
