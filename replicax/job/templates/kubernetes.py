@@ -12,7 +12,7 @@ _HEADER = """\
 # kubectl apply -f this-file.yaml        (Kubernetes 1.29 or newer)
 # kubectl logs -f -l job-name={name} --prefix
 """
-#: What a person who reads a manifest has to add.
+#: A hint for the person who reads a manifest.
 TO_ADD = """\
 # The image must have {package} and your script in it. Checkpoints must outlive the pods: add a volume that all workers
 # can write to, to `volumes` (a persistentVolumeClaim) and to the container's `volumeMounts`.
