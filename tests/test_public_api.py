@@ -250,7 +250,7 @@ NOT_AT_FIRST = (
     "tensorstore",
     "ray",
 )
-MODULES_OF_A_FIRST_STEP = 277
+MODULES_OF_A_FIRST_STEP = 282
 FIRST_STEP = """
 import sys
 import jax

@@ -21,7 +21,6 @@ from replicax.compat.jax_tracing import is_kept_by_jax, trace_state_clean
 from replicax.contracts.strategy import CompiledStep, StrategyBase, or_null, owner_of
 from replicax.contracts.variable_access import array_of, is_trained, lives_elsewhere, shape_of
 from replicax.errors import ProgramError
-from replicax.program.blocks.step import BlockedStep
 from replicax.program.bound_variables import BoundVariables
 from replicax.program.captured_arrays import captured_error
 from replicax.program.flax.modules import around_modules
@@ -130,6 +129,8 @@ class CompiledPass:
         leaves = [self._layouts.get(i, results) for i in range(self.returned.structure.num_arrays)]
         out_shardings = ([variables.sharding(variable) for variable in variables.written], leaves)
         if (blocked := self._blocked_by()) is not None and blocked.blocks is not None:
+            from replicax.program.blocks.step import BlockedStep
+
             mesh = blocked.placement.mesh_for(blocked.num_replicas_in_sync)
             return BlockedStep(pure, blocked.blocks, mesh, out_shardings)
         # A function of the host may fail when the program has begun: the old values are kept until it has ended.
