@@ -122,6 +122,7 @@ _PLAIN = {
     "job/supervision/joined_workers.py": "reads sockets",
     "job/elsewhere/agent.py": "waits; Ray ends its process",
     "job/processes/processes.py": "reads pipes",
+    "data/readers/files.py": "asks a store by Python's own sockets",
     "runtime/clock.py": "is stopped, and awaited, as the last thing that its process does",
     "checkpoint/snapshots.py": "runtime.ending waits for it",
 }

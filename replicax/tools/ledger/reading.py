@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+from replicax.checks import checked
 from replicax.errors.exit_codes import ExitCode
 from replicax.runtime import clock
 from replicax.tools.ledger.culprits import Culprit, Evidence, culprit_of, first_step
@@ -109,6 +110,7 @@ class Ledger:
         return min(self.workers, key=lambda worker: worker.seconds.get(clock.WAITING, 0.0))
 
 
+@checked
 def read(folder: str | os.PathLike[str]) -> Ledger:
     """Returns where the time of a job went, which `replicax run` notes in its folder for logs.
 
@@ -116,6 +118,7 @@ def read(folder: str | os.PathLike[str]) -> Ledger:
         folder: The folder for logs, as `--log-dir`, of a job that runs or has ended; or that of `recording`.
 
     Raises:
+        ArgumentError: `folder` is no path.
         LaunchError: There is no ledger, or its files are something else.
 
     Example:
