@@ -61,14 +61,12 @@ def test_the_commands_that_need_no_tensorflow_run(folder):
 
 
 @pytest.mark.nightly
-@pytest.mark.nightly
 def test_the_converted_script_runs_on_two_workers(folder):
-    (folder / "train.py").write_text(AFTER)
+    (folder / "train.py").write_text(AFTER.replace("rx.MirroredStrategy", "rx.MultiWorkerMirroredStrategy"))
     found = replicax(COMMANDS[-1], folder)
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-@pytest.mark.nightly
 @pytest.mark.skipif(not TENSORFLOW, reason="REPLICAX_TENSORFLOW_PYTHON names no interpreter with TensorFlow")
 @pytest.mark.nightly
 def test_the_proof_runs(folder):
