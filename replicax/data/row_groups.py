@@ -8,13 +8,15 @@ into the same places. So no group needs a place in a checkpoint.
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from replicax.checks import checked_int
+from replicax.checks import checked_int, is_int
 from replicax.data.extras import needed
 from replicax.data.row_plans import Item
 from replicax.errors import ArgumentError
@@ -64,16 +66,18 @@ class Padding:
     def group(self, found: Sequence[tuple[Item, Any]]) -> Group:
         """Returns the batch of rows, with arrays of the same shapes."""
         items = [item for item, _ in found]
-        leaves, treedef = jax.tree.flatten(found[0][1])
+        paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(found[0][1])[0]]
+        treedef = jax.tree.structure(found[0][1])
         rows = [jax.tree.flatten(row) for _, row in found]
         for (_, structure), item in zip(rows, items, strict=True):
             if structure != treedef:  # type: ignore[operator]  # JAX types it too narrowly.
                 raise RowFaultError(item, f"it has another structure, {structure}, than its batch, {treedef}")
         one_value = jax.tree_util.all_leaves([self._values])
-        shapes = [None] * len(leaves) if self._shapes is None else _leaves(treedef, self._shapes, "shapes")
-        values = [self._values] * len(leaves) if one_value else _leaves(treedef, self._values, "values")
+        shapes = [None] * len(paths) if self._shapes is None else _leaves(treedef, self._shapes, "shapes")
+        values = [self._values] * len(paths) if one_value else _leaves(treedef, self._values, "values")
         columns = zip(*(each for each, _ in rows), strict=True)
-        padded = [_padded(items, *each) for each in zip(columns, shapes, values, strict=True)]
+        names = [f"leaf {jax.tree_util.keystr(path)}" if path else "the row" for path in paths]
+        padded = [_padded(items, *each) for each in zip(names, columns, shapes, values, strict=True)]
         return Group([jax.tree.unflatten(treedef, each) for each in zip(*padded, strict=True)], items)
 
 
@@ -85,28 +89,59 @@ def _leaves(treedef: Any, given: PyTree, name: str) -> list[Any]:
     return found
 
 
-def _padded(items: Sequence[Item], column: Sequence[Any], shape: Any, value: Any) -> list[Any]:
+def _padded(items: Sequence[Item], name: str, column: Sequence[Any], shape: Any, value: Any) -> list[Any]:
     arrays = [np.asarray(each) for each in column]
-    rank = arrays[0].ndim if shape is None else len(shape)
-    given = (None,) * rank if shape is None else tuple(None if size in (None, -1) else int(size) for size in shape)
+    given = (None,) * arrays[0].ndim if shape is None else _sizes(name, shape)
     for array, item in zip(arrays, items, strict=True):
-        fits = array.ndim == rank and all(
+        fits = array.ndim == len(given) and all(
             most is None or size <= most for size, most in zip(array.shape, given, strict=True)
         )
         if not fits:
-            raise RowFaultError(item, f"an array of shape {array.shape} does not fit into {list(given)}")
+            raise RowFaultError(item, f"{name} has shape {array.shape}, which does not fit into {list(given)}")
+    fills = {dtype: _fill(name, value, dtype) for dtype in {array.dtype for array in arrays}}
     longest = [max(sizes) for sizes in zip(*(each.shape for each in arrays), strict=True)]
     wanted = tuple(most if size is None else size for size, most in zip(given, longest, strict=True))
     if all(each.shape == wanted for each in arrays):
         return list(column)
     filled = []
     for array in arrays:
-        is_text = array.dtype.kind in "OSU"
-        fill = b"" if is_text and not isinstance(value, (bytes, str)) else value
-        new = np.full(wanted, fill, object if is_text else array.dtype)
+        new = np.full(wanted, fills[array.dtype], object if array.dtype.kind in "OSU" else array.dtype)
         new[tuple(map(slice, array.shape))] = array
         filled.append(new)
     return filled
+
+
+def _sizes(name: str, shape: Any) -> tuple[int | None, ...]:
+    """Returns the sizes of a shape that the user has given; None for those that depend on the batch."""
+    try:
+        sizes = tuple(shape)
+    except TypeError:
+        sizes = ("",)
+    if not all(size is None or (is_int(size) and size >= -1) for size in sizes):
+        raise ArgumentError(f"`shapes`: the shape of {name} is a sequence of ints and None, got {shape!r:.100}.")
+    return tuple(None if size in (None, -1) else int(size) for size in sizes)
+
+
+def _fill(name: str, value: Any, dtype: np.dtype) -> Any:
+    """Returns what an array is padded with: a value that its dtype holds; only floats may be rounded, as in rows."""
+    if dtype.kind in "OSU":
+        return value if isinstance(value, (bytes, str)) else b""
+    given = np.asarray(value)
+    if given.ndim or not (jnp.issubdtype(given.dtype, np.number) or given.dtype.kind in "bO"):
+        raise ArgumentError(f"`values`: {name} is padded with one number, got {value!r:.100}.")
+    may_round = jnp.issubdtype(given.dtype, np.inexact) and jnp.issubdtype(dtype, np.inexact)
+    try:
+        with np.errstate(all="ignore"):
+            made = given.astype(dtype, casting="unsafe" if np.isrealobj(given) else "same_kind")
+        holds = bool(np.isfinite(made)) == bool(np.isfinite(given)) if may_round else made.item() == given.item()
+    except (TypeError, ValueError, OverflowError):
+        holds = False
+    if not holds:
+        raise ArgumentError(
+            f"`values`: {name} is of dtype {dtype}, which cannot hold {value!r:.100}. Give another value, or let a "
+            "`map` give the leaf another dtype."
+        )
+    return made
 
 
 class RowsByLength:
@@ -143,13 +178,27 @@ class RowsByLength:
         """Yields the rows of one batch after the other; what is left at the end by bucket, the shortest first."""
         waiting: dict[int, list[tuple[Item, Any]]] = {}
         for item, row in rows:
-            bucket = bisect.bisect_right(self._boundaries, self._length(row)) if self._boundaries else 0
+            bucket = bisect.bisect_right(self._boundaries, self._length_of(item, row)) if self._boundaries else 0
             found = waiting.setdefault(bucket, [])
             found.append((item, row))
             if len(found) == self.sizes[bucket]:
                 yield self._group(waiting.pop(bucket))
         for bucket in sorted(waiting) if not self._drops else ():
             yield self._group(waiting[bucket])
+
+    def _length_of(self, item: Item, row: Any) -> float:
+        try:
+            found = self._length(row)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise RowFaultError(item, f"`length` raised {type(error).__name__}: {error}") from error
+        number = np.asarray(found)
+        if number.ndim or number.dtype.kind not in "iuf" or not 0 <= number < math.inf:
+            raise RowFaultError(
+                item, f"`length` returns the length of a row, a number of at least 0, not {found!r:.100}"
+            )
+        return float(number)
 
     def _group(self, found: Sequence[tuple[Item, Any]]) -> Group:
         if self._padding is None:
@@ -175,11 +224,14 @@ class PackedRows:
         """Yields the rows of one batch after the other."""
         items: list[Item] = []  # that are in no batch yet
         ended = False
+        first: dict[str, np.ndarray] = {}
 
         def features() -> Iterator[dict[str, np.ndarray]]:
             nonlocal ended
             for item, row in rows:
-                found = self._features(item, row)
+                found = self._features(item, row, first)
+                if not first:
+                    first.update(found)
                 items.append(item)
                 yield found
             ended = True
@@ -203,17 +255,33 @@ class PackedRows:
         if made:
             yield Group(made, used)
 
-    def _features(self, item: Item, row: Any) -> dict[str, np.ndarray]:
+    def _features(self, item: Item, row: Any, first: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns what is packed of a row, like `first`, the first row's: Grain casts all rows to the dtype of one."""
         if not isinstance(row, Mapping) or not self._lengths.keys() <= row.keys():
             raise RowFaultError(item, f"rows that are packed are dicts with {list(self._lengths)}, got {row!r:.100}")
-        found = {name: np.asarray(row[name]) for name in self._lengths}
-        for name, array in found.items():
-            if not array.ndim or len(array) > self._lengths[name]:
+        found = {}
+        for name, length in self._lengths.items():
+            try:
+                array = np.asarray(row[name])
+            except (TypeError, ValueError) as error:
+                raise RowFaultError(item, f"{name!r} cannot become an array: {error}") from error
+            if not array.ndim or len(array) > length:
                 raise RowFaultError(
                     item,
-                    f"{name!r} has shape {array.shape}, and a packed row {self._lengths[name]} of it: cut the row in a "
-                    "`map`, or leave it out in a `filter`",
+                    f"{name!r} has shape {array.shape}, and a packed row {length} of it: cut the row in a `map`, or "
+                    "leave it out in a `filter`",
                 )
+            other = first.get(name, array)
+            if not array.size and array.shape[1:] == other.shape[1:]:
+                array = array.astype(other.dtype)  # An empty list is of floats.
+            if (array.dtype, array.shape[1:]) != (other.dtype, other.shape[1:]):
+                raise RowFaultError(
+                    item,
+                    f"{name!r} is of dtype {array.dtype} and shape {array.shape}, and in the first row of this pass of "
+                    f"{other.dtype} and {other.shape}. Rows that are packed differ in their lengths only: let a `map` "
+                    "give them one dtype and one shape behind the first dimension",
+                )
+            found[name] = array
         return found
 
 

@@ -197,7 +197,7 @@ class RowPass:
             if before is not None:  # With what was left out after it, so that the loop hears of that, too.
                 yield made(before[0], [*before[1], *left_out])
         except RowFaultError as error:
-            raise DataError(f"{error.reason}.", *self._name(error.item)) from None
+            raise DataError(f"{error.reason}.", *self._name(error.item)) from error.__cause__
         self._report()
 
     def _report(self) -> None:

@@ -186,9 +186,14 @@ class Rows:
             batch_size: Rows of a global batch.
             shapes: A pytree as the rows, with a shape for each array; a dimension of None is as long as in the longest
                 row of the batch. None if all are so.
-            values: What is added: one value, or a pytree as the rows.
+            values: What is added: one value, or a pytree as the rows. Each array's dtype must hold it; floats may be
+                rounded.
             drop_remainder: As in `batch`.
             options: `on_error`, `threads` and `processes`, as in `batch`.
+
+        Raises:
+            ArgumentError: An argument is not one of those; while iterating: no array can have such a shape or value.
+            DataError: While iterating: a row does not fit into its shape, or has another structure.
 
         Example:
             >>> rx.data.Rows([np.array([1, 2, 3]), np.array([4])]).padded_batch(2).first()
@@ -213,7 +218,7 @@ class Rows:
         """Returns batches of rows of about one length, padded: `tf.data`'s `bucket_by_sequence_length`.
 
         Args:
-            length: Returns the length of a row.
+            length: Returns the length of a row, a number of at least 0.
             boundaries: Lengths, ascending. A row belongs to the first bucket whose boundary is larger than its length.
             batch_sizes: Rows of a global batch of each bucket: one number more than boundaries.
             shapes: As in `padded_batch`.
@@ -222,7 +227,8 @@ class Rows:
             options: `on_error`, `threads` and `processes`, as in `batch`.
 
         Raises:
-            ArgumentError: An argument is not one of those.
+            ArgumentError: As in `padded_batch`.
+            DataError: As in `padded_batch`; or `length` has failed, or returned no such number.
 
         Example:
             >>> rows = rx.data.Rows([np.ones(n) for n in (1, 5, 2, 6)])
@@ -237,9 +243,10 @@ class Rows:
     def packed_batch(self, batch_size: int, lengths: Mapping[str, int], **options: Any) -> RowBatches:
         """Returns batches of packed rows, each of as many short rows as fit: by Grain's first-fit packing.
 
-        Rows are dicts of arrays. Besides each feature, a batch has `<name>_segment_ids`, int32: which of its rows an
-        element is of, from 1, and 0 where none is; and `<name>_positions`, int32: its place in that row. An
-        attention mask is `segment_ids[:, :, None] == segment_ids[:, None, :]`.
+        Rows are dicts of arrays, which differ in their first dimensions only. Besides each feature, a batch has
+        `<name>_segment_ids`, int32: which of its rows an element is of, from 1, and 0 where none is; and
+        `<name>_positions`, int32: its place in that row. An attention mask is
+        `segment_ids[:, :, None] == segment_ids[:, None, :]`.
 
         The order does not depend on the number of workers: all of them read all rows, and pack them.
 
@@ -250,6 +257,8 @@ class Rows:
 
         Raises:
             ArgumentError: An argument is not one of those, or Grain is missing.
+            DataError: While iterating: a feature is missing, is too long, or has another dtype or other dimensions
+                behind the first than in the first row.
 
         Example:
             >>> rows = rx.data.Rows([{"tokens": np.full(n, n)} for n in (3, 2, 2)])
@@ -325,7 +334,7 @@ class RowBatches(Iterable[PyTree]):
         Each epoch has another order, if the rows are shuffled, and the last batch of each has what is left.
 
         Args:
-            epochs: How many; None for no end.
+            epochs: How many; None or -1 for no end.
 
         Example:
             >>> [batch.tolist() for batch in rx.data.Rows(range(3)).batch(2).repeat(2)]
@@ -513,7 +522,9 @@ def _mapped(batches: Generator[WorkerBatch], functions: Sequence[Callable[[PyTre
 
 def _repeated(epochs: int, times: int | None) -> int:
     """Returns how many epochs there are when all are repeated; 0: without end."""
-    return 0 if times in (None, -1) else epochs * checked_int("epochs", times, least=1)
+    return (
+        0 if times in (None, -1) else epochs * checked_int("epochs", times, least=1, note=", or None or -1 for no end")
+    )
 
 
 def _listed(items: Iterator[Item], size: int) -> Iterator[list[Item]]:

@@ -128,19 +128,21 @@ class Strategy(StrategyBase):
     # Replicas.
 
     @entry_point
-    def check_replicas(self, variables: Sequence[VariableLike], step: int | None = None) -> None:
+    def check_replicas(self, variables: PyTree, step: int | None = None) -> None:
         """Compares the copies of variables on all devices; all workers call it together. It waits for the devices.
 
         Each device digests its copies, in one program, so it takes about as long as reading them once. Parts that one
-        device alone holds have nothing to compare with. In `Model.fit`, use `rx.keras.ReplicaDigest`.
+        device alone holds have nothing to compare with: all under `OneDeviceStrategy` and `CentralStorageStrategy`,
+        most under `FullyShardedStrategy`. In `Model.fit`, use `rx.keras.ReplicaDigest`.
 
         Args:
-            variables: The variables, such as `[*model.variables, *optimizer.variables]`.
+            variables: A variable, or a pytree of variables and of arrays that `replicate` has made, such as
+                `[*model.variables, *optimizer.variables]`.
             step: The number of the step, for the message.
 
         Raises:
             ReplicaDriftError: Copies differ. It names the variables and the replicas.
-            ArgumentError: Workers of the strategy come and go.
+            ArgumentError: `variables` holds something else; or workers of the strategy come and go.
             ContextError: Called inside `run`, or while another strategy is current.
 
         Example:
@@ -153,8 +155,8 @@ class Strategy(StrategyBase):
         for each in self._begin_digests(variables):
             each.check(step)
 
-    def _begin_digests(self, variables: Sequence[VariableLike]) -> list[PendingDigests]:
-        """Lets the devices digest their copies of variables."""
+    def _begin_digests(self, variables: PyTree) -> list[PendingDigests]:
+        """Lets the devices digest their copies of variables and arrays; none is a test of the strategy alone."""
         if self.placement.group.may_change:
             raise ArgumentError(
                 f"Workers of {self!r} come and go, and each is given the others' values then: their copies cannot be "

@@ -13,18 +13,19 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax.contracts.variable_access import VariableLike, array_of, lives_elsewhere, name_of
-from replicax.errors import ReplicaDriftError
+from replicax.contracts.variable_access import array_of, is_variable, lives_elsewhere, name_of
+from replicax.errors import ArgumentError, ReplicaDriftError
 from replicax.runtime.calls import together
 from replicax.runtime.devices import device_name
 from replicax.runtime.transfer import beside_device, host_copy
+from replicax.typing import PyTree
 
 
 class PendingDigests(NamedTuple):
@@ -66,15 +67,14 @@ class ReplicaDigests:
     def __init__(self) -> None:
         self._programs: dict[Hashable, Callable[..., jax.Array]] = {}
 
-    def begun(self, variables: Sequence[VariableLike]) -> list[PendingDigests]:
+    def begun(self, variables: PyTree) -> list[PendingDigests]:
         """Lets the devices compute digests; one result for each mesh on which variables have copies."""
         by_mesh: dict[jax.sharding.Mesh, list[_Named]] = {}
-        for variable in variables:
-            array = None if lives_elsewhere(variable) else array_of(variable)
-            sharding = None if array is None else array.sharding
-            if array is not None and isinstance(sharding, NamedSharding) and _holders(sharding, array.shape):
+        for name, array in _arrays(variables):
+            sharding = array.sharding
+            if isinstance(sharding, NamedSharding) and _holders(sharding, array.shape):
                 mesh = cast(jax.sharding.Mesh, sharding.mesh)
-                by_mesh.setdefault(mesh, []).append(_Named(name_of(variable), array, sharding))
+                by_mesh.setdefault(mesh, []).append(_Named(name, array, sharding))
         return [self._on_mesh(mesh, named) for mesh, named in by_mesh.items()]
 
     def _on_mesh(self, mesh: jax.sharding.Mesh, named: Sequence[_Named]) -> PendingDigests:
@@ -90,6 +90,27 @@ class ReplicaDigests:
             values = self._programs[key](*arrays)
         holders = tuple(_holders(each.sharding, each.array.shape) for each in named)
         return PendingDigests(tuple(each.name for each in named), holders, tuple(mesh.devices.flat), values)
+
+
+def _arrays(variables: PyTree) -> Iterator[tuple[str, jax.Array]]:
+    """Yields the names and values of variables and arrays; a variable elsewhere, or unbuilt, has none."""
+    is_lazy = isinstance(variables, Iterable) and not is_variable(variables) and not hasattr(variables, "__array__")
+    if is_lazy and jax.tree_util.all_leaves([variables]) and not isinstance(variables, str):
+        variables = list(variables)  # a generator, say
+    leaves, _ = jax.tree_util.tree_flatten_with_path(variables, is_leaf=is_variable)
+    for path, leaf in leaves if variables is not None else [((), None)]:
+        if is_variable(leaf):
+            array = None if lives_elsewhere(leaf) else array_of(leaf)
+            if array is not None:
+                yield name_of(leaf), array
+        elif isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+            yield jax.tree_util.keystr(path) or "the array", leaf
+        else:
+            where = f"`variables`{jax.tree_util.keystr(path)}"
+            raise ArgumentError(
+                f"{where} is no variable, and no array on the strategy's devices, so it has no copies to compare: got "
+                f"{leaf!r:.100}. Give variables, such as model.variables, or a pytree that strategy.replicate has made."
+            )
 
 
 @functools.lru_cache(maxsize=4096)

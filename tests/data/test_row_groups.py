@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -113,12 +114,128 @@ def test_rows_that_are_left_out_count():
         (lambda: in_a_list().packed_batch(2, {}), ArgumentError, "`lengths`"),
         (lambda: in_a_list().bucketed_batch(len, [3, 2], [1, 1, 1]), ArgumentError, "ascending"),
         (lambda: in_a_list().bucketed_batch(len, [3], [1]), ArgumentError, "one number more"),
-        (lambda: in_a_list().batch(2).repeat(0), ArgumentError, "epochs"),
+        (lambda: in_a_list().batch(2).repeat(0), ArgumentError, "`epochs` .* at least 1, or None or -1 for no end"),
+        (lambda: in_a_list().repeat(-2), ArgumentError, "or None or -1"),
+        (
+            lambda: in_a_list().padded_batch(2, {"tokens": 9, "length": []}),
+            ArgumentError,
+            r"leaf \['tokens'\] is a seq",
+        ),
     ],
 )
 def test_errors(batches, error, words):
     with pytest.raises(error, match=words):
         list(batches())
+
+
+def of(*values):
+    return rx.data.Rows([{"t": np.asarray(each)} for each in values])
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (of([1, 2], [1.5]), "record 1: 't' is of dtype float64 .* first row of this pass of int64"),
+        (of(np.int32([1]), np.int64([2**40])), "record 1: 't' is of dtype int64"),
+        (of(np.ones((2, 3)), np.ones((1, 4))), r"record 1: 't' is of dtype float64 and shape \(1, 4\)"),
+        (rx.data.Rows([{"t": [1]}, {"t": [[1], [1, 2]]}]), "record 1: 't' cannot become an array"),
+    ],
+)
+def test_rows_that_cannot_be_packed_together(rows, words):
+    with pytest.raises(DataError, match=words):
+        list(rows.packed_batch(1, {"t": 5}))
+    with pytest.raises(DataError, match=words):  # Also where another batch has begun.
+        list(rows.packed_batch(1, {"t": 2}))
+
+
+def test_an_empty_row_is_packed():
+    packed = rx.data.Rows([{"t": [1, 2]}, {"t": []}, {"t": [3]}]).packed_batch(1, {"t": 4}).first()
+    assert (packed["t"].tolist(), packed["t"].dtype) == ([[1, 2, 3, 0]], np.int64)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        ("int64", -1.5),
+        ("uint8", -100),
+        ("uint8", 256),
+        ("int32", 2**31),
+        ("int64", 2**64),
+        ("int64", np.nan),
+        ("bool", 2),
+        ("float16", -1e9),
+        ("float32", 2**24 + 1),
+        ("float32", 10**400),
+        ("float32", 1j),
+        (jnp.bfloat16, 257),
+        (jnp.int4, 8),
+        ("int64", None),
+        ("int64", "0"),
+        ("int64", np.zeros(2)),
+    ],
+)
+def test_values_that_a_dtype_cannot_hold(dtype, value):
+    rows = of(np.ones(3, dtype), np.ones(2, dtype))
+    for batches in (
+        rows.padded_batch(2, values={"t": value}),
+        rows.bucketed_batch(len, [9], [2, 2], None, {"t": value}),
+    ):
+        with pytest.raises(ArgumentError, match=r"`values`: leaf \['t'\] is ") as found:
+            batches.first()
+        assert repr(value)[:100] in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        ("int64", -1.0),
+        ("uint8", np.int64(255)),
+        ("bool", True),
+        ("float32", 0.1),
+        ("float16", -np.inf),
+        ("float32", -1e30),
+        ("complex64", 0.1j),
+        ("float32", np.nan),
+        ("complex64", 1j),
+        (jnp.bfloat16, -0.1),
+        (jnp.bfloat16, jnp.float32(2)),
+        ("uint64", 2**63),
+    ],
+)
+def test_values_that_a_dtype_holds(dtype, value):
+    padded = of(np.ones(3, dtype), np.ones(2, dtype)).padded_batch(2, values=value).first()["t"]
+    assert padded.dtype == dtype
+    np.testing.assert_array_equal(padded[1, 2], np.asarray(value).astype(dtype))
+
+
+def boom(row):
+    raise KeyError("length")
+
+
+@pytest.mark.parametrize(
+    ("length", "words"),
+    [
+        (lambda row: None, "a number of at least 0, not None"),
+        (lambda row: float("nan"), "not nan"),
+        (lambda row: float("inf"), "not inf"),
+        (lambda row: -1, "not -1"),
+        (lambda row: "9", "not '9'"),
+        (lambda row: np.ones(2), "not array"),
+        (boom, "`length` raised KeyError: 'length'"),
+    ],
+)
+def test_lengths_that_are_none(length, words):
+    def second(row):
+        return 1 if row == 0 else length(row)
+
+    with pytest.raises(DataError, match=f"record 1: .*{words}"):
+        list(rx.data.Rows([0, 1]).bucketed_batch(second, [4], [2, 2]))
+
+
+@pytest.mark.parametrize("length", [3, 3.0, np.int32(3), np.array(3), jnp.array(3)])
+def test_lengths_of_any_kind_of_number(length):
+    batches = rx.data.Rows([0, 1]).bucketed_batch(lambda row: length if row else 4, [4], [1, 1])
+    assert [batch.tolist() for batch in batches] == [[0], [1]]
 
 
 def test_several_epochs_one_after_the_other():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -43,6 +45,23 @@ def test_of_two_copies_nobody_knows_which_is_right(two):
     assert (found.value.replicas, found.value.is_sure) == ((0, 1), False)
 
 
+def test_arrays_and_variables_in_any_pytree(mirrored):
+    strategy = mirrored(4)
+    first, second = variables(strategy, "float32", "int32")
+    strategy.check_replicas(first)
+    strategy.check_replicas(each for each in (first, second))
+    strategy.check_replicas(strategy.replicate(np.ones(3)))
+    flip(second, 1, 0)
+    with pytest.raises(ReplicaDriftError, match="int32"):
+        strategy.check_replicas({"a": first, "b": (second, strategy.replicate(np.ones(3)))})
+
+
+@pytest.mark.parametrize("given", [None, np.ones(3), [np.ones(3)], {"w": [1.0]}, "kernel", 3, [jnp.ones(2), "x"]])
+def test_what_has_no_copies(two, given):
+    with pytest.raises(ArgumentError, match=r"`variables`.* is no variable, and no array .* got"):
+        two.check_replicas(given)
+
+
 def test_a_part_is_compared_with_the_copies_of_that_part():
     strategy = rx.LayoutStrategy(layout={".*": (None, "model")}, mesh_shape={"data": 4, "model": 2})
     (own,) = variables(strategy, "float32")
@@ -79,6 +98,53 @@ def test_fit_ends_with_the_replica_that_has_drifted(mirrored):
     assert any("kernel" in name for name in found.value.variables)
 
 
+def fitted(strategy, *callbacks, rows=16, epochs=1):
+    keras = pytest.importorskip("keras")
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8), keras.layers.BatchNormalization()])
+        model.compile("adam", "mse")
+    x, y = np.ones((rows, 8), np.float32), np.ones((rows, 8), np.float32)
+    model.fit(x, y, batch_size=8, epochs=epochs, verbose=0, callbacks=list(callbacks))
+
+
+def test_a_fit_that_is_shorter_than_the_distance_is_compared_at_its_end(mirrored):
+    keras = pytest.importorskip("keras")
+
+    class Flips(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                flip(self.model.layers[0].kernel, 2, 1)
+
+    with pytest.raises(ReplicaDriftError, match="After step 2") as found:
+        fitted(mirrored(4), rx.keras.ReplicaDigest(every=100), Flips())
+    assert found.value.replicas == (2,)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        (lambda: rx.OneDeviceStrategy("cpu:0"), "OneDeviceStrategy.* 0 of the 4 trainable"),
+        (lambda: rx.CentralStorageStrategy(["cpu:0", "cpu:1"]), "CentralStorageStrategy.* 0 of the 4 trainable"),
+        (
+            lambda: rx.FullyShardedStrategy(["cpu:0", "cpu:1"], min_size=0),
+            "FullyShardedStrategy.* 0 of the 4 trainable",
+        ),
+        (lambda: rx.LocalSGDStrategy(every=2, devices=["cpu:0"]), "LocalSGDStrategy.* 0 of the 4 trainable"),
+    ],
+)
+def test_variables_that_have_no_copies_are_told_once(strategy, words):
+    with pytest.warns(UserWarning, match="ReplicaDigest") as told:
+        fitted(strategy(), rx.keras.ReplicaDigest(every=1), epochs=2)
+    (only,) = [str(each.message) for each in told if "ReplicaDigest" in str(each.message)]
+    assert re.search(words, only)
+
+
+@pytest.mark.filterwarnings("error:ReplicaDigest")
+def test_an_island_of_one_process_is_compared():
+    fitted(rx.LocalSGDStrategy(every=2, devices=["cpu:0", "cpu:1"]), rx.keras.ReplicaDigest(every=1))
+
+
+@pytest.mark.filterwarnings("error:ReplicaDigest")
 def test_without_a_fault_it_says_nothing(mirrored):
     keras = pytest.importorskip("keras")
     with mirrored(2).scope():
