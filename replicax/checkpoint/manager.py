@@ -33,7 +33,7 @@ from replicax.checkpoint.manager_arguments import (
 )
 from replicax.checkpoint.numbered import latest_checkpoint
 from replicax.checkpoint.places import Directory, Place, absolute
-from replicax.checkpoint.policies import KeepPolicy, SavePolicy, notes_of
+from replicax.checkpoint.policies import KeepPolicy, SavePolicy, go_on_from, notes_of
 from replicax.checkpoint.saving import RunningSave, begin_save
 from replicax.checkpoint.snapshots import MemorySnapshots, RestoredSnapshot
 from replicax.checkpoint.variable_names import keras_objects
@@ -132,9 +132,9 @@ class CheckpointManager(Advised):
         self.checkpoint = checkpoint_of(checkpoint, objects)
         kept = keep_policies(keep, max_to_keep, keep_checkpoint_every_n_hours)
         self._folder = CheckpointFolder(self.directory, checked_name(checkpoint_name), kept)
-        for name, note in notes_of(kept).items():
-            self.checkpoint.add_note(name, note)
         self._save_when = save_policies(save_when, save_interval_steps, step_counter, checkpoint_interval)
+        for name, note in notes_of([*kept, *self._save_when]).items():
+            self.checkpoint.add_note(name, note)
         self._growth = checkpoint_interval
         # Otherwise a save under way could not be finished when the script ends.
         self._async, self._timeout = async_ and STARTS_THREADS_AT_END, timeout
@@ -341,6 +341,7 @@ class CheckpointManager(Advised):
     def _go_on_from(self, step: int) -> None:
         # A training that has begun on its own is still the same when it goes back to one of its steps.
         self._folder.known.update([step] if self._saved else self.all_steps())
+        go_on_from(self._save_when, self._folder.complete())
         for policy in self._save_when:
             policy.restart()
         clock.note(restored=True)

@@ -10,7 +10,16 @@ import numpy as np
 
 from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.places import Directory
-from replicax.checkpoint.policies import CounterGrowth, EveryHours, EverySteps, KeepPolicy, Newest, SavePolicy, listed
+from replicax.checkpoint.policies import (
+    CounterGrowth,
+    EveryHours,
+    EverySteps,
+    KeepPolicy,
+    Newest,
+    SavePolicy,
+    checked_hours,
+    listed,
+)
 from replicax.checks import checked_int
 from replicax.contracts.variable_access import VariableLike
 from replicax.errors import ArgumentError
@@ -94,7 +103,10 @@ def save_policies(given: object, steps: int, counter: VariableLike | None, growt
 def keep_policies(given: object, max_to_keep: int | None, hours: float | None) -> list[KeepPolicy]:
     """Returns what says which checkpoints are kept, of all arguments that do."""
     if given is None:
-        return [Newest(max_to_keep), *([] if hours is None else [EveryHours(hours)])]
+        return [
+            Newest(max_to_keep),
+            *([] if hours is None else [EveryHours(checked_hours("keep_checkpoint_every_n_hours", hours))]),
+        ]
     if hours is not None or max_to_keep != DEFAULT_TO_KEEP:
         raise ArgumentError(
             "`keep` says which checkpoints are kept: put Newest(...) and EveryHours(...) into it, and leave out "

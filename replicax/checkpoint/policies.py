@@ -47,6 +47,9 @@ __all__ = ["Best", "EveryHours", "EverySeconds", "EverySteps", "Improved", "Keep
 Measure: TypeAlias = Callable[[], object] | VariableLike
 
 
+_IMPROVED = "replicax_improved_"
+
+
 class SavePolicy(abc.ABC):
     """Says when it is time to save.
 
@@ -187,6 +190,8 @@ class CounterGrowth(SavePolicy):
 class Improved(SavePolicy):
     """Saves when a measure is better than at any save before, and in the first call.
 
+    A manager that restores goes on from the best that the checkpoints in its directory have noted.
+
     Args:
         measure: A function without arguments that returns a number, or a variable; all processes have it, and the
             chief's counts.
@@ -207,6 +212,22 @@ class Improved(SavePolicy):
         self._measure, self._sign = _checked_measure(measure), 1.0 if highest else -1.0
         self._best: float | None = None  # at the saves so far
         self._now = -np.inf
+        self._is_taken = False
+
+    def take(self) -> None:
+        """Notes that a manager has this policy: what it knows is of that one's training."""
+        if self._is_taken:
+            raise ArgumentError("An Improved belongs to one CheckpointManager: give each its own Improved(...).")
+        self._is_taken = True
+
+    def note(self) -> float | None:
+        """Returns the measure at the best save so far, of which the checkpoint is one."""
+        return self._sign * self._best if self._best is not None and np.isfinite(self._best) else None
+
+    def go_on_from(self, noted: object) -> None:
+        """Takes into account what an earlier run has noted in a checkpoint."""
+        if isinstance(noted, float):
+            self._best = max(-np.inf if self._best is None else self._best, self._sign * noted)
 
     def is_due(self, step: int | None) -> bool:
         del step
@@ -248,7 +269,7 @@ class Best(KeepPolicy):
         number: How many.
         measure: A function without arguments that returns a number, or a variable; the chief's counts.
         highest: Whether the highest is the best.
-        name: The name of the measure in the checkpoints. Those that lack it are worse than all others.
+        name: The name of the measure in the checkpoints. Those that lack it are kept, too.
 
     Example:
         >>> from replicax.checkpoint.policies import Best
@@ -269,7 +290,9 @@ class Best(KeepPolicy):
             value = each.notes.get(self.name)
             return self._sign * value if isinstance(value, float) and value == value else -np.inf, each.number
 
-        return [each.number for each in sorted(saved, key=goodness)[-self.number :]]
+        noted = [each for each in saved if self.name in each.notes]
+        best = sorted(noted, key=goodness)[-self.number :]
+        return [each.number for each in saved if each in best or each not in noted]  # Unknown is not worst.
 
 
 class EveryHours(KeepPolicy):
@@ -284,9 +307,7 @@ class EveryHours(KeepPolicy):
     """
 
     def __init__(self, hours: float):
-        if not is_real(hours) or not hours > 0:
-            raise ArgumentError(f"`keep_checkpoint_every_n_hours` is a number above 0, got {hours!r:.100}.")
-        self.hours = float(hours)
+        self.hours = checked_hours("hours", hours)
 
     def kept(self, saved: Sequence[NumberedCheckpoint]) -> list[int]:
         return []  # `PermanentCheckpoints` decides, when the others have.
@@ -331,6 +352,13 @@ class PermanentCheckpoints:
             ) from error
 
 
+def checked_hours(name: str, hours: float) -> float:
+    """Returns a number of hours that a user has given as the argument `name`."""
+    if not is_real(hours) or not hours > 0:
+        raise ArgumentError(f"`{name}` is a number above 0, got {hours!r:.100}.")
+    return float(hours)
+
+
 def _checked_measure(measure: Measure) -> Measure:
     if not callable(measure) and not is_variable(measure):
         raise ArgumentError(f"`measure` is a function without arguments, or a variable, got {measure!r:.100}.")
@@ -338,7 +366,10 @@ def _checked_measure(measure: Measure) -> Measure:
 
 
 def _number(measure: Measure) -> float:
-    found = np.asarray(measure() if callable(measure) else array_of(measure))
+    try:
+        found = np.asarray(measure() if callable(measure) else array_of(measure))
+    except Exception as error:
+        raise ArgumentError(f"The `measure` of a policy failed: {type(error).__name__}: {error}") from error
     if found.size != 1 or found.dtype.kind not in "iufb":
         raise ArgumentError(f"`measure` is one number, got {found!r:.100}.")
     return float(found.reshape(()))
@@ -355,12 +386,28 @@ def listed(given: object, kind: type, argument: str) -> list[object]:
     return found
 
 
-def notes_of(policies: Iterable[object]) -> Mapping[str, Callable[[], float]]:
+def notes_of(policies: Sequence[object]) -> Mapping[str, Callable[[], float | None]]:
     """Returns what checkpoints note for policies, by name."""
-    found: dict[str, Callable[[], float]] = {}
+    found: dict[str, Callable[[], float | None]] = {}
     for each in policies:
         if isinstance(each, Best):
             if each.name in found:
                 raise ArgumentError(f"Two measures are called {each.name!r}: give each Best(..., name=...) its own.")
             found[each.name] = each.value
+    for i, policy in enumerate(_improved(policies)):
+        policy.take()
+        found[f"{_IMPROVED}{i}"] = policy.note
     return found
+
+
+def go_on_from(policies: Sequence[object], saved: Iterable[NumberedCheckpoint]) -> None:
+    """Lets policies know what the checkpoints of a training have noted for them."""
+    improved = _improved(policies)
+    for each in saved if improved else ():
+        notes = each.notes
+        for i, policy in enumerate(improved):
+            policy.go_on_from(notes.get(f"{_IMPROVED}{i}"))
+
+
+def _improved(policies: Iterable[object]) -> list[Improved]:
+    return [each for each in policies if isinstance(each, Improved)]

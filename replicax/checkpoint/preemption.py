@@ -24,6 +24,7 @@ from replicax.checks import checked_seconds
 from replicax.errors import ArgumentError, ClusterError
 from replicax.errors.exit_codes import ExitCode
 from replicax.group.stop_vote import StopVote
+from replicax.runtime.ending import only_here
 from replicax.typing import PyTree
 
 _log = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class PreemptionWatch:
         if threading.current_thread() is threading.main_thread():  # Only there can signals be handled.
             self._handler = lambda number, frame: vote.preempt()
             self._before = signal.signal(signal.SIGTERM, self._handler)
-        self._at_exit = functools.partial(_close, weakref.ref(self))
+        self._at_exit = only_here(functools.partial(_close, weakref.ref(self)))
         atexit.register(self._at_exit)
 
     def check(self, step_seconds: float = 0.0) -> str:

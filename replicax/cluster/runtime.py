@@ -28,6 +28,7 @@ from replicax.compat.jax_processes import (
     backends_have_started,
     connected_as,
     give_up_connecting,
+    leave_connection_to_parent,
     let_collectives_listen_at,
     without_preemption_service,
 )
@@ -107,6 +108,7 @@ def connect(
 
 
 def _initialize(address: str, process: int, names: Sequence[str], timeout_s: float, heartbeat_s: int) -> None:
+    leave_connection_to_parent()
     try:
         with without_preemption_service():
             jax.distributed.initialize(

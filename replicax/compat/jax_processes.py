@@ -5,13 +5,14 @@ Calls of its key-value store raise `jax.errors.JaxRuntimeError` if the service i
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import jax
-from jax._src import config as jax_config, distributed as jax_distributed, xla_bridge
+from jax._src import api as jax_api, config as jax_config, distributed as jax_distributed, xla_bridge
 from jax._src.lib import _jax as jaxlib
 
 _T = TypeVar("_T")
@@ -54,6 +55,13 @@ def give_up_connecting() -> None:
     # At exit JAX would wait until the others, which were never connected, shut down with it. Without the name:
     # `os._exit`, after the user's own exit handlers.
     jax_distributed.global_state.client = None
+
+
+def leave_connection_to_parent() -> None:
+    """Lets a child that this process forks end without telling JAX's service that this process ends."""
+    # Without the name: a forked child ends by `os._exit`, as those of `multiprocessing` do.
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=lambda: atexit.unregister(jax_api.clean_up))
 
 
 def let_collectives_listen_at(ip: str) -> None:

@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from replicax.data.row_plans import Item
 from replicax.errors import ArgumentError, BatchError
+from replicax.runtime.ending import only_here
 
 _SECONDS_TO_END = 5.0
 
@@ -33,7 +34,7 @@ class RowProcesses:
     def __init__(self, reading: Callable[[int, Sequence[Item]], list[Any]]):
         self._reading = reading
         self._idle: list[_RowProcess] = []
-        weakref.finalize(self, _end, self._idle)
+        weakref.finalize(self, only_here(_end), self._idle)
 
     def rows(self, number: int, items: Sequence[Item]) -> list[Any]:
         """Returns what becomes of rows in the pass of a number; in the process that is free, or a new one."""

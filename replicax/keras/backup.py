@@ -23,6 +23,7 @@ from replicax.compat.keras import set_initial_epoch
 from replicax.contracts.group import current_group
 from replicax.errors import ArgumentError, CheckpointError
 from replicax.keras.random_state import Generators
+from replicax.runtime.ending import only_here
 
 
 @functools.cache
@@ -88,7 +89,7 @@ class _BackupAndRestore:
         self._exit_fn = exit_fn
         self._open: list[PreemptionWatch] = []
         # For a `fit` that an error ended: Keras then calls no callback any more.
-        self._finalizer = weakref.finalize(self, _close, self._open)
+        self._finalizer = weakref.finalize(self, only_here(_close), self._open)
 
     def on_train_begin(self, logs: Any = None) -> None:
         del logs

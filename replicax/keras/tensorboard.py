@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from replicax.errors import ArgumentError
-from replicax.runtime.ending import finish_at_end, finished
+from replicax.runtime.ending import finish_at_end, finished, only_here
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class _TensorBoard:
         self._profile = _Profile(os.path.join(self.log_dir, "train"), *_checked_range(profile_batch))
         self._training = False
         # For the files of a `fit` that an error ended: Keras then calls no callback any more.
-        self._finalizer = weakref.finalize(self, _close, self._files, self._profile)
+        self._finalizer = weakref.finalize(self, only_here(_close), self._files, self._profile)
 
     # Training.
 

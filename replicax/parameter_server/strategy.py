@@ -39,6 +39,7 @@ from replicax.parameter_server.variables.sharded import ShardedVariable
 from replicax.program.call_checks import called, check_function
 from replicax.ray_cluster import connect, serve_if_task
 from replicax.ray_cluster.deadline import PATIENCE
+from replicax.runtime.ending import only_here
 from replicax.strategies.base import Strategy
 from replicax.strategies.no_strategy import DefaultStrategy, default_replica_context, default_strategy
 from replicax.strategies.reductions import values_of
@@ -138,7 +139,7 @@ class ParameterServerStrategy(Strategy):
         self._ending = contextlib.ExitStack()
         self._ending.callback(self.cluster.close)
         # This must run before the connection ends: a thread that goes on would make Ray start another cluster.
-        self._at_exit = functools.partial(_close, weakref.ref(self))
+        self._at_exit = only_here(functools.partial(_close, weakref.ref(self)))
         atexit.register(self._at_exit)
         self.servers = ServerActors(self.cluster, self.patience)
         self._ending.callback(self.servers.close)

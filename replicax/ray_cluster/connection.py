@@ -21,7 +21,7 @@ from replicax.ray_cluster.head import Head, head_of_connection, limit
 from replicax.ray_cluster.nodes import HEAD_LIMIT
 from replicax.ray_cluster.task_counts import TaskCounts, given_counts, told_counts
 from replicax.ray_cluster.tasks import SERVER, WORKER, check_cluster, check_coordinator, own_task
-from replicax.runtime.ending import keep_exit_codes, pass_by_garbage
+from replicax.runtime.ending import keep_exit_codes, only_here, pass_by_garbage
 
 _WAYS = (
     "Run the script with `replicax run --ps 1 --workers 2`, pass the numbers of workers and servers, set TF_CONFIG or "
@@ -50,7 +50,8 @@ class RayCluster:
         self.is_local = is_local  # All of it is on this machine and ends with this process.
         self._placement = placement
         self._ending = ending or contextlib.ExitStack()
-        atexit.register(self.close)
+        self._at_exit = only_here(self.close)
+        atexit.register(self._at_exit)
 
     def actor_options(self, job: str, index: int) -> ActorOptions:
         """Returns the keyword arguments for `ActorClass.options` that place the actor of a task."""
@@ -67,7 +68,7 @@ class RayCluster:
 
     def close(self) -> None:
         """Ends what `connect` has started: the connection, and a cluster of this process's own."""
-        atexit.unregister(self.close)
+        atexit.unregister(self._at_exit)
         self._ending.close()
 
     def __enter__(self) -> RayCluster:

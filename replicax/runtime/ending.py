@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import gc
 import io
 import logging
@@ -28,11 +29,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
+from typing import ParamSpec
 
 from replicax.compat.interpreter import call_when_script_ends
 from replicax.errors import CheckpointError
 from replicax.errors.exit_codes import ExitCode
 
+_P = ParamSpec("_P")
 _unfinished: dict[object, Callable[[], object]] = {}
 _lock = threading.RLock()  # The handler of SIGTERM may interrupt whoever has it.
 _watches = False
@@ -41,6 +44,22 @@ _failed = False
 _keeps_codes = False
 _passed_by: list[weakref.ref[io.IOBase]] | None = None
 _code: int | None = None
+
+
+def only_here(call: Callable[_P, object]) -> Callable[_P, None]:
+    """Returns `call` for this process: in a child that it forks, what is returned does nothing.
+
+    A forked child has what its parent has registered for its own end, and none of the threads that it would wait for.
+    What tells others of this process, or ends what belongs to it, is the parent's alone.
+    """
+    process = os.getpid()
+
+    @functools.wraps(call)
+    def here(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        if os.getpid() == process:
+            call(*args, **kwargs)
+
+    return here
 
 
 def finish_at_end(key: object, finish: Callable[[], object]) -> None:
@@ -56,7 +75,7 @@ def finish_at_end(key: object, finish: Callable[[], object]) -> None:
                 call_when_script_ends(_finish_all)
             except RuntimeError:
                 _has_ended = True
-        _unfinished.setdefault(key, finish)
+        _unfinished.setdefault(key, only_here(finish))
         if thread is not threading.main_thread():
             if not thread.daemon:  # It may ask again, and Python waits for it anyway.
                 _unfinished.setdefault(thread, thread.join)
@@ -160,7 +179,7 @@ def pass_by_garbage() -> None:
         _passed_by = [weakref.ref(each) for each in objects if type(each) in kinds]
         del objects
         gc.freeze()
-    atexit.register(_flush_passed_by)
+    atexit.register(only_here(_flush_passed_by))
 
 
 def _flush_passed_by() -> None:

@@ -13,6 +13,7 @@ from replicax.errors import ArgumentError, ContextError
 
 BITWISE = "bitwise"
 BLOCKS = 8  # by default
+_MOST_BLOCKS = 1024  # Each has two of XLA's threads.
 #: The mesh axis of the devices that share the work of the one replica.
 BLOCK_AXIS = "block"
 _THREADS = "PJRT_NPROC"  # XLA reads it before `NPROC`, when its CPU client starts.
@@ -31,8 +32,10 @@ def checked_blocks(numbers: object, blocks: object, **without: object) -> int | 
     if numbers != BITWISE:
         raise ArgumentError(f"`numbers` is {BITWISE!r}, or None, got {numbers!r:.100}.")
     blocks = BLOCKS if blocks is None else blocks
-    if not is_int(blocks) or blocks < 1 or blocks & (blocks - 1):
-        raise ArgumentError(f"`blocks` is a power of two (their sums are added in pairs), got {blocks!r:.100}.")
+    if not is_int(blocks) or not 1 <= blocks <= _MOST_BLOCKS or blocks & (blocks - 1):
+        raise ArgumentError(
+            f"`blocks` is a power of two (their sums are added in pairs), at most {_MOST_BLOCKS}, got {blocks!r:.100}."
+        )
     useless = [name for name, value in without.items() if value is not None]
     if useless:
         raise ArgumentError(

@@ -24,6 +24,7 @@ from replicax.data import DistributedDataset, InputContext, InputOptions, ValueC
 from replicax.errors import ArgumentError, ContextError
 from replicax.job.processes.call import Call, pickled, unpickled
 from replicax.runtime.devices import default_devices
+from replicax.runtime.ending import only_here
 from replicax.strategies.base import Strategy
 from replicax.typing import PyTree, PyTreeFunction
 
@@ -154,7 +155,8 @@ class ClientMethods(WithoutReplicas):
             cluster = connect_workers(spec, address=address, workers=workers, start_timeout=start_timeout)
             self.session = Session(cluster, start_timeout=start_timeout, environment=environment, devices=devices)
         self.workers = tuple(str(place.task) for place in cluster.places)
-        atexit.register(self.session.close)  # This must run before the connection ends.
+        self._at_exit = only_here(self.session.close)
+        atexit.register(self._at_exit)  # This must run before the connection ends.
 
     # On the workers.
 
@@ -195,7 +197,7 @@ class ClientMethods(WithoutReplicas):
 
     def close(self) -> None:
         """Ends what runs on the workers and gives the cluster back; the servers go on. A second call does nothing."""
-        atexit.unregister(self.session.close)
+        atexit.unregister(self._at_exit)
         self.session.close()
 
     # Known here.

@@ -129,7 +129,9 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
         if remote_cluster is not None and not runs_for_a_client():
             raise ArgumentError(f"{type(self).__name__} cannot be a client: use MultiWorkerMirroredStrategy itself.")
         stall_timeout = patience(stall_timeout, self._checked_options(communication_options).timeout_seconds)
-        self.blocks = checked_blocks(numbers, blocks, cross_device_ops=cross_device_ops)
+        self.blocks = checked_blocks(
+            numbers, blocks, cross_device_ops=cross_device_ops, communication_options=communication_options
+        )
         elastic = elastic_from(elastic)
         if elastic is not None:
             if shard_update:

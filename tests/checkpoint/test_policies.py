@@ -200,12 +200,12 @@ def saved(*measures: float | None) -> list[NumberedCheckpoint]:
     return [Saved(Path(str(i)), i, None) for i in range(len(measures))]
 
 
-def test_the_best_are_kept_and_those_without_a_measure_are_not():
+def test_the_best_are_kept_and_those_without_a_measure_are_too():
     found = saved(0.5, None, 0.9, float("nan"), 0.7, 0.9)
-    assert sorted(Best(2, lambda: 0.0).kept(found)) == [2, 5]
-    assert sorted(Best(3, lambda: 0.0).kept(found)) == [2, 4, 5]
-    assert sorted(Best(1, lambda: 0.0, highest=False).kept(found)) == [0]
-    assert Best(2, lambda: 0.0, name="other").kept(saved(1.0, 2.0, 3.0)) == [1, 2]
+    assert sorted(Best(2, lambda: 0.0).kept(found)) == [1, 2, 5]
+    assert sorted(Best(3, lambda: 0.0).kept(found)) == [1, 2, 4, 5]
+    assert sorted(Best(1, lambda: 0.0, highest=False).kept(found)) == [0, 1]
+    assert Best(2, lambda: 0.0, name="other").kept(saved(1.0, 2.0, 3.0)) == [0, 1, 2]
 
 
 def test_what_one_policy_keeps_is_kept(tmp_path):
@@ -261,3 +261,27 @@ def test_bad_policies_are_refused(make):
 def test_a_measure_is_one_number():
     with pytest.raises(ArgumentError, match="one number"):
         Improved(lambda: [1.0, 2.0]).is_due(1)
+
+
+def test_an_improvement_is_one_over_the_run_before(tmp_path: Path):
+    accuracy = rx.Variable(0.0)
+    saved = []
+    for part in ([0.5, 0.9], [0.1, 0.2, 0.95]):
+        policy = Improved(accuracy)
+        objects = {"n": 1}
+        with rx.CheckpointManager(tmp_path, objects=objects, save_when=policy, max_to_keep=1) as manager:
+            start = manager.restore_or_initialize() or 0
+            for step, value in enumerate(part, start + 1):
+                accuracy.assign(value)
+                if manager.save(step):
+                    saved.append(value)
+    assert saved == pytest.approx([0.5, 0.9, 0.95])
+    with pytest.raises(ArgumentError, match="belongs to one CheckpointManager"):
+        rx.CheckpointManager(tmp_path, objects={"n": 1}, save_when=policy)
+
+
+def test_what_the_user_wrote_is_named():
+    with pytest.raises(ArgumentError, match="`hours` is"):
+        EveryHours(-1)
+    with pytest.raises(ArgumentError, match="`measure` of a policy failed: ZeroDivisionError"):
+        Improved(lambda: 1 / 0).is_due(1)

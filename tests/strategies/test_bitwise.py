@@ -173,13 +173,22 @@ def test_rows_that_meet_are_put_together():
     [
         ({"numbers": "exact"}, "`numbers` is 'bitwise', or None, got 'exact'"),
         ({"numbers": "bitwise", "blocks": 6}, "`blocks` is a power of two .*, got 6"),
+        ({"numbers": "bitwise", "blocks": 1 << 40}, "at most 1024, got 1099511627776"),
         ({"blocks": 8}, "blocks=8 has no meaning without numbers='bitwise'"),
         ({"numbers": "bitwise", "cross_device_ops": rx.RingAllReduce()}, "`cross_device_ops` has no meaning"),
+        (
+            {
+                "numbers": "bitwise",
+                "communication_options": rx.CommunicationOptions(compression=rx.collectives.Int8()),
+            },
+            "`communication_options` has no meaning",
+        ),
     ],
 )
-def test_arguments_are_checked(arguments: dict[str, object], words: str):
+@pytest.mark.parametrize("kind", [rx.MirroredStrategy, rx.MultiWorkerMirroredStrategy])
+def test_arguments_are_checked(kind: type[rx.Strategy], arguments: dict[str, object], words: str):
     with pytest.raises(rx.errors.ArgumentError, match=words):
-        rx.MirroredStrategy(**arguments)
+        kind(**arguments)
 
 
 def test_another_number_of_threads_is_refused():
@@ -188,14 +197,24 @@ def test_another_number_of_threads_is_refused():
         _strategy(2, blocks=4)
 
 
-def test_a_call_of_the_host_is_refused():
-    strategy = _strategy(2)
+def _told(x: jax.Array) -> jax.Array:
+    jax.debug.callback(lambda value: None, x)
+    return x
+
+
+def _asked(x: jax.Array) -> jax.Array:
+    return jax.pure_callback(np.asarray, x, x)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("call", [_told, _asked, lambda x: jax.lax.map(_asked, x[None])[0]])
+def test_a_call_of_the_host_is_refused(call: Callable[[jax.Array], jax.Array], devices: int):
+    strategy = _strategy(devices)
     with strategy.scope():
         total = rx.Variable(0.0)
 
     def step(x: jax.Array) -> None:
-        jax.debug.callback(lambda value: None, x.sum())
-        total.assign_add(x.sum())
+        total.assign_add(call(x.sum()))
 
     with pytest.raises(rx.errors.ProgramError, match=r"calls the host, .* at .*test_bitwise.py"):
         strategy.run(step, (np.ones((8, 2), np.float32),))

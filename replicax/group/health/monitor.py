@@ -29,6 +29,7 @@ from replicax.group.health.status import Status, status_of
 from replicax.group.health.traffic import Traffic
 from replicax.runtime.activity import LEAVE, now
 from replicax.runtime.call_order import OUTSIDE, CallDescription, Order, order_from, recorded_call_from
+from replicax.runtime.ending import only_here
 
 _log = logging.getLogger(__name__)
 _SECONDS_TO_CONFIRM = 0.3  # before it asks again if nobody listened
@@ -329,10 +330,10 @@ def _code_of(error: BaseException) -> int:
 
 def install(monitor: Monitor) -> None:
     """Makes `monitor` the monitor of this process: it starts, learns of uncaught errors, and says goodbye at exit."""
-    previous = sys.excepthook
+    previous, on_error = sys.excepthook, only_here(monitor.on_error)
 
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        monitor.on_error(error)
+        on_error(error)
         previous(kind, error, traceback)
 
     sys.excepthook = hook
@@ -340,7 +341,7 @@ def install(monitor: Monitor) -> None:
     explain_reads(monitor.alarm.explain)
     accompany(monitor.alarm.check, monitor.note_outside)
     monitor.start()
-    atexit.register(_at_exit, monitor)
+    atexit.register(only_here(_at_exit), monitor)
 
 
 def _at_exit(monitor: Monitor) -> None:

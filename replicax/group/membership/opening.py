@@ -28,6 +28,7 @@ from replicax.cluster.own_address import own_ip, own_ip_of
 from replicax.cluster.patience import Patience
 from replicax.cluster.signing import check_token, given_token
 from replicax.compat.jax_cliques import Clique, StoreClient
+from replicax.compat.jax_processes import leave_connection_to_parent
 from replicax.compat.jax_worlds import WorldClique, prepare_gpus
 from replicax.contracts.group import Incarnation, install
 from replicax.errors import ClusterTimeoutError, MeetingError
@@ -44,7 +45,7 @@ from replicax.group.membership.quorum import QuorumRecord
 from replicax.group.membership.store_process import Host
 from replicax.group.membership.store_watcher import PATIENCE as STORE_PATIENCE, StoreWatcher
 from replicax.runtime import clock
-from replicax.runtime.ending import pass_by_garbage
+from replicax.runtime.ending import only_here, pass_by_garbage
 
 #: `silence` counts where no launcher tells who has ended: who gives no sign of life for so long is left out. While a
 #: process waits for a sum, it looks ten times a second whether somebody is lost.
@@ -64,7 +65,7 @@ def open_meeting(
         return SingleProcessMeeting(str(config.task or "worker:0"))
     stall_s = stall_timeout or PATIENCE.stall  # without a sign of life: then a process counts as lost
     meeting, heartbeat, store_watcher, _ = _opened(config, config.num_processes, timeout_s, stall_s, environ, Clique)
-    atexit.register(_close, meeting, heartbeat, store_watcher)
+    atexit.register(only_here(_close), meeting, heartbeat, store_watcher)
     return meeting
 
 
@@ -94,9 +95,10 @@ def _opened(
             f"process the address of process 0 (TF_CONFIG, or {MEETING}=host:port)."
         )
     pass_by_garbage()
+    leave_connection_to_parent()
     names = [_name(config, index) for index in range(size)]
     if MEETING not in environ and config.process_id == 0 and not _is_listening(address):
-        atexit.register(Host(address, given_token()).let_go)
+        atexit.register(only_here(Host(address, given_token()).let_go))
     _await_listener(address, names[config.process_id], timeout_s)
     # Before all else that waits for the job store.
     store_watcher = StoreWatcher(address, names[config.process_id], STORE_PATIENCE._replace(silence=stall_s))
@@ -140,9 +142,9 @@ def open_group(
     )
     group = ElasticGroup(opened.meeting, interrupter, fewest)
     install(group)
-    atexit.register(_close_group, group, opened.heartbeat, opened.store_watcher)
+    atexit.register(only_here(_close_group), group, opened.heartbeat, opened.store_watcher)
     preemption = Preemption(opened.connect(), group)
-    atexit.register(preemption.stop)
+    atexit.register(only_here(preemption.stop))
     watch_sigterm(preemption)
     group.preemption = preemption
     group.begin(is_newcomer)

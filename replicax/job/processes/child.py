@@ -33,6 +33,7 @@ _PR_SET_PDEATHSIG = 1
 _FAILED = 1
 _NEWS = "REPLICAX_NEWS"
 _INTERRUPTED = 130
+_process = os.getpid()  # A child that the script forks comes to the same end, which is not that of the task.
 _MOST_NAMES = 8
 _JAX = "jax"
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
@@ -55,6 +56,8 @@ def main(arguments: list[str]) -> None:
     _keep_ledger()
     try:
         {"module": _run_module, "file": _run_file, "call": _run_call}[kind](target)
+        if os.getpid() != _process:
+            _end_of_forked(0)
         if kind == "call":
             _tell_return(int(news))
     except SystemExit as error:
@@ -143,6 +146,8 @@ def _told_by_hook(error: BaseException) -> str:
 
 def _tell(news: int, code: int, words: str = "") -> None:
     """Tells the launcher the exit code, the time and the error, after everything that the script has printed."""
+    if os.getpid() != _process:
+        _end_of_forked(code, words)
     if code == 0:
         return
     os.environ[_NEWS] = ""  # There is nothing more to tell.
@@ -154,6 +159,21 @@ def _tell(news: int, code: int, words: str = "") -> None:
         while message:
             message = message[os.write(news, message) :]
         os.close(news)
+
+
+def _end_of_forked(code: int, words: str = "") -> None:
+    """Ends a child that the script has forked, of which the launcher knows nothing."""
+    # As those of `multiprocessing`, without Python's last steps: there JAX would wait for threads that only the parent
+    # has, or crash.
+    sys.stderr.write(words)
+    for each in threading.enumerate():
+        if not each.daemon and each is not threading.main_thread():
+            each.join()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # The script has closed it.
+            stream.flush()
+    os._exit(code)
 
 
 def _tell_return(news: int) -> None:

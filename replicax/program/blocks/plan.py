@@ -16,11 +16,12 @@ import jax.numpy as jnp
 from jax.extend import core as jex_core
 
 from replicax.compat.jax_equations import location
+from replicax.compat.jax_names import CALLBACKS
 from replicax.errors import ProgramError
 from replicax.program.blocks.evaluation import blockwise, value_of
 from replicax.program.blocks.rules import FIRST, Cut, Dimension, broadcast_anew, cut_of
 from replicax.program.blocks.scans import cut_of_scan
-from replicax.program.ir.jaxprs import Atom, aval_of, is_literal, is_one_of, variables_of
+from replicax.program.ir.jaxprs import Atom, aval_of, is_literal, is_one_of, variables_of, with_inner
 
 
 class Operation(NamedTuple):
@@ -86,7 +87,7 @@ class Plan:
         self._items: list[tuple[int, Operation | Part | Sum | Joined]] = []
         seen = {var: self._cut(var, dimension) for var, dimension in batch.items()} if blocks > 1 else {}
         for equation in program.jaxpr.eqns:
-            if equation.effects:
+            if equation.effects or any(is_one_of(each, CALLBACKS) for each in with_inner(equation)):
                 raise ProgramError(
                     f"A step of numbers='bitwise' calls the host, or has a mutable array, at {location(equation)}: it "
                     "would do so once for each device, and for each block. Take it out of the step."
