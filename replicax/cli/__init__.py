@@ -10,8 +10,10 @@ def main() -> None:
     from replicax.cli.app import app
 
     print_anywhere()
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # A command ends as by Ctrl-C: it cleans up.
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    for name in ("SIGTERM", "SIGHUP"):  # Windows has no terminal that hangs up.
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # It ends as by Ctrl-C: it cleans up.
+            signal.signal(number, lambda number, frame: sys.exit(128 + number))
     app()
 
 

@@ -82,6 +82,8 @@ def plan(
         wanted = [kind.strip() for kind in steps.split(",")]
         if not set(wanted) <= set(KINDS) or len(set(wanted)) != len(wanted):
             raise PlanError(f"--steps are {', '.join(KINDS)} or both with a comma between, got {steps!r}.")
+        if not script:
+            raise PlanError(f"Say which script trains: replicax plan train.py --on {on}")
         if not Path(script).is_file():
             raise PlanError(f"There is no file {script!r}. Write: replicax plan train.py --on v5e:4x4")
         topology = Topology.of(on, hosts)

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +185,7 @@ def _over_processes() -> list[dict[str, Any]]:
     from replicax.tools.doctor.all_reduce import check_all_reduce
     from replicax.tools.doctor.findings import Severity
 
+    _say("Sums over two processes.")
     found = check_all_reduce(os.environ)
     if found.status is not Severity.OK:
         return []
@@ -222,14 +223,29 @@ def _measure() -> dict[str, Any]:
         )
         return lambda: jax.block_until_ready(compiled(a))
 
+    _say(f"Products of square matrices, of {' and '.join(map(str, _MATRICES))} rows.")
+    matmul = [_timed(size, product(size)) for size in _MATRICES]
+    _say(f"Sums of two arrays in memory, of {_sizes(_ARRAYS)}.")
+    memory = [_timed(size, addition(size)) for size in _ARRAYS]
+    _say(f"Sums over {len(devices)} virtual devices, of {_sizes(_SENT)} on each.")
     return {
         "machine": _machine(),
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         "devices": len(devices),
-        "matmul": [_timed(size, product(size)) for size in _MATRICES],
-        "memory": [_timed(size, addition(size)) for size in _ARRAYS],
+        "matmul": matmul,
+        "memory": memory,
         "all_reduce": [_timed(size, all_reduce(size)) for size in _SENT],
     }
+
+
+def _say(what: str) -> None:
+    """Tells whoever waits what is measured now: beside the table, which has standard output."""
+    sys.stderr.write(f"{what}\n")
+    sys.stderr.flush()
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    return " and ".join(map(with_unit, sizes))
 
 
 def _timed(size: int, run: Callable[[], object]) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -74,10 +76,12 @@ def planned(
     steps: Sequence[str] = KINDS[:1],
     timeout: float = TIMEOUT_S,
     variation: Variation | None = None,
+    running: set[int] | None = None,
 ) -> list[Plan]:
     """Returns the plans of a script's first steps, one for each kind; its output goes to standard error.
 
-    With a `variation` it trains in that way, and is not compiled if its state alone does not fit.
+    With a `variation` it trains in that way, and is not compiled if its state alone does not fit. While it runs, its
+    process is in `running`, for `end`.
 
     Raises:
         PlanError: It comes to no such step, or uses what cannot be planned; or takes longer than `timeout` seconds.
@@ -94,18 +98,23 @@ def planned(
         out = Path(folder, "plans.json")
         command = [sys.executable, "-m", "replicax.planning.child", str(out), told, script.target, *script.arguments]
         stdin = None if script.pickled is None else subprocess.PIPE
-        with subprocess.Popen(command, env=environ, stdin=stdin, stdout=_error_output()) as process:
+        # In a group of its own: Ctrl-C in the terminal is for the process that asked, which ends this one and its own.
+        with subprocess.Popen(
+            command, env=environ, stdin=stdin, stdout=_error_output(), start_new_session=True
+        ) as process:
+            running = set() if running is None else running
+            running.add(process.pid)
             try:
                 process.communicate(script.pickled, timeout)
             except subprocess.TimeoutExpired:
-                process.kill()
                 raise PlanError(
                     f"{script.target} has not come to its step after {timeout:g} s. It runs as ever until then: let it "
                     "read less data, or give it more time."
                 ) from None
-            except BaseException:
-                process.kill()
-                raise
+            finally:
+                running.discard(process.pid)
+                if process.returncode is None:
+                    end(process.pid)
         if process.returncode or not out.exists():
             raise ScriptFailedError(from_returncode(process.returncode) or ExitCode.FAILED)
         found = json.loads(out.read_text(encoding="utf-8"))
@@ -120,6 +129,15 @@ def planned(
             "that it was given."
         )
     return plans
+
+
+def end(process: int) -> None:
+    """Kills a process that plans, and those that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        if sys.platform == "win32":
+            os.kill(process, signal.SIGTERM)
+        else:
+            os.killpg(process, signal.SIGKILL)
 
 
 def _error_output() -> int | None:

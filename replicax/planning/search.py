@@ -6,13 +6,14 @@ import concurrent.futures
 import dataclasses
 import math
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicax.checks import is_int
 from replicax.contracts.shown import Shown, html_table, in_columns, joined
 from replicax.errors import ArgumentError, PlanError
-from replicax.planning.process import TIMEOUT_S, Call, Script, planned
+from replicax.planning.process import TIMEOUT_S, Call, Script, end, planned
 from replicax.planning.report import Plan, size, span
 from replicax.planning.topologies import Topology
 from replicax.planning.variations import Variation, smaller, variations
@@ -20,6 +21,7 @@ from replicax.program.call_checks import check_function
 from replicax.typing import PyTree, PyTreeFunction
 
 #: A process that plans takes about so much memory beside the compiler's.
+_SECONDS_BETWEEN_LOOKS = 0.1
 _PROCESS_BYTES = 2 * 2**30
 
 
@@ -167,25 +169,34 @@ def searched(
 
     def tried(variation: Variation) -> Candidate:
         try:
-            (plan,) = planned(on, script(variation), timeout=timeout, variation=variation)
+            (plan,) = planned(on, script(variation), timeout=timeout, variation=variation, running=running)
         except PlanError as error:
             return Candidate(variation, None, f"cannot be planned: {error}")
         return Candidate(variation, plan, reason_of(plan))
 
     found: list[Candidate] = []
+    running: set[int] = set()
     with concurrent.futures.ThreadPoolExecutor(jobs or _jobs()) as pool:
         waiting = {pool.submit(tried, each) for each in variations(on.size, on.platform)}
         known = len(waiting)
-        while waiting:
-            done, waiting = concurrent.futures.wait(waiting, return_when=concurrent.futures.FIRST_COMPLETED)
-            for each in done:
-                candidate = each.result()
-                found.append(candidate)
-                if _lacks_temporaries(candidate):
-                    more = smaller(candidate.variation)
-                    waiting |= {pool.submit(tried, variation) for variation in more}
-                    known += len(more)
-                told(len(found), known, candidate)
+        try:
+            while waiting:
+                done, waiting = concurrent.futures.wait(waiting, return_when=concurrent.futures.FIRST_COMPLETED)
+                for each in done:
+                    candidate = each.result()
+                    found.append(candidate)
+                    if _lacks_temporaries(candidate):
+                        more = smaller(candidate.variation)
+                        waiting |= {pool.submit(tried, variation) for variation in more}
+                        known += len(more)
+                    told(len(found), known, candidate)
+        except BaseException:  # Ctrl-C, and SIGTERM to the command.
+            pool.shutdown(wait=False, cancel_futures=True)
+            while not all(each.done() for each in waiting):  # One may be about to start its process.
+                for process in tuple(running):
+                    end(process)
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
+            raise
     if all(each.plan is None for each in found):
         raise PlanError(f"No way of training could be planned: {found[0].reason.removeprefix('cannot be planned: ')}")
     return Search(on, tuple(sorted(found, key=Candidate._order)))

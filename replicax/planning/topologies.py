@@ -19,8 +19,12 @@ from replicax.errors import PlanError
 _GIB = 2**30
 #: JAX's names of TPUs.
 _KINDS = {"TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p", "TPU v6 lite": "v6e"}
-_TPU = re.compile(r"(?P<kind>v\d+[a-z]*):(?P<shape>\d+(?:x\d+){0,2})")
-_PLAIN = re.compile(r"(?P<kind>cpu|gpu):(?P<count>\d+)(?:x(?P<gib>\d+(?:\.\d+)?)GiB)?")
+_TPU = re.compile(r"(?P<kind>v[0-9]+[a-z]*):(?P<shape>[0-9]{1,9}(?:x[0-9]{1,9}){0,2})")
+_PLAIN = re.compile(r"(?P<kind>cpu|gpu):(?P<count>[0-9]{1,18})(?:x(?P<gib>[0-9]{1,9}(?:\.[0-9]{1,9})?)GiB)?")
+#: One process holds all virtual devices. Of 4096, XLA has 8000 threads and 1 GiB before the script has made an array,
+#: and needs half a minute for that.
+_MOST_VIRTUAL = 4096
+_POWERS, _FOURS = "powers of 2", "1, 2 or multiples of 4"  # of sides of slices
 _FORMS = "'v5e:4x4', 'v5p:2x2x2', 'v6e:16x16', 'gpu:8x80GiB' or 'cpu:64'"
 
 
@@ -32,15 +36,18 @@ class Chip:
     flops: float  # a second, in bfloat16
     memory_bandwidth: float  # bytes a second
     link_bandwidth: float  # bytes a second, into and out of the device together
+    most: int  # the chips of the largest slice
+    sides: str  # which sides of a slice there can be
 
 
 #: By the name in `--on`. Source: https://cloud.google.com/tpu/docs/v4, v5e, v5p and v6e (peak compute in bf16, HBM
-#: capacity and bandwidth, bandwidth of the interconnect between chips), read in November 2026.
+#: capacity and bandwidth, bandwidth of the interconnect between chips; sizes of a Pod, and topologies), read in
+#: November 2026.
 CHIPS = {
-    "v4": Chip(32 * _GIB, 275e12, 1228e9, 300e9),
-    "v5e": Chip(16 * _GIB, 197e12, 819e9, 200e9),
-    "v5p": Chip(95 * _GIB, 459e12, 2765e9, 600e9),
-    "v6e": Chip(32 * _GIB, 918e12, 1640e9, 448e9),
+    "v4": Chip(32 * _GIB, 275e12, 1228e9, 300e9, 4096, _FOURS),
+    "v5e": Chip(16 * _GIB, 197e12, 819e9, 200e9, 256, _POWERS),
+    "v5p": Chip(95 * _GIB, 459e12, 2765e9, 600e9, 8960, _FOURS),
+    "v6e": Chip(32 * _GIB, 918e12, 1640e9, 448e9, 256, _POWERS),
 }
 
 
@@ -76,13 +83,24 @@ class Topology:
             shape = tuple(map(int, found["shape"].split("x")))
             if not all(shape):
                 raise PlanError(f"There is no slice {name!r}: each of its dimensions has a chip at least, one has 0.")
-            return cls(name, "tpu", shape, CHIPS[found["kind"]].memory)
+            chip = CHIPS[found["kind"]]
+            if math.prod(shape) > chip.most or not all(_is_side(side, chip.sides) for side in shape):
+                raise PlanError(
+                    f"There is no slice {name!r}: those of {found['kind']} have at most {chip.most} chips, and sides "
+                    f"that are {chip.sides}."
+                )
+            return cls(name, "tpu", shape, chip.memory)
         if found is not None:
             raise PlanError(f"Nothing is known of TPU {found['kind']!r} in {name!r}: there are {', '.join(CHIPS)}.")
         found = _PLAIN.fullmatch(name) if isinstance(name, str) else None
         if found is None or not int(found["count"]):
             raise PlanError(f"Devices are written like {_FORMS}, got {name!r}.")
         count = int(found["count"])
+        if count > _MOST_VIRTUAL:
+            raise PlanError(
+                f"{name!r} has too many devices: there can be {_MOST_VIRTUAL}, as one process of this machine holds "
+                "virtual ones for all of them. Plan for fewer, with as many rows for each."
+            )
         if hosts is not None and (not is_int(hosts) or hosts < 1 or count % hosts):
             raise PlanError(f"The {count} devices of {name!r} do not divide by hosts={hosts!r}.")
         memory = int(float(found["gib"]) * _GIB) if found["gib"] else None
@@ -153,6 +171,11 @@ class Topology:
 
         found: Any = topologies.get_topology_desc(platform="tpu", topology_name=self.name).devices
         return len({device.process_index for device in found})
+
+
+def _is_side(side: int, sides: str) -> bool:
+    """Returns whether a slice can have a side; which of them go together, libtpu knows."""
+    return side & (side - 1) == 0 if sides is _POWERS else side in (1, 2) or side % 4 == 0
 
 
 def _place(device: jax.Device) -> tuple[int, ...]:

@@ -97,3 +97,15 @@ def test_a_folder_that_cannot_be_written_says_so(kept_here, monkeypatch):
     monkeypatch.setattr(calibration, "_measured", lambda: FOUND)
     with pytest.raises(PlanError, match="XDG_CACHE_HOME"):
         calibrate()
+
+
+def test_it_says_what_it_measures_a_line_each(monkeypatch, capsys):
+    monkeypatch.setattr(calibration, "_timed", lambda size, run: {"size": size, "least": 1.0, "typical": 1.0})
+    calibration._measure()
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "Products of square matrices, of 256 and 1024 rows.",
+        "Sums of two arrays in memory, of 1 MiB and 64 MiB.",
+        "Sums over 8 virtual devices, of 4 KiB and 4 MiB on each.",
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 import replicax as rx
 from replicax.cli.app import app
 from replicax.errors import PlanError
+from tests.job.launching.conftest import is_alive, wait_for
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.cpu]
 SCRIPT = str(Path(__file__).with_name("script.py"))
@@ -75,6 +77,7 @@ def test_a_script_that_fails_or_never_trains_says_so(tmp_path):
 
 
 def test_wrong_options_start_nothing():
+    assert "Say which script trains: replicax plan train.py --on cpu:4" in asked("--on", "cpu:4").stderr
     assert asked("missing.py", "--on", "cpu:2").exit_code == 2
     assert asked(SCRIPT, "--on", "abacus:2").exit_code == 2
     assert asked(SCRIPT, "--on", "cpu:2", "--steps", "sleep").exit_code == 2
@@ -110,6 +113,33 @@ def test_one_that_takes_too_long_is_ended():
 
     with pytest.raises(PlanError, match="after 3 s"):
         rx.plan(sleep, on="cpu:1", timeout=3)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
+@pytest.mark.parametrize(
+    ("number", "more"), [("SIGTERM", ()), ("SIGINT", ()), ("SIGTERM", ("--search", "--jobs", "2"))]
+)
+def test_a_signal_ends_the_script_and_its_folder(tmp_path, number, more):
+    folders, script = tmp_path / "folders", tmp_path / "sleeps.py"
+    folders.mkdir()
+    script.write_text(
+        "import pathlib, subprocess, time\n"
+        "child = subprocess.Popen(['sleep', '100'])\n"
+        "pathlib.Path(__file__).with_name(f'pid-{child.pid}').touch()\n"
+        "time.sleep(100)\n"
+    )
+    command = [sys.executable, "-m", "replicax", "plan", str(script), "--on", "cpu:2", *more]
+    environ = {**os.environ, "TMPDIR": str(folders)}
+    with subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL) as asked_for:
+        try:
+            wait_for(lambda: any(tmp_path.glob("pid-*")))
+            asked_for.send_signal(getattr(signal, number))
+            assert asked_for.wait(60) == 128 + getattr(signal, number)
+        finally:
+            asked_for.kill()
+    assert not list(folders.glob("replicax-plan-*"))
+    pids = [int(path.name.removeprefix("pid-")) for path in tmp_path.glob("pid-*")]
+    wait_for(lambda: not any(map(is_alive, pids)))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 'replicax[plan]'")

@@ -57,9 +57,17 @@ def test_the_last_save_of_a_script_is_there(tmp_path: Path, ending: str, code: i
 
 
 def test_a_thread_that_saves_goes_on_after_the_last_line(tmp_path: Path):
-    script = "threading.Thread(target=train).start()\nwhile 1 not in manager._saved: time.sleep(0.001)"
-    code, _, steps = _ended(script, tmp_path)
-    assert (code, steps) == (0, [1, 2, 3])
+    script = """
+def train_on():
+    manager.save(0)
+    begun.set()  # A thread that has called `save`, and has not begun to write, may come too late: the next test.
+    train()
+begun = threading.Event()
+threading.Thread(target=train_on).start()
+begun.wait()
+"""
+    code, said, steps = _ended(script, tmp_path)
+    assert (code, steps) == (0, [1, 2, 3]), said
 
 
 def test_a_thread_that_begins_to_save_too_late_is_told(tmp_path: Path):

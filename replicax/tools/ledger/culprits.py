@@ -24,6 +24,7 @@ _STARTING = (clock.START, clock.IMPORT, clock.MEETING, clock.TRACE, clock.COMPIL
 RECOMPILING = "compiling again"
 FAILING = "failure and restart"
 SLOW_DEVICES = "slow inside of steps"
+INCIDENTS = (clock.STALL, FAILING)  # no part of the job's work
 
 _ADVICE = {
     clock.INPUT: "Read ahead (`prefetch`), with more threads (`num_parallel_reads`), or prepare the data once.",
@@ -69,31 +70,50 @@ class Evidence:
     """The worker for whom the others have waited, by window, and what that one did meanwhile."""
 
     def __init__(self) -> None:
-        self.blamed: collections.Counter[tuple[str, str]] = collections.Counter()  # by worker and class: seconds
+        self.blamed: dict[tuple[str, str], float] = collections.defaultdict(float)  # by worker and class: seconds
         self.waited = 0.0  # of workers in step, what they have waited for one that has more time of its own
 
     def take(
         self,
-        tasks: Sequence[str],
+        stepping: Mapping[str, Sequence[Slice]],
         times: Mapping[str, np.ndarray],
         tables: Mapping[str, np.ndarray],
         devices: Mapping[str, np.ndarray],
-        first: int,
+        edges: np.ndarray,
     ) -> None:
-        """Takes the workers' time of their own, by window from the `first` on, and what it is made of."""
-        for window in range(first, len(times[tasks[0]])):
-            slowest = max(tasks, key=lambda task: times[task][window])
-            others = [task for task in tasks if task != slowest]
-            excess = times[slowest][window] - float(np.mean([times[task][window] for task in others]))
-            if excess <= 0:
-                continue
+        """Takes the slices of an attempt and, by window, the workers' time of their own and what it is made of."""
+        started = max(map(first_step, stepping.values()))
+        found: dict[tuple[str, str], float] = collections.defaultdict(float)
+        for window in range(int(np.searchsorted(edges, started)), len(edges) - 1):
+            own = {task: float(times[task][window]) for task in stepping}
+            slowest = max(own, key=lambda task: own[task])
+            excess = _more(own, slowest)
             self.waited += excess
             for i, name in enumerate(clock.CLASSES):
                 if name not in (clock.COMPUTING, clock.WAITING):
-                    more = tables[slowest][window, i] - float(np.mean([tables[task][window, i] for task in others]))
-                    self.blamed[slowest, name] += more
-            more = devices[slowest][window] - float(np.mean([devices[task][window] for task in others]))
-            self.blamed[slowest, SLOW_DEVICES] += more
+                    more = _more({task: float(tables[task][window, i]) for task in stepping}, slowest)
+                    found[slowest, name] += _at_most(excess, more)
+            more = _more({task: float(devices[task][window]) for task in stepping}, slowest)
+            found[slowest, SLOW_DEVICES] += _at_most(excess, more)
+        # Workers that need not wait in steps wait at the end, for the last one, which has had more of something.
+        totals = _totals({task: [e for e in slices if e.begin >= started] for task, slices in stepping.items()})
+        last = min(totals, key=lambda task: totals[task][clock.ENDING])
+        excess = -_more({task: seconds[clock.ENDING] for task, seconds in totals.items()}, last)
+        for name in clock.CLASSES:
+            if name not in (clock.COMPUTING, clock.WAITING, clock.ENDING):
+                more = _more({task: seconds[name] for task, seconds in totals.items()}, last)
+                found[last, name] += _at_most(excess, more - found[last, name])
+        for key, more in found.items():
+            self.blamed[key] += more
+
+
+def _more(seconds: Mapping[str, float], task: str) -> float:
+    """Returns how much more one worker has than the others, on average."""
+    return seconds[task] - float(np.mean([each for name, each in seconds.items() if name != task]))
+
+
+def _at_most(excess: float, more: float) -> float:  # The others have not waited longer for it.
+    return max(0.0, min(more, excess))
 
 
 def culprit_of(job: Job, timelines: Mapping[str, Sequence[Slice]], evidence: Evidence) -> tuple[Culprit | None, float]:
@@ -101,11 +121,18 @@ def culprit_of(job: Job, timelines: Mapping[str, Sequence[Slice]], evidence: Evi
     first = min(map(first_step, timelines.values()), default=job.end)
     since = {task: [each for each in slices if each.begin >= first] for task, slices in timelines.items()}
     whole = max(job.end - first, 0.0)
+    totals = _totals(since)
     found = [
-        Culprit(worker, RECOMPILING if what in _PREPARING else what, seconds, _where(since, what, worker))
+        # What it did may be lost work now.
+        Culprit(
+            worker,
+            RECOMPILING if what in _PREPARING else what,
+            min(seconds, totals[worker].get(what, seconds)),
+            _where(since, what, worker),
+        )
         for (worker, what), seconds in evidence.blamed.items()
     ]
-    mean = _means(since)
+    mean = {name: sum(seconds[name] for seconds in totals.values()) / len(totals) for name in clock.CLASSES}
     found += [
         Culprit("", name, mean[name] - _blamed(evidence, name, len(since)), _where(since, name)) for name in _COMMON
     ]
@@ -121,6 +148,12 @@ def culprit_of(job: Job, timelines: Mapping[str, Sequence[Slice]], evidence: Evi
     waited = mean[clock.WAITING]
     unexplained = max(0.0, waited - evidence.waited)
     best = max(found, key=lambda each: each.seconds, default=None)
+    if best is not None and (best.worker, best.what) == ("", clock.USER):  # It may be what the job is for.
+        best = max(
+            (each for each in found if each.what in INCIDENTS and each.seconds >= _LEAST * whole),
+            key=lambda each: each.seconds,
+            default=best,
+        )
     if best is None or not whole or best.seconds < _LEAST * whole or unexplained > best.seconds:
         return None, unexplained
     return dataclasses.replace(best, advice=_ADVICE.get(best.what, "")), unexplained
@@ -136,14 +169,12 @@ def first_step(slices: Sequence[Slice]) -> float:
     return slices[-1].end
 
 
-def _means(since: Mapping[str, Sequence[Slice]]) -> collections.Counter[str]:
-    """Returns by class the seconds of a worker, on average."""
-    found: collections.Counter[str] = collections.Counter()
-    for slices in since.values():
-        for each in slices:
-            for name, seconds in each.seconds.items():
-                found[name] += seconds / len(since)  # type: ignore[assignment]  # A counter of seconds.
-    return found
+def _totals(of: Mapping[str, Sequence[Slice]]) -> dict[str, dict[str, float]]:
+    """Returns by worker and class its seconds."""
+    return {
+        task: {name: sum(each.seconds.get(name, 0.0) for each in slices) for name in clock.CLASSES}
+        for task, slices in of.items()
+    }
 
 
 def _blamed(evidence: Evidence, name: str, workers: int) -> float:

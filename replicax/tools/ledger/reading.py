@@ -27,7 +27,7 @@ import numpy as np
 from replicax.checks import checked
 from replicax.errors.exit_codes import ExitCode
 from replicax.runtime import clock
-from replicax.tools.ledger.culprits import Culprit, Evidence, culprit_of, first_step
+from replicax.tools.ledger.culprits import Culprit, Evidence, culprit_of
 from replicax.tools.ledger.lines import Job, Process, Slice, read_lines
 
 #: The classes that a failure makes worthless.
@@ -315,8 +315,7 @@ def _split_computing(
         timelines[task] = [
             _divided(each, edges, share) if each.attempt == attempt else each for each in timelines[task]
         ]
-    started = max(first_step(stepping[task]) for task in tasks)
-    evidence.take(tasks, times, tables, devices, int(np.searchsorted(edges, started)))
+    evidence.take(stepping, times, tables, devices, edges)
 
 
 def _steps_of(slices: Sequence[Slice], attempt: int) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from replicax.runtime import clock
-from replicax.tools.ledger.culprits import FAILING
+from replicax.tools.ledger.culprits import FAILING, INCIDENTS
 from replicax.tools.ledger.reading import Ledger
 from replicax.tools.plots.style import Palette, drawn, legend_above
 
@@ -40,7 +40,7 @@ def words(ledger: Ledger) -> list[str]:
         return lines
     if found.worker and found.what != FAILING and len(ledger.workers) > 1:
         lines.append(f"The others have waited for {found.worker}.")
-    lines.append(f"Most time since the first step: {found}.")
+    lines.append(f"{'Lost' if found.what in INCIDENTS else 'Most time'} since the first step: {found}.")
     lines.append(f"Without that the job would take about {ledger.wall - found.seconds:,.1f} s. {found.advice}")
     return lines
 

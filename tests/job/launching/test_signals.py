@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from replicax.job.processes import reaper_main
 from tests.job.launching.conftest import LIMIT_S, Launcher, is_alive, wait_for
 
 pytestmark = pytest.mark.multiprocess
@@ -45,7 +46,8 @@ def guard_of(launcher: int) -> int:
     guards = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # It has just ended.
-            if b"guard.py" in (folder / "cmdline").read_bytes() and os.readlink(folder / "fd/0") in pipes:
+            command = (folder / "cmdline").read_bytes()
+            if os.fsencode(reaper_main.__file__) in command and os.readlink(folder / "fd/0") in pipes:
                 guards.append(int(folder.name))
     (guard,) = guards
     return guard
@@ -83,10 +85,8 @@ def test_the_workers_die_with_the_launcher_even_if_the_guard_is_killed_too(launc
 def test_the_job_goes_on_if_the_guard_is_killed(launcher: Launch):
     body = "ready()\nwhile not os.path.exists(os.path.dirname(os.path.abspath(__file__)) + '/go'): time.sleep(0.02)"
     job = launcher(body, "--workers", "2")
-    pids = job.pids(2)
-    children = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
-    for guard in set(map(int, children)) - set(pids):
-        os.kill(guard, signal.SIGKILL)
+    job.pids(2)
+    os.kill(guard_of(job.process.pid), signal.SIGKILL)
     (job.folder / "go").touch()
     assert job.wait()[0] == 0
 

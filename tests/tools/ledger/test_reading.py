@@ -7,6 +7,7 @@ import pytest
 import replicax as rx
 from replicax.errors import LaunchError
 from replicax.tools.ledger.culprits import FAILING, SLOW_DEVICES
+from replicax.tools.ledger.showing import words
 from tests.tools.ledger.written import BEGIN, job, lines_of, restarted, write
 
 STEP = {"n": {"train": 10}}
@@ -75,6 +76,33 @@ def test_waiting_that_nobodys_time_explains_is_no_ones_fault(tmp_path):
 def test_what_all_lose_alike_is_not_blamed_on_one(tmp_path):
     found = two(tmp_path, *[{"computing": 0.5, "callbacks and user code": 0.5}] * 2)
     assert (found.culprit.worker, found.culprit.what) == ("", "callbacks and user code")
+
+
+def test_a_stall_that_others_wait_for_at_the_end_is_named_before_the_users_own_code(tmp_path):
+    """Two workers with no collectives sleep for 6 s; one does not run for 5 s meanwhile."""
+    own, stands = {"computing": 0.03, "callbacks and user code": 0.97}, {"stall": 1.0}
+    tells = {"n": {"train": 10}}
+    first = [*lines_of(0, 1.0, [own] * 7, **tells), *lines_of(0, 8.0, [{"ending": 1.0}] * 5)[1:]]
+    second = lines_of(1, 1.0, [own] * 2 + [stands] * 5 + [own] * 5, **tells)
+    second[3:8] = [{name: line[name] for name in ("at", "in", "s")} for line in second[3:8]]
+    found = rx.ledger.read(write(tmp_path, job(2, 14.0), {"worker-0": first, "worker-1": second}))
+    assert [worker.seconds["callbacks and user code"] for worker in found.workers] == pytest.approx([6.79, 6.79])
+    assert (found.culprit.worker, found.culprit.what) == ("worker 1", "stall")
+    assert found.culprit.seconds == pytest.approx(5.0)
+    assert words(found)[1:3] == [
+        "The others have waited for worker 1.",
+        "Lost since the first step: worker 1: stall, 5.0 s.",
+    ]
+
+
+@pytest.mark.parametrize("name", ["callbacks and user code", "waiting for input", "checkpoint"])
+@pytest.mark.parametrize("other", ["callbacks and user code", "evaluation"])
+def test_no_culprit_has_cost_more_than_a_worker_has_spent_on_it(tmp_path, name, other):
+    """Who does the one while another does the other takes a little longer, by turns."""
+    one, two = {"computing": 0.1, name: 0.9}, {"computing": 0.12, other: 0.88}
+    files = {f"worker-{i}": lines_of(i, 1.0, [(one, two)[(i + n) % 2] for n in range(20)], **STEP) for i in (0, 1)}
+    found = rx.ledger.read(write(tmp_path, job(2, 22.0), files))
+    assert 0 < found.culprit.seconds <= max(worker.seconds[found.culprit.what] for worker in found.workers)
 
 
 def test_the_line_that_was_seen_most_is_named(tmp_path):
