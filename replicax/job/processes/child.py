@@ -166,7 +166,7 @@ def _tell(news: int, code: int, words: str = "") -> None:
 
 def _end_forked() -> None:
     """Ends a child that the script has forked, of which the launcher knows nothing."""
-    # Without Python's last steps, as in `multiprocessing`: JAX would wait for threads that only the parent has, or crash.
+    # Without Python's last steps, as in `multiprocessing`: JAX would wait for the threads of the parent, or crash.
     if os.getpid() == _process:
         return
     for stream in (sys.stdout, sys.stderr):
