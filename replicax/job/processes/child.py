@@ -34,6 +34,7 @@ _FAILED = 1
 _NEWS = "REPLICAX_NEWS"
 _INTERRUPTED = 130
 _process = os.getpid()  # A child that the script forks comes to the same end, which is not that of the task.
+_forked_code = 0  # with which such a child ends
 _MOST_NAMES = 8
 _JAX = "jax"
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
@@ -53,12 +54,11 @@ def main(arguments: list[str]) -> None:
     faulthandler.enable()  # A crash in compiled code shows where Python was.
     sys.argv = [target, *rest]
     sys.meta_path.insert(0, _ClusterOfJob())
+    atexit.register(_end_forked)  # First, so that it comes last.
     _keep_ledger()
     try:
         {"module": _run_module, "file": _run_file, "call": _run_call}[kind](target)
-        if os.getpid() != _process:
-            _end_of_forked(0)
-        if kind == "call":
+        if kind == "call" and os.getpid() == _process:
             _tell_return(int(news))
     except SystemExit as error:
         _tell(int(news), _code_of(error))
@@ -147,7 +147,10 @@ def _told_by_hook(error: BaseException) -> str:
 def _tell(news: int, code: int, words: str = "") -> None:
     """Tells the launcher the exit code, the time and the error, after everything that the script has printed."""
     if os.getpid() != _process:
-        _end_of_forked(code, words)
+        global _forked_code
+        _forked_code = code
+        sys.stderr.write(words)
+        return
     if code == 0:
         return
     os.environ[_NEWS] = ""  # There is nothing more to tell.
@@ -161,19 +164,15 @@ def _tell(news: int, code: int, words: str = "") -> None:
         os.close(news)
 
 
-def _end_of_forked(code: int, words: str = "") -> None:
+def _end_forked() -> None:
     """Ends a child that the script has forked, of which the launcher knows nothing."""
-    # As those of `multiprocessing`, without Python's last steps: there JAX would wait for threads that only the parent
-    # has, or crash.
-    sys.stderr.write(words)
-    for each in threading.enumerate():
-        if not each.daemon and each is not threading.main_thread():
-            each.join()
-    atexit._run_exitfuncs()
+    # Without Python's last steps, as in `multiprocessing`: JAX would wait for the threads of the parent, or crash.
+    if os.getpid() == _process:
+        return
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # The script has closed it.
             stream.flush()
-    os._exit(code)
+    os._exit(_forked_code)
 
 
 def _tell_return(news: int) -> None:
