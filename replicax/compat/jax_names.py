@@ -89,6 +89,10 @@ TAKE_PARTS = frozenset(["slice", "dynamic_slice", "gather", "squeeze"])
 REARRANGE = frozenset(["name", "reshape", "slice", "squeeze", "transpose"])
 # They have one operand, and may as well be done after a sum as before it.
 LINEAR_IN_ONE = frozenset(["copy", "neg", "reduce_sum", "reshape", "squeeze", "transpose"])
+# Of parts of a sum they make parts of what they make of the sum.
+PASS_PARTS_ON = LINEAR_IN_ONE | {"broadcast_in_dim", "convert_element_type", "name", "rev", "slice"}
+# They combine two parts of a value, in any order.
+COMBINING = ("add", "max", "min", "mul", "and", "or")
 # They make first values of which each number is computed for itself, whatever part of the value it belongs to.
 MADE_IN_PARTS = (BY_ELEMENT - {"name"}) | {
     "bitcast_convert_type", "broadcast_in_dim", "concatenate", "iota", "pad", "population_count", "random_bits",

@@ -142,7 +142,7 @@ def install_trainer_hooks() -> None:
         setattr(keras.callbacks.CallbackList, name, noted)  # so that we can say why a worker does not go on
     for name in ("save", "save_weights"):
         setattr(keras.Model, name, _whole_or_not_at_all(getattr(keras.Model, name)))
-    keras.Model.load_weights = clock.restoring(explained(keras.Model.load_weights, _check_file))
+    keras.Model.load_weights = explained(keras.Model.load_weights, _check_file)
 
 
 def _remembering_strategy(original: Callable[..., None]) -> Callable[..., None]:

@@ -15,6 +15,7 @@ from replicax.compat.keras import sublayers
 from replicax.contracts.strategy import owner_of
 from replicax.contracts.variable_access import VariableLike
 from replicax.errors import WeightsError
+from replicax.runtime import clock
 from replicax.typing import PyTreeFunction
 from replicax.weights.h5 import OpenPlace, Place, entries_of, member_place, tensor_of
 from replicax.weights.matching import Entry
@@ -149,9 +150,8 @@ def _stored(store: object) -> dict[str, Entry]:
 def explained(original: PyTreeFunction, check: Callable[[keras.Model, str], None]) -> PyTreeFunction:
     """Wraps `Model.load_weights`: a file that is damaged is an error that names it, and says that nothing changed."""
 
-    @functools.wraps(original)
-    def load_weights(self: keras.Model, filepath: str, *args: object, **kwargs: object) -> None:
-        check(self, filepath)
+    @clock.restoring
+    def load(self: keras.Model, filepath: str, *args: object, **kwargs: object) -> None:
         if not any(map(_has_home, self.variables)):
             original(self, filepath, *args, **kwargs)
             return
@@ -163,5 +163,10 @@ def explained(original: PyTreeFunction, check: Callable[[keras.Model, str], None
             raise WeightsError(
                 f"{filepath} cannot be loaded; nothing has changed. It is damaged, or not copied completely: {error}"
             ) from error
+
+    @functools.wraps(original)
+    def load_weights(self: keras.Model, filepath: str, *args: object, **kwargs: object) -> None:
+        check(self, filepath)
+        load(self, filepath, *args, **kwargs)
 
     return load_weights

@@ -15,7 +15,7 @@ from replicax.cluster import ClusterConfig, ClusterSpec, Task, signing
 from replicax.cluster.exchange import Exchange
 from replicax.cluster.signing import checked, pickled, shown, signed, unpickled
 from replicax.errors import ClusterError, ContextError
-from replicax.group.membership.opening import open_worlds
+from replicax.group.membership.opening import open_group
 from tests.cluster.fake_store import FakeStore
 
 #: The files that unpickle, and who can have written what they read.
@@ -24,6 +24,8 @@ UNPICKLING = {
     "parameter_server/actors/actor_errors.py": "an actor of this cluster: Ray has checked its token",
     "parameter_server/actors/worker.py": "the coordinator: Ray has checked its token",
     "job/processes/call.py": "the client, by a file that its own launcher hands over",
+    "compat/jax_executables.py": "this process: a program that JAX has just written",
+    "data/row_process.py": "a process that this one has started, or the one that has started it, by pipes",
     "planning/child.py": "the function that its parent hands to it, by its standard input",
     "strategies/multi_worker.py": "this process: the client's arguments, within a call of `job/processes/call.py`",
 }
@@ -90,7 +92,7 @@ def test_an_elastic_job_without_a_token_is_refused_before_it_begins(monkeypatch:
     addresses = ["127.0.0.1:2300", "127.0.0.1:2301"]
     config = ClusterConfig(ClusterSpec({"worker": addresses}), Task("worker", 1))
     with pytest.raises(ClusterError, match="REPLICAX_TOKEN is not set"):
-        open_worlds(config, 1, 2, 1.0, 1.0, environ={})
+        open_group(config, 1, 2, 1.0, 1.0, environ={})
 
 
 def test_a_stranger_in_the_store_is_refused(token: str):

@@ -8,6 +8,7 @@ import jax
 import jax.ad_checkpoint
 import jax.experimental
 import jax.experimental.custom_partitioning
+import jax.experimental.pallas
 import jax.random
 import jax.scipy.special
 import pytest

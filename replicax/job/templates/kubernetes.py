@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from replicax.checks.environment_names import TOKEN
 from replicax.errors.exit_codes import ExitCode
 from replicax.job.templates.cluster_job import SECONDS_TO_SAVE, ClusterJob, plain_size
 from replicax.job.templates.manifests import manifests
@@ -117,7 +118,7 @@ def without_variables(command: str) -> str:
 def _variables(cluster: ClusterJob) -> list[dict[str, Any]]:
     plain = {"KERAS_BACKEND": "jax", "PYTHONUNBUFFERED": "1", **cluster.device_variables}
     reference = {"secretKeyRef": {"name": f"{cluster.name}-token", "key": "token"}}
-    return [*as_list(plain), {"name": "REPLICAX_TOKEN", "valueFrom": reference}]
+    return [*as_list(plain), {"name": TOKEN, "valueFrom": reference}]
 
 
 def as_list(variables: dict[str, str]) -> list[dict[str, Any]]:

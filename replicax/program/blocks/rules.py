@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jex_core
 
-from replicax.compat.jax_names import BY_ELEMENT, CUMULATIVE
+from replicax.compat.jax_names import BY_ELEMENT, COMBINING, CUMULATIVE, SCATTERS
 from replicax.program.ir.jaxprs import aval_of
 
 #: A dimension that is cut; None: whole.
@@ -35,12 +35,9 @@ class Cut(NamedTuple):
 SAME = "same"  # in place of a combiner: all blocks have computed the same value
 #: The functions that combine two parts.
 COMBINERS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
-    "add": jnp.add,
-    "max": jnp.maximum,
-    "min": jnp.minimum,
-    "mul": jnp.multiply,
-    "and": jnp.bitwise_and,
-    "or": jnp.bitwise_or,
+    **dict(
+        zip(COMBINING, (jnp.add, jnp.maximum, jnp.minimum, jnp.multiply, jnp.bitwise_and, jnp.bitwise_or), strict=True)
+    ),
     SAME: lambda first, second: first,
 }
 #: `(equation, dimensions of its operands, number of blocks) -> Cut`, None where its operands have to be whole.
@@ -308,7 +305,7 @@ def _scatter(equation: jex_core.JaxprEqn, dimensions: Sequence[Dimension], block
         if index in numbers.scatter_indices_batching_dims:
             own = numbers.operand_batching_dims[numbers.scatter_indices_batching_dims.index(index)]
             return Cut([own, index, wanted], [own]) if table in (None, own) else None
-        if table is None and equation.primitive.name in ("scatter-add", "scatter_add"):
+        if table is None and equation.primitive.name == "scatter-add":
             return Cut([FIRST, index, wanted], ["add"])
         return None
     if table is not None and table in numbers.operand_batching_dims:
@@ -333,7 +330,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(CUMULATIVE, _along_others("axis")),
     **dict.fromkeys(["argmax", "argmin"], _reduce("")),
     **dict.fromkeys(["gather"], _gather),
-    **dict.fromkeys(["scatter", "scatter-add", "scatter_add", "scatter-max", "scatter-min", "scatter-mul"], _scatter),
+    **dict.fromkeys(SCATTERS - {"scatter-sub"}, _scatter),
     **dict.fromkeys(
         ["reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min", "select_and_scatter_add",
          "select_and_gather_add"], _windows

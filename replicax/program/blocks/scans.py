@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.extend import core as jex_core
 
 from replicax.compat.jax_equations import scan_counts
+from replicax.compat.jax_names import ADDITIONS, PASS_PARTS_ON
 from replicax.program.blocks.evaluation import blockwise, value_of
 from replicax.program.blocks.rules import FIRST, SAME, Cut, Dimension, cut_of
 from replicax.program.ir.jaxprs import Atom, aval_of, is_literal
@@ -22,12 +23,6 @@ _SUM = "add"
 _WIDER = "preferred_element_type"
 #: How a value lies over the blocks: cut along a dimension, a part of a sum, or whole.
 _State: TypeAlias = int | str | None
-# Of parts of a sum they make parts of what they make of the sum.
-_LINEAR_IN_ONE = frozenset([
-    "neg", "convert_element_type", "reshape", "transpose", "squeeze", "broadcast_in_dim", "reduce_sum", "slice", "copy",
-    "name", "rev",
-])  # fmt: skip
-_LINEAR_IN_ALL = frozenset(["add", "add_any", "sub"])
 
 
 class _Body:
@@ -61,9 +56,9 @@ class _Body:
             return None
         name = equation.primitive.name
         if _SUM in states:
-            if name in _LINEAR_IN_ONE and len(states) == 1:
+            if name in PASS_PARTS_ON and len(states) == 1:
                 return Cut([None], [_SUM])
-            if name in _LINEAR_IN_ALL and all(each in (None, _SUM) for each in states):
+            if name in ADDITIONS and all(each in (None, _SUM) for each in states):
                 return Cut([None if each == _SUM else FIRST for each in states], [_SUM])
             if name in ("mul", "div") and states[0] == _SUM and states[1] is None:
                 return Cut([None, None], [_SUM])

@@ -20,6 +20,7 @@ OVERRIDES = (
     environment_names.INSECURE,
     environment_names.JOIN,
     environment_names.KEEP_MEMORY,
+    environment_names.LEDGER,
     environment_names.SLOW_TIMEOUT,
     environment_names.STALL_TIMEOUT,
     environment_names.TEST_LOGS,

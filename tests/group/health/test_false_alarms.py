@@ -112,7 +112,8 @@ def _no_early_alarm(workers: int, events: list[tuple[float, int, str, str]], res
     clock = lambda: world.time  # noqa: E731
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(phases, "monotonic", clock)
-        patch.setattr(calls.time, "monotonic", clock)
+        patch.setattr(calls, "monotonic", clock)
+        patch.setattr(status.time, "monotonic", clock)
         for pause, index, action, name in [*events, (rest, 0, "end", "")]:
             world.time += pause
             check(world)
