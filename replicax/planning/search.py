@@ -50,7 +50,7 @@ class Candidate:
         return self.variation.lines()
 
     def _order(self) -> tuple[float, ...]:
-        """The key by which candidates are ranked: it fits; takes the least time; sends the least; needs the least."""
+        """The key by which candidates are ranked: it fits, divides the work, and takes, sends and needs the least."""
         if self.plan is None:
             return (2.0,)
         if not self.fits:
@@ -59,7 +59,8 @@ class Candidate:
         return (
             0.0,
             seconds,
-            float(sum(each.bytes for each in self.plan.collectives)),
+            float(_divides_nothing(self.plan)),
+            float(_sent(self.plan)),
             float(self.plan.needed),
         )
 
@@ -206,10 +207,19 @@ def reason_of(plan: Plan) -> str:
     """Returns in words why a plan is where it is in a ranking."""
     if not plan.fits:
         return plan.verdict.removesuffix(".").replace("It does not fit", "does not fit")
-    sent = sum(each.bytes for each in plan.collectives)
     takes = f"{span(plan.seconds)} a step (estimated), " if plan.seconds is not None else ""
+    alone = ": every device computes all rows" if _divides_nothing(plan) else ""
     room = "" if plan.on.memory is None else f" of {size(plan.on.memory)}"
-    return f"fits: {takes}{size(plan.needed)}{room}, sends {size(sent)}"
+    return f"fits: {takes}{size(plan.needed)}{room}, sends {size(_sent(plan))}{alone}"
+
+
+def _sent(plan: Plan) -> int:
+    return sum(each.bytes for each in plan.collectives)
+
+
+def _divides_nothing(plan: Plan) -> bool:
+    """Returns whether every device computes everything: then no gradients are there to be added up."""
+    return plan.on.size > 1 and not _sent(plan)
 
 
 def _lacks_temporaries(candidate: Candidate) -> bool:

@@ -407,7 +407,7 @@ def test_csv_may_be_compressed(tmp_path, end, packed):
 def test_bytes_that_end_with_zeros_are_written_as_they_are(tmp_path):
     pytest.importorskip("google_crc32c")
     name = str(tmp_path / "a.tfrecord")
-    rx.data.write_tfrecord(name, [{"x": [b"a\0", b"b\0\0"], "y": np.array([], "float32")}])
+    rx.data.write_tfrecord(name, [{"x": [b"a\0", b"b\0\0"], "y": np.array([], "float32"), "z": True}])
     features = {"x": rx.data.VarLenFeature("string"), "y": rx.data.VarLenFeature("float32")}
     found = []
     rx.data.read_tfrecord(name, features).map(lambda row: found.append(row) or 0).batch(1).first()

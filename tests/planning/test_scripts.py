@@ -163,6 +163,16 @@ def test_a_search_ranks_what_fits_and_says_what_to_write():
 
 
 @pytest.mark.nightly
+def test_a_layout_under_which_every_device_computes_all_rows_is_not_the_best():
+    """A batch of 50 rows is not divided by a mesh of 4 by 2 devices: nothing is sent, and nothing gained."""
+    found = rx.plan.search(_train, (50,), on="cpu:8").candidates
+    assert sum(each.bytes for each in found[0].plan.collectives) > 0
+    alone = ["every device computes all rows" in each.reason for each in found]
+    assert any(alone)
+    assert alone == sorted(alone)
+
+
+@pytest.mark.nightly
 def test_a_search_tries_remat_and_accumulation_where_temporaries_do_not_fit():
     result = asked(SCRIPT, "--on", "gpu:2x0.004GiB", "--search", "--json", "MirroredStrategy", "64", "20000")
     found = json.loads(result.stdout)["candidates"]

@@ -180,7 +180,7 @@ def serialized_example(features: Mapping[str, Any]) -> bytes:
         elif all(isinstance(each, (bytes, str)) for each in values):
             feature.bytes_list.value.extend(each.encode() if isinstance(each, str) else each for each in values)
         elif all(isinstance(each, int) for each in values):
-            feature.int64_list.value.extend(values)
+            feature.int64_list.value.extend(map(int, values))  # Also bools, which protobuf refuses.
         elif all(isinstance(each, (int, float)) for each in values):
             feature.float_list.value.extend(values)
         else:

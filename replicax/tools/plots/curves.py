@@ -81,11 +81,11 @@ def losses(
     return drawn(draw, title=title, path=path, dark=dark, axes=axes)
 
 
-def history(history: HistoryLike, *, path: str | os.PathLike[str] | None = None, dark: bool = False) -> Figure:
+def history(history: Curves, *, path: str | os.PathLike[str] | None = None, dark: bool = False) -> Figure:
     """Draws what `Model.fit` returns: the losses, and beside them the metrics if there are some.
 
     Args:
-        history: Keras's `History`.
+        history: Keras's `History`, or what it has as `history`.
         path: The file to write, PNG, SVG or PDF; None to write none.
         dark: Whether the ground is dark.
 
@@ -103,7 +103,7 @@ def history(history: HistoryLike, *, path: str | os.PathLike[str] | None = None,
         >>> [axes.get_title(loc="left") for axes in figure.axes]
         ['Loss', 'Metrics']
     """
-    named = getattr(history, "history", None)
+    named = history if isinstance(history, Mapping) else getattr(history, "history", None)
     if not isinstance(named, Mapping):
         raise ArgumentError(f"`history` is what Model.fit returns, got {history!r:.100}.")
     panels = {

@@ -34,10 +34,10 @@ def test_a_history_has_its_losses_and_metrics_side_by_side(tmp_path):
     assert names == [["loss", "val_loss"], ["accuracy", "val_accuracy"]]
     assert list(figure.axes[1].lines[0].get_ydata()) == [0.5, 0.6]
     assert (tmp_path / "h.svg").stat().st_size > 0
-    assert len(rx.plots.history(SimpleNamespace(history={"loss": [2.0]})).axes) == 1
+    assert len(rx.plots.history({"loss": [2.0]}).axes) == 1
 
 
-@pytest.mark.parametrize("wrong", [{"loss": [1.0]}, SimpleNamespace(history={}), None])
+@pytest.mark.parametrize("wrong", [{}, SimpleNamespace(history={}), None])
 def test_what_is_no_history_is_said(wrong: object):
     with pytest.raises(rx.errors.ArgumentError, match="istory"):
         rx.plots.history(wrong)  # type: ignore[arg-type]
