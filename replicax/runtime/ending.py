@@ -50,7 +50,7 @@ def only_here(call: Callable[_P, object]) -> Callable[_P, None]:
     """Returns `call` for this process: in a child that it forks, what is returned does nothing.
 
     A forked child has what its parent has registered for its own end, and none of the threads that it would wait for.
-    What tells others of this process, or ends what belongs to it, is the parent's alone.
+    To tell others of this process, or to end what belongs to it, is the parent's alone.
     """
     process = os.getpid()
 

@@ -123,7 +123,7 @@ def culprit_of(job: Job, timelines: Mapping[str, Sequence[Slice]], evidence: Evi
     whole = max(job.end - first, 0.0)
     totals = _totals(since)
     found = [
-        # What it did may be lost work now.
+        # The seconds may count as lost work now.
         Culprit(
             worker,
             RECOMPILING if what in _PREPARING else what,
