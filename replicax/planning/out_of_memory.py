@@ -20,7 +20,7 @@ from replicax.planning.report import EXACT, OPTIMIZER, OTHER, PARAMETERS, size
 from replicax.program.lifting import Program
 
 _MOST = 10
-_ASKED = re.compile(r"(?:allocat\w+|allocate)\s+(?P<count>[\d.]+)\s*(?P<unit>[KMGT]?)i?B?(?:ytes)?\b")
+_ASKED = re.compile(r"allocati?(?:ng|on|e|ed)?\s+(?P<count>[\d.]+)\s*(?P<unit>[KMGT]?)i?B?(?:ytes)?\b")
 
 
 def out_of_memory(program: Program, arrays: Sequence[Any], error: BaseException) -> OutOfMemoryError | None:
