@@ -366,7 +366,7 @@ class ReplicaDriftError(ReplicaxError, RuntimeError):
     def __init__(
         self,
         variables: Sequence[str],
-        replicas: Sequence[int],
+        replicas: Sequence[int] = (),
         shown: Sequence[str] = (),
         is_sure: bool = True,
         step: int | None = None,
