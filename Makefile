@@ -87,10 +87,10 @@ $(STAMP): $(DEMO)
 
 $(LINT): $(STAMP)
 	@echo "== Installing what style, layers and the documentation need in .venv (130 MB more)"
-	@$(call with_dots,$(PIP) -e '.[dev,lint]')
+	@$(call with_dots,$(PIP) -e '.[lint]')
 	@touch $@
 
 $(NIGHTLY): $(STAMP)
 	@echo "== Installing what is needed by night and for a release in .venv (750 MB more)"
-	@$(call with_dots,$(PIP) -e '.[dev,nightly]' && $(PIP) --no-deps keras-hub)
+	@$(call with_dots,$(PIP) -e '.[nightly]' && $(PIP) --no-deps keras-hub)
 	@touch $@

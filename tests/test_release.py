@@ -6,6 +6,7 @@ import ast
 import importlib.metadata
 import os
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -92,3 +93,18 @@ def test_an_issue_form_is_what_github_reads(form: Path):
     ids = [each["id"] for each in document["body"] if each["type"] != "markdown"]
     assert len(ids) == len(set(ids)) > 0
     assert all(each["attributes"].get("label") or each["attributes"].get("value") for each in document["body"])
+
+
+@pytest.mark.parametrize("target", ["demo", "test", "test-all", "lint", "docs-check", "dist"])
+def test_a_bare_machine_can_run_what_make_prints(target):
+    printed = subprocess.run(
+        ["make", "--dry-run", "--always-make", "--no-print-directory", target],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+    assert "pip --disable-pip-version-check --quiet install" in printed
+    subprocess.run(["sh", "-n"], input=printed, text=True, check=True, timeout=60)
