@@ -41,7 +41,7 @@ class CheckpointFolder:
 
     def passing(self) -> list[NumberedCheckpoint]:
         """Returns the checkpoints that are not kept for good, oldest first."""
-        permanent = self._permanent.names() if self._permanent is not None else ()
+        permanent = self._names_kept_for_good()
         return sorted((each for each in self.complete() if each.name not in permanent), key=self._age)
 
     def latest_step(self) -> int | None:
@@ -73,14 +73,18 @@ class CheckpointFolder:
 
     def delete_old(self, newest: int) -> None:
         """Deletes the checkpoints beside a new one that nothing keeps, without those that are kept for good."""
-        passing = sorted(self.passing(), key=lambda each: each.number)
-        others = [each for each in passing if each.number < newest or each.number in self.known - {newest}]
-        saved = [*others, *(each for each in self.complete() if each.number == newest)]
+        permanent, complete = self._names_kept_for_good(), self.complete()
+        passing = [each for each in complete if each.name not in permanent and each.number != newest]
+        others = [each for each in passing if each.number < newest or each.number in self.known]
+        saved = [*others, *(each for each in complete if each.number == newest)]
         kept = {number for policy in self._keep for number in policy.kept(saved)}
         old = [each for each in others if each.number not in kept]
         for each in old if self._permanent is None else self._permanent.rest(old):
             with contextlib.suppress(OSError):  # That an old one cannot be deleted does not make the new one fail.
                 delete(each.path)
+
+    def _names_kept_for_good(self) -> Sequence[str]:
+        return () if self._permanent is None else self._permanent.names()
 
     def _age(self, each: NumberedCheckpoint) -> tuple[bool, int]:
         return each.number in self.known, each.number
