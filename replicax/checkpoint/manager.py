@@ -345,7 +345,6 @@ class CheckpointManager(Advised):
         go_on_from(self._save_when, found)
         for policy in self._save_when:
             policy.restart()
-        clock.note(restored=True)
 
     def get_state(self) -> dict[str, PyTree]:
         """Returns what a manager in a worker that joins an elastic job has to know."""
