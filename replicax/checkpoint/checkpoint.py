@@ -42,7 +42,6 @@ from replicax.checkpoint.sequential_restore import large_variables, restore_in_t
 from replicax.checkpoint.writing import TIMEOUT_S, new_directory
 from replicax.contracts.advice import Advised
 from replicax.contracts.called_as import called_as
-from replicax.contracts.group import current_group
 from replicax.contracts.variable_access import AssignableLike, restorations_of
 from replicax.errors import ArgumentError, CheckpointError, ElasticError
 from replicax.runtime import clock
@@ -174,13 +173,14 @@ class Checkpoint(Advised):
 
         def agreed() -> None:
             path = path_of()
-            is_strangers.append(path.parent not in self._folders and (place_of(path) / FILE).is_file())
+            is_new = jax.process_index() == 0 and path.parent not in self._folders
+            is_strangers.append(is_new and (place_of(path) / FILE).is_file())
             self._folders.add(path.parent)
             self.save_counter.assign_add(1)
 
         self._save(name, path_of, ToSave(self.prepared, self.contents_of, then=agreed))
         path = path_of()
-        if is_strangers[0] and current_group().is_chief:
+        if is_strangers[0]:
             warnings.warn(_OVERWRITES.format(path=path), stacklevel=2)
         return str(path)
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import time
 import warnings
 from collections.abc import Sequence
 
+from replicax.checkpoint.json_fields import field_of, parsed
 from replicax.checkpoint.metadata import FILE
 from replicax.checkpoint.numbered import NumberedCheckpoint, name_of, numbered
-from replicax.checkpoint.places import Place, clean, delete, place_of
-from replicax.checkpoint.policies import EveryHours, KeepPolicy, PermanentCheckpoints
+from replicax.checkpoint.places import Place, clean, delete, place_of, replace
+from replicax.checkpoint.policies import EveryHours, KeepPolicy
+from replicax.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +45,7 @@ class CheckpointFolder:
 
     def passing(self) -> list[NumberedCheckpoint]:
         """Returns the checkpoints that are not kept for good, oldest first."""
-        permanent = self._permanent.names() if self._permanent is not None else ()
+        permanent = self._names_kept_for_good()
         return sorted((each for each in self.complete() if each.name not in permanent), key=self._age)
 
     def latest_step(self) -> int | None:
@@ -73,14 +77,57 @@ class CheckpointFolder:
 
     def delete_old(self, newest: int) -> None:
         """Deletes the checkpoints beside a new one that nothing keeps, without those that are kept for good."""
-        passing = sorted(self.passing(), key=lambda each: each.number)
-        others = [each for each in passing if each.number < newest or each.number in self.known - {newest}]
-        saved = [*others, *(each for each in self.complete() if each.number == newest)]
+        permanent, complete = self._names_kept_for_good(), self.complete()
+        passing = [each for each in complete if each.name not in permanent and each.number != newest]
+        others = [each for each in passing if each.number < newest or each.number in self.known]
+        saved = [*others, *(each for each in complete if each.number == newest)]
         kept = {number for policy in self._keep for number in policy.kept(saved)}
         old = [each for each in others if each.number not in kept]
         for each in old if self._permanent is None else self._permanent.rest(old):
             with contextlib.suppress(OSError):  # That an old one cannot be deleted does not make the new one fail.
                 delete(each.path)
 
+    def _names_kept_for_good(self) -> Sequence[str]:
+        return () if self._permanent is None else self._permanent.names()
+
     def _age(self, each: NumberedCheckpoint) -> tuple[bool, int]:
         return each.number in self.known, each.number
+
+
+class PermanentCheckpoints:
+    """The checkpoints in a folder that are kept for good, because each was written `hours` or more after another."""
+
+    def __init__(self, directory: Place, hours: float):
+        self._path, self._seconds = directory / "kept.json", hours * 3600.0
+        self._made_at = time.time()
+
+    def names(self) -> list[str]:
+        """Returns the names of the checkpoints that are kept for good."""
+        return self._read()[1]
+
+    def rest(self, old: Sequence[NumberedCheckpoint]) -> list[NumberedCheckpoint]:
+        """Decides about checkpoints that nothing else keeps any more, oldest first; returns those to delete."""
+        last, names = self._read()
+        rest = []
+        for each in old:
+            if each.written_at - last >= self._seconds:
+                last = each.written_at
+                names.append(each.name)
+            else:
+                rest.append(each)
+        if len(rest) < len(old) or not self._path.exists():
+            replace(self._path, json.dumps({"last": last, "names": names}).encode())
+        return rest
+
+    def _read(self) -> tuple[float, list[str]]:
+        """Returns when the last permanent checkpoint was written (or the training began), and the names of all."""
+        if not self._path.exists():
+            return self._made_at, []
+        try:
+            document = parsed(self._path.read_bytes())
+            return float(field_of(document, "last", float)), [str(name) for name in field_of(document, "names", list)]
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{self._path} cannot be read: {error}. It says which checkpoints are kept for good: delete it, and "
+                "move those that you want to keep to another folder."
+            ) from error

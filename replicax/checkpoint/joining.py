@@ -124,9 +124,7 @@ def join(checkpoint: Checkpoint | None) -> bool:
             "strategy.join was called without a state, and no earlier call has named one. Pass what newcomers are to "
             "get: strategy.join(rx.Checkpoint(model=model, optimizer=optimizer, data=dataset))."
         )
-    if group.is_member:
-        group.boundary()
-        return False
+    group.boundary()
     return group.join()
 
 

@@ -340,11 +340,11 @@ class CheckpointManager(Advised):
 
     def _go_on_from(self, step: int) -> None:
         # A training that has begun on its own is still the same when it goes back to one of its steps.
-        self._folder.known.update([step] if self._saved else self.all_steps())
-        go_on_from(self._save_when, self._folder.complete())
+        found = self._folder.complete()
+        self._folder.known.update([step] if self._saved else [each.number for each in found])
+        go_on_from(self._save_when, found)
         for policy in self._save_when:
             policy.restart()
-        clock.note(restored=True)
 
     def get_state(self) -> dict[str, PyTree]:
         """Returns what a manager in a worker that joins an elastic job has to know."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from pathlib import Path
 
@@ -34,9 +35,9 @@ class NumberedCheckpoint:
         """When it was completed, in seconds since the epoch."""
         return self.written_ns / 1e9
 
-    @property
+    @functools.cached_property
     def notes(self) -> dict[str, object]:
-        """The notes of its training, by name."""
+        """The notes of its training, by name; they are read once."""
         return dict(read_metadata(self.path).notes)
 
     @property

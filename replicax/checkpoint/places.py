@@ -56,9 +56,7 @@ class StorePatience:
     """How long to wait for a store, in seconds."""
 
     all: float = 600.0  # for a request with all its repetitions
-    each: float = (
-        30.0  # for the first of them, and a second more for each MiB; twice as long after each that was too short
-    )
+    each: float = 30.0  # for the first, and a second more for each MiB; twice as long after each that was too short
     first_pause: float = 0.1  # before the first repetition; the pauses double
     longest_pause: float = 8.0
 

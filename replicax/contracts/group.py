@@ -62,10 +62,6 @@ class State(Protocol):
         # where the script says itself that newcomers may come in.
 
 
-def _nothing() -> None:
-    pass
-
-
 class Group:
     """The processes that train together; by default a process alone.
 
@@ -163,13 +159,13 @@ class Group:
         """Returns the messages of all members, in their order; all of them call it together, in a call or alone."""
         return [own]
 
-    def exchange(self, what: str, value: Any, before: Callable[[], object] = _nothing) -> list[Any]:
+    def exchange(self, what: str, value: Any, before: Callable[[], object] | None = None) -> list[Any]:
         """Returns the values of all members, in their order, when all have come here.
 
         Args:
             what: What is exchanged, for messages; the same in all.
             value: What JSON can hold.
-            before: Called first, and again where a member is lost and the others come here again.
+            before: Called first, if given, and again where a member is lost and the others come here again.
 
         Raises:
             WorkersDisagreeError: A member has come to something else that all do together.
@@ -180,7 +176,8 @@ class Group:
         own = json.dumps({"what": what, "value": value}).encode()
 
         def told() -> list[bytes]:
-            before()
+            if before is not None:
+                before()
             with activity.phase(activity.WAIT, what):
                 return self.messages(own)
 

@@ -217,8 +217,9 @@ def _alike_class() -> type:
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             check_same_names(sorted(logs or {}), self._strategy.placement.workers[jax.process_index()])
             self._make_variables_alike()
-            stop, catch_up = bool(self.model.stop_training), [] if self._writers is None else [self._writers.catch_up]
-            self.model.stop_training = current_group().exchange("the end of an epoch of fit", stop, *catch_up)[0]
+            stop = bool(self.model.stop_training)
+            catch_up = None if self._writers is None else self._writers.catch_up
+            self.model.stop_training = current_group().exchange("the end of an epoch of fit", stop, catch_up)[0]
             if self._writers is not None:
                 self._writers.settle()
 
