@@ -111,7 +111,7 @@ NOT_ADDITIVE = LARGEST_OR_SMALLEST | {
     "logistic", "and", "or", "not", "xor", "eq", "ne", "lt", "le", "gt", "ge",
 }  # fmt: skip
 # They move, choose or convert numbers, and compute none.
-WITHOUT_WORK = frozenset(["convert_element_type", "copy", "name", "select_n", "real", "clamp"])
+WITHOUT_WORK = frozenset(["convert_element_type", "copy", "name", "select_n", "stop_gradient", "real", "clamp"])
 # They cost no more than sending their result.
 CHEAP = frozenset([
     "abs", "add", "and", "broadcast_in_dim", "ceil", "clamp", "concatenate", "convert_element_type", "copy", "div",
