@@ -22,7 +22,7 @@ from replicax.compat.jax_names import (
     SHARD_MAP,
 )
 from replicax.errors import ProgramError
-from replicax.program.blocks.rules import Cut
+from replicax.program.blocks.rules import FIRST, Cut, Dimension
 from replicax.program.ir.interpreter import Interpreter, bind, pass_on
 from replicax.program.ir.jaxprs import Atom, aval_of, is_literal
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -56,6 +56,17 @@ def value_of(atom: Any, values: dict[jex_core.Var, jax.Array]) -> Any:
     if isinstance(atom, jex_core.Var):
         return values[atom]
     return _number(atom) if is_literal(atom) else atom
+
+
+def placed(value: Any, wanted: Dimension, number: jax.Array, blocks: int) -> Any:
+    """Returns what a block gets of a whole value: a part along a dimension, or in the first block all, or all."""
+    if wanted is None:
+        return value
+    value = jnp.asarray(value)
+    if wanted == FIRST:
+        return jnp.where(number == 0, value, jnp.zeros_like(value))
+    size = value.shape[wanted] // blocks
+    return jax.lax.dynamic_slice_in_dim(value, number * size, size, wanted)
 
 
 def _number(atom: Atom) -> np.ndarray:

@@ -18,7 +18,7 @@ from jax.extend import core as jex_core
 from replicax.compat.jax_equations import location
 from replicax.compat.jax_names import CALLBACKS
 from replicax.errors import ProgramError
-from replicax.program.blocks.evaluation import blockwise, value_of
+from replicax.program.blocks.evaluation import blockwise, placed, value_of
 from replicax.program.blocks.rules import FIRST, Cut, Dimension, broadcast_anew, cut_of
 from replicax.program.blocks.scans import cut_of_scan
 from replicax.program.ir.jaxprs import Atom, aval_of, is_literal, is_one_of, variables_of, with_inner
@@ -239,29 +239,17 @@ class Plan:
         values = dict(zip([*stage.block_wholes, *stage.block_inputs], [*wholes, *given], strict=True))
         for item in stage.blocks:
             if isinstance(item, Part):
-                values[item.result] = part_of(values[item.whole], item.dimension, number, self.number)
+                values[item.result] = placed(values[item.whole], item.dimension, number, self.number)
                 continue
             operands: list[Atom | jax.Array] = list(item.operands)
             assert item.cut is not None
             for i, wanted in enumerate(item.cut.operands):
                 if wanted == FIRST:
-                    operands[i] = first_only(item.operands[i], values, number)
+                    operands[i] = placed(value_of(item.operands[i], values), FIRST, number, self.number)
             results = blockwise(item.equation, operands, item.cut, values, number)
             values.update(zip(item.results, results, strict=True))
         parts = [values[item.part] for item in stage.sums]
         return [values[var] for var in stage.block_outputs], [_kept_wide(part)[None] for part in parts]
-
-
-def part_of(whole: jax.Array, dimension: int, number: jax.Array, blocks: int) -> jax.Array:
-    """Returns a block of a whole value."""
-    size = whole.shape[dimension] // blocks
-    return jax.lax.dynamic_slice_in_dim(whole, number * size, size, dimension)
-
-
-def first_only(atom: Atom, values: dict[jex_core.Var, jax.Array], number: jax.Array) -> jax.Array:
-    """Returns a whole value in the first block, and zeros in the others."""
-    value = jnp.asarray(value_of(atom, values))
-    return jnp.where(number == 0, value, jnp.zeros_like(value))
 
 
 def _kept_wide(part: jax.Array) -> jax.Array:

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 from jax.extend import core as jex_core
 
 from replicax.compat.jax_equations import scan_counts
 from replicax.compat.jax_names import ADDITIONS, PASS_PARTS_ON
-from replicax.program.blocks.evaluation import blockwise, value_of
+from replicax.program.blocks.evaluation import blockwise, placed, value_of
 from replicax.program.blocks.rules import FIRST, SAME, Cut, Dimension, cut_of
 from replicax.program.ir.jaxprs import Atom, aval_of, is_literal
 
@@ -93,27 +92,13 @@ class _Body:
                     for atom, wanted in zip(equation.invars, cut.operands, strict=True)
                 ]
             values.update(zip(equation.outvars, blockwise(equation, operands, cut, values, number), strict=True))
-        return [
-            jnp.asarray(atom.val, aval_of(atom).dtype) if is_literal(atom) else values[atom] for atom in jaxpr.outvars
-        ]
+        return [value_of(atom, values) for atom in jaxpr.outvars]
 
     def _wanted(self, atom: Atom, wanted: Dimension, number: jax.Array, values: dict[Any, Any]) -> Any:
         state = None if is_literal(atom) else self._states.get(atom)
         if wanted is None or state is not None or (is_literal(atom) and wanted != FIRST):
             return atom
-        value = jnp.asarray(value_of(atom, values))
-        return placed(value, _SUM if wanted == FIRST else wanted, number, self._blocks)
-
-
-def placed(value: jax.Array, state: _State, number: jax.Array, blocks: int) -> jax.Array:
-    """Returns what a block has of a whole value that lies over the blocks in another way."""
-    if state is None:
-        return value
-    if state == _SUM:
-        return jnp.where(number == 0, value, jnp.zeros_like(value))
-    assert isinstance(state, int)
-    size = value.shape[state] // blocks
-    return jax.lax.dynamic_slice_in_dim(value, number * size, size, state)
+        return placed(value_of(atom, values), wanted, number, self._blocks)
 
 
 def cut_of_scan(equation: jex_core.JaxprEqn, dimensions: Sequence[Dimension], blocks: int) -> Cut | None:
@@ -141,6 +126,7 @@ def cut_of_scan(equation: jex_core.JaxprEqn, dimensions: Sequence[Dimension], bl
     for atom, own, wanted in zip(equation.invars[consts:first], dimensions[consts:first], carry, strict=True):
         if isinstance(wanted, int) and own is None and aval_of(atom).shape[wanted] % blocks:
             return None
+    begun = [each if isinstance(each, int) else None if each is None else FIRST for each in carry]
     stacked = found[carried:]
 
     def evaluate(number: jax.Array, *inputs: jax.Array) -> Sequence[jax.Array]:
@@ -148,7 +134,7 @@ def cut_of_scan(equation: jex_core.JaxprEqn, dimensions: Sequence[Dimension], bl
             results = body(number, [*inputs[:consts], *state, *each])
             ended = [
                 placed(value, wanted, number, blocks) if own is None else value
-                for value, own, wanted in zip(results[:carried], found[:carried], carry, strict=True)
+                for value, own, wanted in zip(results[:carried], found[:carried], begun, strict=True)
             ]
             return ended, results[carried:]
 
@@ -162,7 +148,6 @@ def cut_of_scan(equation: jex_core.JaxprEqn, dimensions: Sequence[Dimension], bl
         )
         return [*ended, *collected]
 
-    begun = [each if isinstance(each, int) else None if each is None else FIRST for each in carry]
     results: list[int | str] = [SAME if each is None else each for each in carry]
     results += [SAME if each is None else each + 1 if isinstance(each, int) else each for each in stacked]
     operands: list[Dimension] = [*dimensions[:consts], *begun, *dimensions[first:]]
