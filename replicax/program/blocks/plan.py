@@ -19,9 +19,9 @@ from replicax.compat.jax_equations import location
 from replicax.compat.jax_names import CALLBACKS
 from replicax.errors import ProgramError
 from replicax.program.blocks.evaluation import blockwise, placed, value_of
-from replicax.program.blocks.rules import FIRST, Cut, Dimension, broadcast_anew, cut_of
-from replicax.program.blocks.scans import cut_of_scan
-from replicax.program.ir.jaxprs import Atom, aval_of, is_literal, is_one_of, variables_of, with_inner
+from replicax.program.blocks.rules import FIRST, Cut, Dimension, broadcast_anew
+from replicax.program.blocks.scans import fitting_cut
+from replicax.program.ir.jaxprs import Atom, is_literal, is_one_of, variables_of, with_inner
 
 
 class Operation(NamedTuple):
@@ -104,9 +104,8 @@ class Plan:
         if all(each is None for each in dimensions):
             self._add_whole(equation, operands)
             return
-        find = cut_of_scan if is_one_of(equation, ["scan"]) else cut_of
-        cut = find(equation, dimensions, self.number)
-        if cut is None or not self._fits(cut, operands, dimensions):
+        cut = fitting_cut(equation, dimensions, self.number)
+        if cut is None:
             self._add_whole(equation, [self._whole(atom) for atom in operands])
             return
         given = [self._wanted(atom, wanted) for atom, wanted in zip(operands, cut.operands, strict=True)]
@@ -134,16 +133,6 @@ class Plan:
 
     def _known(self, atom: Atom) -> int:
         return 0 if is_literal(atom) else self._level.get(atom, 0)
-
-    def _fits(self, cut: Cut, operands: Sequence[Atom], dimensions: Sequence[Dimension]) -> bool:
-        """Returns whether the operands are, or can be cut, as is wanted."""
-        for atom, own, wanted in zip(operands, dimensions, cut.operands, strict=True):
-            if own is not None and own != wanted:
-                return False
-            is_to_be_cut = own is None and wanted is not None and wanted != FIRST
-            if is_to_be_cut and (is_literal(atom) or aval_of(atom).shape[wanted] % self.number):
-                return False
-        return True
 
     def _wanted(self, atom: Atom, wanted: Dimension) -> Atom:
         if wanted is None or wanted == FIRST or is_literal(atom) or atom in self._dimension:

@@ -16,7 +16,7 @@ from replicax.compat.jax_equations import scan_counts
 from replicax.compat.jax_names import ADDITIONS, PASS_PARTS_ON
 from replicax.program.blocks.evaluation import blockwise, placed, value_of
 from replicax.program.blocks.rules import FIRST, SAME, Cut, Dimension, cut_of
-from replicax.program.ir.jaxprs import Atom, aval_of, is_literal
+from replicax.program.ir.jaxprs import Atom, aval_of, is_literal, is_one_of
 
 _SUM = "add"
 _WIDER = "preferred_element_type"
@@ -65,16 +65,9 @@ class _Body:
                 return Cut([None, None], [_SUM])
             return None
         dimensions: list[Dimension] = [each if isinstance(each, int) else None for each in states]
-        find = cut_of_scan if name == "scan" else cut_of
-        cut = find(equation, dimensions, self._blocks)
+        cut = fitting_cut(equation, dimensions, self._blocks)
         if cut is None or any(isinstance(how, str) and how not in (_SUM, SAME) for how in cut.results):
             return None
-        for atom, own, wanted in zip(equation.invars, dimensions, cut.operands, strict=True):
-            if own is not None and own != wanted:
-                return None
-            is_to_be_cut = own is None and wanted is not None and wanted != FIRST
-            if is_to_be_cut and (is_literal(atom) or aval_of(atom).shape[wanted] % self._blocks):
-                return None
         # The dtype of what is carried stays.
         return cut._replace(params={key: value for key, value in cut.params.items() if key != _WIDER})
 
@@ -99,6 +92,20 @@ class _Body:
         if wanted is None or state is not None or (is_literal(atom) and wanted != FIRST):
             return atom
         return placed(value_of(atom, values), wanted, number, self._blocks)
+
+
+def fitting_cut(equation: jex_core.JaxprEqn, dimensions: Sequence[Dimension], blocks: int) -> Cut | None:
+    """Returns how an equation is worked off in blocks, where its operands are, or can be cut, as that wants them."""
+    cut = (cut_of_scan if is_one_of(equation, ["scan"]) else cut_of)(equation, dimensions, blocks)
+    if cut is None:
+        return None
+    for atom, own, wanted in zip(equation.invars, dimensions, cut.operands, strict=True):
+        if own is not None and own != wanted:
+            return None
+        is_to_be_cut = own is None and wanted is not None and wanted != FIRST
+        if is_to_be_cut and (is_literal(atom) or aval_of(atom).shape[wanted] % blocks):
+            return None
+    return cut
 
 
 def cut_of_scan(equation: jex_core.JaxprEqn, dimensions: Sequence[Dimension], blocks: int) -> Cut | None:
