@@ -195,20 +195,20 @@ class Plan:
 
     def _connect(self, stage: Stage, wanted: set[jex_core.Var]) -> None:
         """Notes what a stage gets and passes on; `wanted` is what later ones read."""
-        made = _ordered(var for item in stage.blocks for var in _made_by(item))
+        made = dict.fromkeys(var for item in stage.blocks for var in _made_by(item))
         ends = {item.part for item in stage.sums} | {item.blocks for item in stage.joined}
         parts = {item.part for item in stage.sums}
         stage.block_outputs = [var for var in made if (var in wanted or var in ends) and var not in parts]
-        read = [var for var in _ordered(v for item in stage.blocks for v in _read_by(item)) if var not in set(made)]
+        read = [var for var in _ordered(v for item in stage.blocks for v in _read_by(item)) if var not in made]
         stage.block_inputs = [var for var in read if var in self._dimension]
         stage.block_wholes = [var for var in read if var not in self._dimension]
         # Blocks of earlier stages may be put together only now.
         wanted.update(read)
-        wanted.update(ends - set(made))
-        whole = _ordered(var for item in stage.whole for var in item.results)
+        wanted.update(ends - made.keys())
+        whole = dict.fromkeys(var for item in stage.whole for var in item.results)
         stage.whole_outputs = [var for var in whole if var in wanted]
         stage.whole_inputs = [
-            var for var in _ordered(v for item in stage.whole for v in _read_by(item)) if var not in set(whole)
+            var for var in _ordered(v for item in stage.whole for v in _read_by(item)) if var not in whole
         ]
         wanted.update(stage.whole_inputs)
 
