@@ -15,7 +15,7 @@ from replicax.contracts.strategy import or_null
 from replicax.contracts.variable_access import array_of, has_array
 from replicax.errors import OutOfMemoryError
 from replicax.planning.buffers import refused_buffers
-from replicax.planning.planner import arguments_of, first_words, held_by, shown_strategy
+from replicax.planning.planner import arguments_of, first_words, held_by, shown_strategy, variables_of
 from replicax.planning.report import EXACT, OPTIMIZER, OTHER, PARAMETERS, size
 from replicax.program.lifting import Program
 
@@ -32,8 +32,7 @@ def out_of_memory(program: Program, arrays: Sequence[Any], error: BaseException)
     if not isinstance(said, Exception) or not lacks_memory(said):
         return None
     strategy = or_null(program.strategy)
-    variables = program.variables
-    used = list({id(each): each for each in (*variables.updated, *variables.constant, *variables.written)}.values())
+    used = variables_of(program)
     state = held_by(used, program, strategy)
     arguments = arguments_of(program, arrays)
     rows = [
