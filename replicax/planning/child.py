@@ -22,12 +22,11 @@ from typing import Any, NoReturn
 import replicax.context as context
 from replicax.errors import PlanError
 from replicax.planning.planner import kind_of, plan_of, variables_of
+from replicax.planning.process import CALL
 from replicax.planning.report import Plan
 from replicax.planning.topologies import Topology
 from replicax.planning.variations import Variation
 from replicax.program.lifting import Program
-
-CALL = "--call"
 
 
 class _Planned(BaseException):
