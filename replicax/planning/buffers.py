@@ -111,17 +111,21 @@ def refused_buffers(said: str) -> tuple[Buffer, ...]:
             continue
         scope, shape = re.search(r'op_name="([^"]*)"', part), re.search(r"Shape: (\w+\[[\d,]*\])", part)
         file, line = re.search(r'source_file="([^"]*)"', part), re.search(r"source_line=(\d+)", part)
-        own = file is not None and line is not None and _is_users(file[1])
         found.append(
             Buffer(
                 _scope(scope[1]) if scope is not None else "",
                 TEMPORARY,
                 shape[1] if shape is not None else "",
-                int(float(amount[1]) * 1024 ** " KMGT".index(amount[2] or " ")),
-                f"{os.path.basename(file[1])}:{line[1]}" if own and file is not None and line is not None else "",
+                bytes_said(amount[1], amount[2]),
+                f"{os.path.basename(file[1])}:{line[1]}" if file and line and _is_users(file[1]) else "",
             )
         )
     return tuple(found[:_MOST])
+
+
+def bytes_said(number: str, unit: str) -> int:
+    """Returns the bytes that a message of XLA's names by a number and a unit: `K`, `M`, `G`, `T`, or none."""
+    return int(float(number) * 1024 ** " KMGT".index(unit or " "))
 
 
 def _parts(course: Sequence[int]) -> tuple[int, ...]:

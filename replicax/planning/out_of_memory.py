@@ -14,7 +14,7 @@ from replicax.contracts.shown import in_columns
 from replicax.contracts.strategy import or_null
 from replicax.contracts.variable_access import array_of, has_array
 from replicax.errors import OutOfMemoryError
-from replicax.planning.buffers import refused_buffers
+from replicax.planning.buffers import bytes_said, refused_buffers
 from replicax.planning.planner import arguments_of, first_words, held_by, shown_strategy, variables_of
 from replicax.planning.report import EXACT, OPTIMIZER, OTHER, PARAMETERS, size
 from replicax.program.lifting import Program
@@ -47,8 +47,7 @@ def out_of_memory(program: Program, arrays: Sequence[Any], error: BaseException)
         rows += _said_by(device)
     asked = _ASKED.search(str(said))
     if asked is not None:
-        count = int(float(asked["count"]) * 1024 ** " KMGT".index(asked["unit"] or " "))
-        rows.append(("asked for in vain", size(count), "by XLA"))
+        rows.append(("asked for in vain", size(bytes_said(asked["count"], asked["unit"])), "by XLA"))
     listed = refused_buffers(str(said))
     largest = [(size(each.bytes), each.shape, each.kind, each.name, each.line) for each in listed] or [
         (size(each.bytes), f"{each.dtype}{list(each.shape)}", each.kind, each.name, each.where)
