@@ -17,6 +17,7 @@ from replicax.errors import OutOfMemoryError
 from replicax.planning.buffers import bytes_said, refused_buffers
 from replicax.planning.planner import arguments_of, first_words, held_by, shown_strategy, variables_of
 from replicax.planning.report import EXACT, OPTIMIZER, OTHER, PARAMETERS, size
+from replicax.planning.topologies import memory_stats
 from replicax.program.lifting import Program
 
 _MOST = 10
@@ -86,9 +87,6 @@ def _others(device: jax.Device, known: set[int]) -> int:
 
 def _said_by(device: jax.Device) -> list[tuple[str, str, str]]:
     """Returns what a device says about its memory; nothing where it does not say."""
-    try:
-        stats = device.memory_stats() or {}
-    except jax.errors.JaxRuntimeError:  # Not every kind of device tells.
-        stats = {}
+    stats = memory_stats(device)
     names = {"bytes_in_use": "in use", "peak_bytes_in_use": "most at a time", "bytes_limit": "memory"}
     return [(name, size(int(stats[key])), "by the device") for key, name in names.items() if key in stats]
