@@ -28,6 +28,7 @@ _LEAF = re.compile(r"(?P<dtype>[a-z]+(?:\d\w*)?)\[(?P<shape>[\d,<=]*)\](?:\{(?P<
 # The space of memory of an array: none is that of the device; TPUs have small ones, 1 say, and 5 is the host's.
 _SPACE = re.compile(r"S\((\d+)\)")
 _TILE = re.compile(r"T\(([\d,]+)\)")
+_TRANSFORMED = re.compile(r"\b(?:jvp|transpose|vmap|rematted_computation|remat|checkpoint)\(([^()]*)\)")
 _SAME = ("bitcast", "optimization-barrier", "while", "domain")
 _NEVER_IN_PLACE = (
     "dot",
@@ -142,8 +143,8 @@ def _shape(type_: str) -> str:
 def _scope(scope: str) -> str:
     """Returns an operation under the names of the layers around it, without the transformations of JAX's."""
     inner = re.sub(r"^jit\([^)]*\)/|\bjit\((\w+)\)/", "", scope)
-    inner = re.sub(r"\b(?:jvp|transpose|vmap|rematted_computation|remat|checkpoint)\(([^()]*)\)", r"\1", inner)
-    inner = re.sub(r"\b(?:jvp|transpose|vmap|rematted_computation|remat|checkpoint)\(([^()]*)\)", r"\1", inner)
+    for _ in range(2):  # the innermost first
+        inner = _TRANSFORMED.sub(r"\1", inner)
     inner = re.sub(r"\bshard_map/|\bclosed_call/|\bbody/|\bjit\(\w*\)/?", "", inner)
     return "/".join(part for part in inner.split("/") if part) or scope
 
