@@ -20,8 +20,8 @@ from replicax.planning.variations import Variation, smaller, variations
 from replicax.program.call_checks import check_function
 from replicax.typing import PyTree, PyTreeFunction
 
-#: A process that plans takes about so much memory beside the compiler's.
 _SECONDS_BETWEEN_LOOKS = 0.1
+#: A process that plans takes about so much memory beside the compiler's.
 _PROCESS_BYTES = 2 * 2**30
 
 
