@@ -71,6 +71,10 @@ BY_ELEMENT = frozenset([
     "reduce_precision", "rem", "round", "rsqrt", "select_n", "sign", "sin", "sinh", "sqrt", "square",
     "stop_gradient", "sub", "tan", "tanh", "xor",
 ])  # fmt: skip
+# So are these of bits: each result has as many as the number it is made of; shifts and counts are numbers, too.
+BITS_BY_ELEMENT = frozenset([
+    "bitcast_convert_type", "population_count", "shift_left", "shift_right_arithmetic", "shift_right_logical",
+])  # fmt: skip
 # Of these each number of the result is zero where all operands are.
 KEEP_ZEROS = frozenset([
     "abs", "add", "add_any", "asin", "asinh", "atan", "cbrt", "ceil", "convert_element_type", "copy", "erf", "expm1",
@@ -94,10 +98,9 @@ PASS_PARTS_ON = LINEAR_IN_ONE | {"broadcast_in_dim", "convert_element_type", "na
 # They combine two parts of a value, in any order.
 COMBINING = ("add", "max", "min", "mul", "and", "or")
 # They make first values of which each number is computed for itself, whatever part of the value it belongs to.
-MADE_IN_PARTS = (BY_ELEMENT - {"name"}) | {
-    "bitcast_convert_type", "broadcast_in_dim", "concatenate", "iota", "pad", "population_count", "random_bits",
-    "random_fold_in", "random_seed", "random_split", "random_unwrap", "random_wrap", "reshape", "rev",
-    "shift_left", "shift_right_arithmetic", "shift_right_logical", "slice", "squeeze", "threefry2x32", "transpose",
+MADE_IN_PARTS = (BY_ELEMENT - {"name"}) | BITS_BY_ELEMENT | {
+    "broadcast_in_dim", "concatenate", "iota", "pad", "random_bits", "random_fold_in", "random_seed", "random_split",
+    "random_unwrap", "random_wrap", "reshape", "rev", "slice", "squeeze", "threefry2x32", "transpose",
 }  # fmt: skip
 # Of these a value is computed if all operands are constants.
 ARITHMETIC = frozenset([
@@ -111,7 +114,7 @@ NOT_ADDITIVE = LARGEST_OR_SMALLEST | {
     "logistic", "and", "or", "not", "xor", "eq", "ne", "lt", "le", "gt", "ge",
 }  # fmt: skip
 # They move, choose or convert numbers, and compute none.
-WITHOUT_WORK = frozenset(["convert_element_type", "copy", "name", "select_n", "real", "clamp"])
+WITHOUT_WORK = frozenset(["convert_element_type", "copy", "name", "select_n", "stop_gradient", "real", "clamp"])
 # They cost no more than sending their result.
 CHEAP = frozenset([
     "abs", "add", "and", "broadcast_in_dim", "ceil", "clamp", "concatenate", "convert_element_type", "copy", "div",

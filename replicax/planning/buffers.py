@@ -28,6 +28,7 @@ _LEAF = re.compile(r"(?P<dtype>[a-z]+(?:\d\w*)?)\[(?P<shape>[\d,<=]*)\](?:\{(?P<
 # The space of memory of an array: none is that of the device; TPUs have small ones, 1 say, and 5 is the host's.
 _SPACE = re.compile(r"S\((\d+)\)")
 _TILE = re.compile(r"T\(([\d,]+)\)")
+_TRANSFORMED = re.compile(r"\b(?:jvp|transpose|vmap|rematted_computation|remat|checkpoint)\(([^()]*)\)")
 _SAME = ("bitcast", "optimization-barrier", "while", "domain")
 _NEVER_IN_PLACE = (
     "dot",
@@ -111,17 +112,21 @@ def refused_buffers(said: str) -> tuple[Buffer, ...]:
             continue
         scope, shape = re.search(r'op_name="([^"]*)"', part), re.search(r"Shape: (\w+\[[\d,]*\])", part)
         file, line = re.search(r'source_file="([^"]*)"', part), re.search(r"source_line=(\d+)", part)
-        own = file is not None and line is not None and _is_users(file[1])
         found.append(
             Buffer(
                 _scope(scope[1]) if scope is not None else "",
                 TEMPORARY,
                 shape[1] if shape is not None else "",
-                int(float(amount[1]) * 1024 ** " KMGT".index(amount[2] or " ")),
-                f"{os.path.basename(file[1])}:{line[1]}" if own and file is not None and line is not None else "",
+                bytes_said(amount[1], amount[2]),
+                f"{os.path.basename(file[1])}:{line[1]}" if file and line and _is_users(file[1]) else "",
             )
         )
     return tuple(found[:_MOST])
+
+
+def bytes_said(number: str, unit: str) -> int:
+    """Returns the bytes that a message of XLA's names by a number and a unit: `K`, `M`, `G`, `T`, or none."""
+    return int(float(number) * 1024 ** " KMGT".index(unit or " "))
 
 
 def _parts(course: Sequence[int]) -> tuple[int, ...]:
@@ -138,8 +143,8 @@ def _shape(type_: str) -> str:
 def _scope(scope: str) -> str:
     """Returns an operation under the names of the layers around it, without the transformations of JAX's."""
     inner = re.sub(r"^jit\([^)]*\)/|\bjit\((\w+)\)/", "", scope)
-    inner = re.sub(r"\b(?:jvp|transpose|vmap|rematted_computation|remat|checkpoint)\(([^()]*)\)", r"\1", inner)
-    inner = re.sub(r"\b(?:jvp|transpose|vmap|rematted_computation|remat|checkpoint)\(([^()]*)\)", r"\1", inner)
+    for _ in range(2):  # the innermost first
+        inner = _TRANSFORMED.sub(r"\1", inner)
     inner = re.sub(r"\bshard_map/|\bclosed_call/|\bbody/|\bjit\(\w*\)/?", "", inner)
     return "/".join(part for part in inner.split("/") if part) or scope
 

@@ -17,13 +17,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from replicax.contracts.shown import Shown, html_table, in_columns
 from replicax.errors import PlanError
 from replicax.errors.exit_codes import describe
+from replicax.planning.topologies import Topology
 from replicax.tools.plots.style import with_unit
 
 #: The two sizes of each: rows of square matrices, and bytes of arrays.
@@ -136,7 +137,8 @@ def calibrate() -> Calibration:
 
 def _measured() -> Calibration:
     environ = dict(os.environ)
-    _prepare(environ)
+    environ.pop("XLA_FLAGS", None)
+    Topology.of(f"cpu:{_DEVICES}").prepare(environ)
     with tempfile.TemporaryDirectory(prefix="replicax-plan-") as folder:
         out = Path(folder, "figures.json")
         command = [sys.executable, "-c", f"from {__name__} import measure; measure()", str(out)]
@@ -172,12 +174,6 @@ def _path() -> Path:
 
 def _machine() -> str:
     return f"{platform.node()} ({platform.machine()}, {os.cpu_count()} processors)"
-
-
-def _prepare(environ: MutableMapping[str, str]) -> None:
-    environ.pop("XLA_FLAGS", None)
-    environ["JAX_PLATFORMS"], environ["JAX_NUM_CPU_DEVICES"] = "cpu", str(_DEVICES)
-    environ["NPROC"] = str(max(2 * _DEVICES, os.cpu_count() or 1))
 
 
 def _over_processes() -> list[dict[str, Any]]:

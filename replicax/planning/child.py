@@ -21,13 +21,12 @@ from typing import Any, NoReturn
 
 import replicax.context as context
 from replicax.errors import PlanError
-from replicax.planning.planner import kind_of, plan_of
+from replicax.planning.planner import kind_of, plan_of, variables_of
+from replicax.planning.process import CALL
 from replicax.planning.report import Plan
 from replicax.planning.topologies import Topology
 from replicax.planning.variations import Variation
 from replicax.program.lifting import Program
-
-CALL = "--call"
 
 
 class _Planned(BaseException):
@@ -58,9 +57,8 @@ def _unused(program: Program) -> list[Any]:
     from replicax.compat.jax_abstract import is_abstract
     from replicax.contracts.variable_access import array_of, has_array
 
-    variables = program.variables
-    used = {id(each) for each in (*variables.updated, *variables.constant, *variables.written)}
-    kinds = tuple({type(each) for each in (*variables.updated, *variables.constant, *variables.written)})
+    used = {id(each): each for each in variables_of(program)}
+    kinds = tuple({type(each) for each in used.values()})
     return [
         each
         for each in gc.get_objects()

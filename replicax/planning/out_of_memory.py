@@ -14,9 +14,10 @@ from replicax.contracts.shown import in_columns
 from replicax.contracts.strategy import or_null
 from replicax.contracts.variable_access import array_of, has_array
 from replicax.errors import OutOfMemoryError
-from replicax.planning.buffers import refused_buffers
-from replicax.planning.planner import arguments_of, first_words, held_by, shown_strategy
+from replicax.planning.buffers import bytes_said, refused_buffers
+from replicax.planning.planner import arguments_of, first_words, held_by, shown_strategy, variables_of
 from replicax.planning.report import EXACT, OPTIMIZER, OTHER, PARAMETERS, size
+from replicax.planning.topologies import memory_stats
 from replicax.program.lifting import Program
 
 _MOST = 10
@@ -32,8 +33,7 @@ def out_of_memory(program: Program, arrays: Sequence[Any], error: BaseException)
     if not isinstance(said, Exception) or not lacks_memory(said):
         return None
     strategy = or_null(program.strategy)
-    variables = program.variables
-    used = list({id(each): each for each in (*variables.updated, *variables.constant, *variables.written)}.values())
+    used = variables_of(program)
     state = held_by(used, program, strategy)
     arguments = arguments_of(program, arrays)
     rows = [
@@ -48,8 +48,7 @@ def out_of_memory(program: Program, arrays: Sequence[Any], error: BaseException)
         rows += _said_by(device)
     asked = _ASKED.search(str(said))
     if asked is not None:
-        count = int(float(asked["count"]) * 1024 ** " KMGT".index(asked["unit"] or " "))
-        rows.append(("asked for in vain", size(count), "by XLA"))
+        rows.append(("asked for in vain", size(bytes_said(asked["count"], asked["unit"])), "by XLA"))
     listed = refused_buffers(str(said))
     largest = [(size(each.bytes), each.shape, each.kind, each.name, each.line) for each in listed] or [
         (size(each.bytes), f"{each.dtype}{list(each.shape)}", each.kind, each.name, each.where)
@@ -88,9 +87,6 @@ def _others(device: jax.Device, known: set[int]) -> int:
 
 def _said_by(device: jax.Device) -> list[tuple[str, str, str]]:
     """Returns what a device says about its memory; nothing where it does not say."""
-    try:
-        stats = device.memory_stats() or {}
-    except jax.errors.JaxRuntimeError:  # Not every kind of device tells.
-        stats = {}
+    stats = memory_stats(device)
     names = {"bytes_in_use": "in use", "peak_bytes_in_use": "most at a time", "bytes_limit": "memory"}
     return [(name, size(int(stats[key])), "by the device") for key, name in names.items() if key in stats]

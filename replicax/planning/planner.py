@@ -82,9 +82,7 @@ def plan_of(
     traced = program.trace(arrays)
     arguments = arguments_of(program, arrays)
     is_state = _state_among(arguments, traced)
-    variables = program.variables
-    used = list({id(each): each for each in (*variables.updated, *variables.constant, *variables.written)}.values())
-    state = [*held_by(used, program, strategy), *held_by(others, None, strategy)]
+    state = [*held_by(variables_of(program), program, strategy), *held_by(others, None, strategy)]
     state += [_held_argument(each) for each, is_own in zip(arguments, is_state, strict=True) if is_own]
     batch = sum(each.bytes for each, is_own in zip(arguments, is_state, strict=True) if not is_own)
     work = work_of(traced.jaxpr)
@@ -117,7 +115,7 @@ def plan_of(
             seconds_by = calibration.origin
     return Plan(
         step=program.name,
-        kind=TRAIN if any(map(is_trained, variables.written)) or any(is_state) else PREDICT,
+        kind=TRAIN if any(map(is_trained, program.variables.written)) or any(is_state) else PREDICT,
         on=on,
         hosts=hosts,
         strategy=shown_strategy(strategy),
@@ -159,6 +157,12 @@ def _kinds(variables: Sequence[VariableLike]) -> list[str]:
         PARAMETERS if is_trained(each) else OPTIMIZER if optimizers and name_of(each).startswith(optimizers) else OTHER
         for each in variables
     ]
+
+
+def variables_of(program: Program) -> list[VariableLike]:
+    """Returns the variables that a program uses, each once."""
+    variables = program.variables
+    return list({id(each): each for each in (*variables.updated, *variables.constant, *variables.written)}.values())
 
 
 def held_by(variables: Iterable[VariableLike], program: Program | None, strategy: StrategyBase) -> list[Held]:

@@ -9,7 +9,7 @@ import replicax.context as context
 from replicax.contracts.strategy import StrategyBase
 from replicax.errors import ArgumentError
 from replicax.planning.planner import plan_of
-from replicax.planning.process import KINDS, TIMEOUT_S, Call, Script, planned
+from replicax.planning.process import KINDS, TIMEOUT_S, called, planned
 from replicax.planning.report import Plan
 from replicax.planning.search import search
 from replicax.planning.topologies import Topology
@@ -80,9 +80,7 @@ def plan(
                 f"{strategy!r} is one of the devices here. With on={on!r} give a function that makes a strategy there, "
                 f"such as strategy=rx.{type(strategy).__name__}, and let `step` make the model, too."
             )
-        import cloudpickle
-
-        script = Script("--call", pickled=cloudpickle.dumps(Call(step, tuple(args), strategy)))
+        script = called(step, args, strategy)
         (found,) = planned(Topology.of(on, hosts), script, steps=(steps,), timeout=timeout)
         return found
     if hosts is not None:

@@ -25,6 +25,7 @@ from replicax.typing import PyTree, PyTreeFunction
 #: How long a script may take to its first step: it reads its data as ever.
 TIMEOUT_S = 1800.0
 KINDS = ("train", "predict")
+CALL = "--call"  # in the place of a script's path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +33,9 @@ class Script:
     """The script that a process runs to be planned.
 
     Attributes:
-        target: The path of a script, or `"--call"`.
+        target: The path of a script, or `CALL`.
         arguments: Its arguments.
-        pickled: The function that is called with `"--call"`.
+        pickled: The function that is called with `CALL`.
     """
 
     target: str
@@ -42,7 +43,7 @@ class Script:
     pickled: bytes | None = None
 
 
-class Call:
+class _Call:
     """A function that plays a script."""
 
     def __init__(self, step: PyTreeFunction, args: tuple[PyTree, ...], make: Callable[[], StrategyBase] | None):
@@ -55,6 +56,13 @@ class Call:
         strategy: Any = self._make()
         with strategy.scope():
             self._step(*self._args)
+
+
+def called(step: PyTreeFunction, args: Sequence[PyTree], make: Callable[[], StrategyBase] | None) -> Script:
+    """Returns a function as a script, called in the scope of the strategy that `make` makes, if that is given."""
+    import cloudpickle
+
+    return Script(CALL, pickled=cloudpickle.dumps(_Call(step, tuple(args), make)))
 
 
 class ScriptFailedError(PlanError):

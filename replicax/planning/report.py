@@ -270,7 +270,7 @@ class Plan:
     def _work(self, grades: dict[str, str]) -> Shown:
         rows = [("floating-point operations", number(self.flops), grades["flops"])]
         if self.seconds is not None:
-            rows.append(("seconds of a step", f"{span(self.seconds)}", grades["seconds"]))
+            rows.append(("seconds of a step", span(self.seconds), grades["seconds"]))
         else:
             why = "the program was not compiled" if self.memory is None else self._unknown
             rows.append(("seconds of a step", "not known", why))

@@ -13,15 +13,15 @@ from typing import Any
 from replicax.checks import is_int
 from replicax.contracts.shown import Shown, html_table, in_columns, joined
 from replicax.errors import ArgumentError, PlanError
-from replicax.planning.process import TIMEOUT_S, Call, Script, end, planned
+from replicax.planning.process import TIMEOUT_S, Script, called, end, planned
 from replicax.planning.report import Plan, size, span
 from replicax.planning.topologies import Topology
 from replicax.planning.variations import Variation, smaller, variations
 from replicax.program.call_checks import check_function
 from replicax.typing import PyTree, PyTreeFunction
 
-#: A process that plans takes about so much memory beside the compiler's.
 _SECONDS_BETWEEN_LOOKS = 0.1
+#: A process that plans takes about so much memory beside the compiler's.
 _PROCESS_BYTES = 2 * 2**30
 
 
@@ -141,14 +141,9 @@ def search(
         ArgumentError: `step` cannot be called; `jobs` is no number of at least 1.
         PlanError: The devices are unknown, or no way can be planned.
     """
-    import cloudpickle
-
     check_function("`step`", step)
-
-    def script(variation: Variation) -> Script:
-        return Script("--call", pickled=cloudpickle.dumps(Call(step, tuple(args), variation.make)))
-
-    return searched(script, Topology.of(on, hosts), jobs=jobs, timeout=timeout)
+    topology = Topology.of(on, hosts)
+    return searched(lambda variation: called(step, args, variation.make), topology, jobs=jobs, timeout=timeout)
 
 
 def searched(

@@ -8,7 +8,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import jax
@@ -112,10 +112,7 @@ class Topology:
     def present(cls, devices: Sequence[jax.Device]) -> Topology:
         """Returns the topology of devices that there are."""
         first = devices[0]
-        try:
-            memory = (first.memory_stats() or {}).get("bytes_limit")
-        except jax.errors.JaxRuntimeError:  # Not every kind of device tells.
-            memory = None
+        memory = memory_stats(first).get("bytes_limit")
         kind = _KINDS.get(first.device_kind, first.platform)
         hosts = len({device.process_index for device in devices})
         return cls(f"{kind}:{len(devices)}", first.platform, (len(devices),), memory, hosts)
@@ -171,6 +168,14 @@ class Topology:
 
         found: Any = topologies.get_topology_desc(platform="tpu", topology_name=self.name).devices
         return len({device.process_index for device in found})
+
+
+def memory_stats(device: jax.Device) -> Mapping[str, int]:
+    """Returns what a device says about its memory; empty where it does not say."""
+    try:
+        return device.memory_stats() or {}
+    except jax.errors.JaxRuntimeError:  # Not every kind of device tells.
+        return {}
 
 
 def _is_side(side: int, sides: str) -> bool:

@@ -39,14 +39,16 @@ class Variation:
 
     def __str__(self) -> str:
         """Returns it as a line says it."""
-        options = ", ".join(f"{key}={value!r}" for key, value in self.options.items())
         more = [*(["remat"] if self.remat else []), *([f"{self.accumulation} micro-batches"] * (self.accumulation > 1))]
-        return ", ".join([f"{self.strategy}({options})", *more])
+        return ", ".join([self._call, *more])
+
+    @property
+    def _call(self) -> str:
+        return f"{self.strategy}({', '.join(f'{key}={value!r}' for key, value in self.options.items())})"
 
     def lines(self) -> list[str]:
         """Returns the lines for the script."""
-        options = ", ".join(f"{key}={value!r}" for key, value in self.options.items())
-        found = [f"strategy = rx.{self.strategy}({options})"]
+        found = [f"strategy = rx.{self._call}"]
         if self.remat:
             found.append('with strategy.scope(), keras.RematScope("full"):  # around the making of the model')
         if self.accumulation > 1:

@@ -26,6 +26,7 @@ def flops(function, *args):
         (jax.jit(lambda a, b: a @ b), (A, B), PRODUCT),
         (lambda a, b: jnp.tanh(a @ b) + 1, (A, B), PRODUCT + 2 * 32),
         (lambda a: a.sum(), (A,), 128),
+        (lambda a: jax.lax.stop_gradient(a), (A,), 0),
         (lambda n: n + 1, (jnp.arange(4),), 0),
         (lambda a: jax.lax.cond(a[0, 0] > 0, lambda: a + 1, lambda: a * 2 + 1), (A,), 256),
         (lambda a: jax.lax.scan(lambda c, _: (c + a, None), a, length=7)[0], (A,), 7 * 128),
@@ -35,7 +36,7 @@ def flops(function, *args):
             2 * 640 * 27,
         ),
     ],
-    ids=["product", "under jit", "elements", "sum", "integers", "branches", "loop", "convolution"],
+    ids=["product", "under jit", "elements", "sum", "no gradient", "integers", "branches", "loop", "convolution"],
 )
 def test_each_operation_counts(function, args, count):
     assert flops(function, *args) == count

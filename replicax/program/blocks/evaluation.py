@@ -22,8 +22,8 @@ from replicax.compat.jax_names import (
     SHARD_MAP,
 )
 from replicax.errors import ProgramError
-from replicax.program.blocks.rules import Cut
-from replicax.program.ir.interpreter import Interpreter, pass_on
+from replicax.program.blocks.rules import FIRST, Cut, Dimension
+from replicax.program.ir.interpreter import Interpreter, bind, pass_on
 from replicax.program.ir.jaxprs import Atom, aval_of, is_literal
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.runtime.numbers import BLOCK_AXIS
@@ -45,16 +45,10 @@ def blockwise(
     """Returns the results of an equation, on whole values or on a block of them."""
     inputs = [value_of(atom, values) for atom in operands]
     if cut is None:
-        return bind(equation, inputs, equation.params)
+        return bind(equation, inputs)
     if cut.evaluate is not None:
         return cut.evaluate(number, *inputs)
-    return bind(equation, inputs, {**equation.params, **cut.params})
-
-
-def bind(equation: jex_core.JaxprEqn, inputs: Sequence[Any], params: dict[str, Any]) -> Sequence[jax.Array]:
-    """Returns the results of an equation on other operands, with the settings that held where it was traced."""
-    with equation.ctx.manager:
-        return jax_equations.bind(equation, inputs, params)
+    return bind(equation, inputs, **cut.params)
 
 
 def value_of(atom: Any, values: dict[jex_core.Var, jax.Array]) -> Any:
@@ -62,6 +56,17 @@ def value_of(atom: Any, values: dict[jex_core.Var, jax.Array]) -> Any:
     if isinstance(atom, jex_core.Var):
         return values[atom]
     return _number(atom) if is_literal(atom) else atom
+
+
+def placed(value: Any, wanted: Dimension, number: jax.Array, blocks: int) -> Any:
+    """Returns what a block gets of a whole value: a part along a dimension, or in the first block all, or all."""
+    if wanted is None:
+        return value
+    value = jnp.asarray(value)
+    if wanted == FIRST:
+        return jnp.where(number == 0, value, jnp.zeros_like(value))
+    size = value.shape[wanted] // blocks
+    return jax.lax.dynamic_slice_in_dim(value, number * size, size, wanted)
 
 
 def _number(atom: Atom) -> np.ndarray:

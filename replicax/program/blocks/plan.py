@@ -18,10 +18,10 @@ from jax.extend import core as jex_core
 from replicax.compat.jax_equations import location
 from replicax.compat.jax_names import CALLBACKS
 from replicax.errors import ProgramError
-from replicax.program.blocks.evaluation import blockwise, value_of
-from replicax.program.blocks.rules import FIRST, Cut, Dimension, broadcast_anew, cut_of
-from replicax.program.blocks.scans import cut_of_scan
-from replicax.program.ir.jaxprs import Atom, aval_of, is_literal, is_one_of, variables_of, with_inner
+from replicax.program.blocks.evaluation import blockwise, placed, value_of
+from replicax.program.blocks.rules import FIRST, Cut, Dimension, broadcast_anew
+from replicax.program.blocks.scans import fitting_cut
+from replicax.program.ir.jaxprs import Atom, is_literal, is_one_of, variables_of, with_inner
 
 
 class Operation(NamedTuple):
@@ -104,9 +104,8 @@ class Plan:
         if all(each is None for each in dimensions):
             self._add_whole(equation, operands)
             return
-        find = cut_of_scan if is_one_of(equation, ["scan"]) else cut_of
-        cut = find(equation, dimensions, self.number)
-        if cut is None or not self._fits(cut, operands, dimensions):
+        cut = fitting_cut(equation, dimensions, self.number)
+        if cut is None:
             self._add_whole(equation, [self._whole(atom) for atom in operands])
             return
         given = [self._wanted(atom, wanted) for atom, wanted in zip(operands, cut.operands, strict=True)]
@@ -134,16 +133,6 @@ class Plan:
 
     def _known(self, atom: Atom) -> int:
         return 0 if is_literal(atom) else self._level.get(atom, 0)
-
-    def _fits(self, cut: Cut, operands: Sequence[Atom], dimensions: Sequence[Dimension]) -> bool:
-        """Returns whether the operands are, or can be cut, as is wanted."""
-        for atom, own, wanted in zip(operands, dimensions, cut.operands, strict=True):
-            if own is not None and own != wanted:
-                return False
-            is_to_be_cut = own is None and wanted is not None and wanted != FIRST
-            if is_to_be_cut and (is_literal(atom) or aval_of(atom).shape[wanted] % self.number):
-                return False
-        return True
 
     def _wanted(self, atom: Atom, wanted: Dimension) -> Atom:
         if wanted is None or wanted == FIRST or is_literal(atom) or atom in self._dimension:
@@ -206,20 +195,20 @@ class Plan:
 
     def _connect(self, stage: Stage, wanted: set[jex_core.Var]) -> None:
         """Notes what a stage gets and passes on; `wanted` is what later ones read."""
-        made = _ordered(var for item in stage.blocks for var in _made_by(item))
+        made = dict.fromkeys(var for item in stage.blocks for var in _made_by(item))
         ends = {item.part for item in stage.sums} | {item.blocks for item in stage.joined}
         parts = {item.part for item in stage.sums}
         stage.block_outputs = [var for var in made if (var in wanted or var in ends) and var not in parts]
-        read = [var for var in _ordered(v for item in stage.blocks for v in _read_by(item)) if var not in set(made)]
+        read = [var for var in _ordered(v for item in stage.blocks for v in _read_by(item)) if var not in made]
         stage.block_inputs = [var for var in read if var in self._dimension]
         stage.block_wholes = [var for var in read if var not in self._dimension]
         # Blocks of earlier stages may be put together only now.
         wanted.update(read)
-        wanted.update(ends - set(made))
-        whole = _ordered(var for item in stage.whole for var in item.results)
+        wanted.update(ends - made.keys())
+        whole = dict.fromkeys(var for item in stage.whole for var in item.results)
         stage.whole_outputs = [var for var in whole if var in wanted]
         stage.whole_inputs = [
-            var for var in _ordered(v for item in stage.whole for v in _read_by(item)) if var not in set(whole)
+            var for var in _ordered(v for item in stage.whole for v in _read_by(item)) if var not in whole
         ]
         wanted.update(stage.whole_inputs)
 
@@ -239,29 +228,17 @@ class Plan:
         values = dict(zip([*stage.block_wholes, *stage.block_inputs], [*wholes, *given], strict=True))
         for item in stage.blocks:
             if isinstance(item, Part):
-                values[item.result] = part_of(values[item.whole], item.dimension, number, self.number)
+                values[item.result] = placed(values[item.whole], item.dimension, number, self.number)
                 continue
             operands: list[Atom | jax.Array] = list(item.operands)
             assert item.cut is not None
             for i, wanted in enumerate(item.cut.operands):
                 if wanted == FIRST:
-                    operands[i] = first_only(item.operands[i], values, number)
+                    operands[i] = placed(value_of(item.operands[i], values), FIRST, number, self.number)
             results = blockwise(item.equation, operands, item.cut, values, number)
             values.update(zip(item.results, results, strict=True))
         parts = [values[item.part] for item in stage.sums]
         return [values[var] for var in stage.block_outputs], [_kept_wide(part)[None] for part in parts]
-
-
-def part_of(whole: jax.Array, dimension: int, number: jax.Array, blocks: int) -> jax.Array:
-    """Returns a block of a whole value."""
-    size = whole.shape[dimension] // blocks
-    return jax.lax.dynamic_slice_in_dim(whole, number * size, size, dimension)
-
-
-def first_only(atom: Atom, values: dict[jex_core.Var, jax.Array], number: jax.Array) -> jax.Array:
-    """Returns a whole value in the first block, and zeros in the others."""
-    value = jnp.asarray(value_of(atom, values))
-    return jnp.where(number == 0, value, jnp.zeros_like(value))
 
 
 def _kept_wide(part: jax.Array) -> jax.Array:

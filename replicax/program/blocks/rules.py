@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jex_core
 
-from replicax.compat.jax_names import BY_ELEMENT, COMBINING, CUMULATIVE, SCATTERS
+from replicax.compat.jax_names import BITS_BY_ELEMENT, BY_ELEMENT, COMBINING, CUMULATIVE, SCATTERS
 from replicax.program.ir.jaxprs import aval_of
 
 #: A dimension that is cut; None: whole.
@@ -320,13 +320,8 @@ def _scatter(equation: jex_core.JaxprEqn, dimensions: Sequence[Dimension], block
     return Cut([table, None, wanted], [table]) if is_full and update in (None, wanted) else None
 
 
-# Each has as many bits as the number it is made of; shifts and counts are numbers, too.
-_BITS_BY_ELEMENT = (
-    *("bitcast_convert_type", "population_count"),
-    *("shift_left", "shift_right_logical", "shift_right_arithmetic"),
-)
 RULES: dict[str, Rule] = {
-    **dict.fromkeys([*BY_ELEMENT, *_BITS_BY_ELEMENT], _by_element),
+    **dict.fromkeys([*BY_ELEMENT, *BITS_BY_ELEMENT], _by_element),
     **dict.fromkeys(CUMULATIVE, _along_others("axis")),
     **dict.fromkeys(["argmax", "argmin"], _reduce("")),
     **dict.fromkeys(["gather"], _gather),

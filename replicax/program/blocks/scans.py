@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 from jax.extend import core as jex_core
 
 from replicax.compat.jax_equations import scan_counts
 from replicax.compat.jax_names import ADDITIONS, PASS_PARTS_ON
-from replicax.program.blocks.evaluation import blockwise, value_of
+from replicax.program.blocks.evaluation import blockwise, placed, value_of
 from replicax.program.blocks.rules import FIRST, SAME, Cut, Dimension, cut_of
-from replicax.program.ir.jaxprs import Atom, aval_of, is_literal
+from replicax.program.ir.jaxprs import Atom, aval_of, is_literal, is_one_of
 
 _SUM = "add"
 _WIDER = "preferred_element_type"
@@ -66,16 +65,9 @@ class _Body:
                 return Cut([None, None], [_SUM])
             return None
         dimensions: list[Dimension] = [each if isinstance(each, int) else None for each in states]
-        find = cut_of_scan if name == "scan" else cut_of
-        cut = find(equation, dimensions, self._blocks)
+        cut = fitting_cut(equation, dimensions, self._blocks)
         if cut is None or any(isinstance(how, str) and how not in (_SUM, SAME) for how in cut.results):
             return None
-        for atom, own, wanted in zip(equation.invars, dimensions, cut.operands, strict=True):
-            if own is not None and own != wanted:
-                return None
-            is_to_be_cut = own is None and wanted is not None and wanted != FIRST
-            if is_to_be_cut and (is_literal(atom) or aval_of(atom).shape[wanted] % self._blocks):
-                return None
         # The dtype of what is carried stays.
         return cut._replace(params={key: value for key, value in cut.params.items() if key != _WIDER})
 
@@ -93,27 +85,27 @@ class _Body:
                     for atom, wanted in zip(equation.invars, cut.operands, strict=True)
                 ]
             values.update(zip(equation.outvars, blockwise(equation, operands, cut, values, number), strict=True))
-        return [
-            jnp.asarray(atom.val, aval_of(atom).dtype) if is_literal(atom) else values[atom] for atom in jaxpr.outvars
-        ]
+        return [value_of(atom, values) for atom in jaxpr.outvars]
 
     def _wanted(self, atom: Atom, wanted: Dimension, number: jax.Array, values: dict[Any, Any]) -> Any:
         state = None if is_literal(atom) else self._states.get(atom)
         if wanted is None or state is not None or (is_literal(atom) and wanted != FIRST):
             return atom
-        value = jnp.asarray(value_of(atom, values))
-        return placed(value, _SUM if wanted == FIRST else wanted, number, self._blocks)
+        return placed(value_of(atom, values), wanted, number, self._blocks)
 
 
-def placed(value: jax.Array, state: _State, number: jax.Array, blocks: int) -> jax.Array:
-    """Returns what a block has of a whole value that lies over the blocks in another way."""
-    if state is None:
-        return value
-    if state == _SUM:
-        return jnp.where(number == 0, value, jnp.zeros_like(value))
-    assert isinstance(state, int)
-    size = value.shape[state] // blocks
-    return jax.lax.dynamic_slice_in_dim(value, number * size, size, state)
+def fitting_cut(equation: jex_core.JaxprEqn, dimensions: Sequence[Dimension], blocks: int) -> Cut | None:
+    """Returns how an equation is worked off in blocks, where its operands are, or can be cut, as that wants them."""
+    cut = (cut_of_scan if is_one_of(equation, ["scan"]) else cut_of)(equation, dimensions, blocks)
+    if cut is None:
+        return None
+    for atom, own, wanted in zip(equation.invars, dimensions, cut.operands, strict=True):
+        if own is not None and own != wanted:
+            return None
+        is_to_be_cut = own is None and wanted is not None and wanted != FIRST
+        if is_to_be_cut and (is_literal(atom) or aval_of(atom).shape[wanted] % blocks):
+            return None
+    return cut
 
 
 def cut_of_scan(equation: jex_core.JaxprEqn, dimensions: Sequence[Dimension], blocks: int) -> Cut | None:
@@ -141,6 +133,7 @@ def cut_of_scan(equation: jex_core.JaxprEqn, dimensions: Sequence[Dimension], bl
     for atom, own, wanted in zip(equation.invars[consts:first], dimensions[consts:first], carry, strict=True):
         if isinstance(wanted, int) and own is None and aval_of(atom).shape[wanted] % blocks:
             return None
+    begun = [each if isinstance(each, int) else None if each is None else FIRST for each in carry]
     stacked = found[carried:]
 
     def evaluate(number: jax.Array, *inputs: jax.Array) -> Sequence[jax.Array]:
@@ -148,7 +141,7 @@ def cut_of_scan(equation: jex_core.JaxprEqn, dimensions: Sequence[Dimension], bl
             results = body(number, [*inputs[:consts], *state, *each])
             ended = [
                 placed(value, wanted, number, blocks) if own is None else value
-                for value, own, wanted in zip(results[:carried], found[:carried], carry, strict=True)
+                for value, own, wanted in zip(results[:carried], found[:carried], begun, strict=True)
             ]
             return ended, results[carried:]
 
@@ -162,7 +155,6 @@ def cut_of_scan(equation: jex_core.JaxprEqn, dimensions: Sequence[Dimension], bl
         )
         return [*ended, *collected]
 
-    begun = [each if isinstance(each, int) else None if each is None else FIRST for each in carry]
     results: list[int | str] = [SAME if each is None else each for each in carry]
     results += [SAME if each is None else each + 1 if isinstance(each, int) else each for each in stacked]
     operands: list[Dimension] = [*dimensions[:consts], *begun, *dimensions[first:]]

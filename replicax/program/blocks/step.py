@@ -29,10 +29,10 @@ from replicax.program.blocks.evaluation import flat, value_of
 from replicax.program.blocks.plan import Plan, Stage
 from replicax.program.blocks.rules import COMBINERS
 from replicax.program.ir.jaxprs import aval_of, is_literal
+from replicax.runtime.numbers import BLOCK_AXIS
 from replicax.runtime.transfer import put
 from replicax.typing import PyTree, PyTreeFunction
 
-_AXIS = "block"
 #: The options with which XLA's programs repeat themselves, by platform.
 _OPTIONS: dict[str, dict[str, Any]] = {"gpu": {"xla_gpu_deterministic_ops": True, "xla_gpu_autotune_level": 0}}
 
@@ -104,7 +104,7 @@ class _Compiled:
         }  # fmt: skip
         self.plan = Plan(program, batch, number)
         devices = list(mesh.devices.flat)
-        self._mesh = Mesh(np.array(devices, dtype=object), (_AXIS,))
+        self._mesh = Mesh(np.array(devices, dtype=object), (BLOCK_AXIS,))
         self._own = [device for device in devices if device.process_index == jax.process_index()]
         # So many share the blocks. Of more devices, several do the same.
         self._groups = 2 ** (min(len(devices), number).bit_length() - 1)
@@ -115,7 +115,7 @@ class _Compiled:
             for place, device in zip(places, self._own, strict=True)
         ]
         self._whole = NamedSharding(self._mesh, PartitionSpec())
-        self._split = NamedSharding(self._mesh, PartitionSpec(_AXIS))
+        self._split = NamedSharding(self._mesh, PartitionSpec(BLOCK_AXIS))
         self._consts = self._on_devices([_placeable(const) for const in program.consts])
         options = _OPTIONS.get(devices[0].platform, {})
         compiler = functools.partial(_OnEach, self._own, options)
@@ -247,7 +247,7 @@ class _Programs:
         self.finish = compiler("sums_of_blocks", self._finish)
         self.join, self.rejoin = compiler("join_blocks", self._join), compiler("all_rows", self._rejoin)
         self._size, self._groups = mesh.size, groups
-        split, whole = PartitionSpec(_AXIS), PartitionSpec()
+        split, whole = PartitionSpec(BLOCK_AXIS), PartitionSpec()
         mapped = functools.partial(jax.shard_map, mesh=mesh, in_specs=split, out_specs=whole, check_vma=False)
         self.exchange, self.gather = jax.jit(mapped(self._exchange)), jax.jit(mapped(self._gather))
 
@@ -258,18 +258,18 @@ class _Programs:
         return [part[0].astype(dtype) for part, dtype in zip(parts, self._dtypes, strict=True)]
 
     def _exchange(self, parts: list[jax.Array]) -> list[jax.Array]:
-        step, place = 1, jax.lax.axis_index(_AXIS)
+        step, place = 1, jax.lax.axis_index(BLOCK_AXIS)
         while step < self._groups:
             pairs = [(i, i ^ step) for i in range(self._groups)]
             is_second = (place & step) != 0
-            theirs = [jax.lax.ppermute(part, _AXIS, pairs) for part in parts]
+            theirs = [jax.lax.ppermute(part, BLOCK_AXIS, pairs) for part in parts]
             lower = [jnp.where(is_second, b, a) for a, b in zip(parts, theirs, strict=True)]
             upper = [jnp.where(is_second, a, b) for a, b in zip(parts, theirs, strict=True)]
             parts, step = jax.lax.optimization_barrier(self._add(lower, upper)), 2 * step
         for first in range(self._groups, self._size, self._groups):
             pairs = [(i, first + i) for i in range(min(self._groups, self._size - first))]
             is_told = (place >= first) & (place < first + self._groups)
-            told = [jax.lax.ppermute(part, _AXIS, pairs) for part in parts]
+            told = [jax.lax.ppermute(part, BLOCK_AXIS, pairs) for part in parts]
             parts = [jnp.where(is_told, b, a) for a, b in zip(parts, told, strict=True)]
         return self._finish(parts)
 
@@ -285,7 +285,7 @@ class _Programs:
         return [jnp.moveaxis(each, 0, dimension) for each, dimension in zip(values, self._dimensions, strict=True)]
 
     def _gather(self, values: list[jax.Array]) -> list[jax.Array]:
-        gathered = [jax.lax.all_gather(each, _AXIS, tiled=True) for each in values]
+        gathered = [jax.lax.all_gather(each, BLOCK_AXIS, tiled=True) for each in values]
         return self._rejoin([each[: each.shape[0] * self._groups // self._size] for each in gathered])
 
 
