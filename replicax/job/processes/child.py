@@ -111,7 +111,7 @@ def _keep_ledger() -> None:
     sys.modules[_CLOCK] = clock = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(clock)
     try:
-        clock.start(path, {})
+        clock.start(path)
     except OSError as error:  # A folder that is full or gone must not stop the job.
         sys.stderr.write(f"replicax run: no ledger is kept: {error}.\n")
         return
