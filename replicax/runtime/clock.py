@@ -268,8 +268,10 @@ class Clock:
         if self._current == USER and not self._stepped and _imports(frame):
             self._count(time.monotonic(), IMPORT)
             return
-        reader = next((each.ident for each in threading.enumerate() if each.name == _READER), None)
-        place = (_place(frames.get(reader or 0)) if self._current == INPUT else "") or _place(frame)
+        reader = None
+        if self._current == INPUT:
+            reader = next((each.ident for each in threading.enumerate() if each.name == _READER), None)
+        place = _place(frames.get(reader or 0)) or _place(frame)
         if place:
             self._places[self._current, place] += 1
 
