@@ -1,8 +1,10 @@
-"""The operating systems that can run a job of several processes: those that end the processes of a job as one group."""
+"""The operating systems that can run a job of several processes, and the end of such processes as one group."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 
 from replicax.errors import LaunchError
@@ -22,3 +24,12 @@ def check_system() -> None:
     """Raises `LaunchError` on a system that cannot run the processes of a job (Windows)."""
     if why := why_no_jobs():
         raise LaunchError(f"{why} {WAY_OUT}")
+
+
+def kill_group(leader: int) -> None:
+    """Kills a process that leads a session of its own, and those that it has started; on Windows it alone."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS forbids signals to ended processes.
+        if sys.platform == "win32":
+            os.kill(leader, signal.SIGTERM)
+        else:
+            os.killpg(leader, signal.SIGKILL)

@@ -7,7 +7,6 @@ import copy
 import functools
 import hashlib
 import itertools
-import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +33,7 @@ from replicax.data.row_plans import (
 from replicax.data.row_process import RowProcesses
 from replicax.data.sources import check_batch_size
 from replicax.errors import ArgumentError, BatchError
+from replicax.runtime.devices import cores
 from replicax.typing import PyTree
 
 _ON_ERROR = ("raise", "skip")
@@ -566,9 +566,3 @@ def _digest(names: Sequence[str]) -> str:
     shared = sum(1 for _ in itertools.takewhile(lambda at: len(set(at)) == 1, folders))
     ends = "\n".join("/".join(each[shared:]) for each in parts)
     return hashlib.blake2b(ends.encode(), digest_size=4).hexdigest()
-
-
-def cores() -> int:
-    """Returns how many cores this process may use."""
-    allowed = getattr(os, "sched_getaffinity", None)  # Not on macOS and Windows.
-    return (len(allowed(0)) if allowed is not None else os.cpu_count()) or 1

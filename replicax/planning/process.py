@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from replicax.compat.systems import kill_group
 from replicax.contracts.strategy import StrategyBase
 from replicax.errors import PlanError
 from replicax.errors.exit_codes import ExitCode, describe, from_returncode
@@ -89,7 +88,7 @@ def planned(
     """Returns the plans of a script's first steps, one for each kind; its output goes to standard error.
 
     With a `variation` it trains in that way, and is not compiled if its state alone does not fit. While it runs, its
-    process is in `running`, for `end`.
+    process is in `running`, for `kill_group`.
 
     Raises:
         PlanError: It comes to no such step, or uses what cannot be planned; or takes longer than `timeout` seconds.
@@ -122,7 +121,7 @@ def planned(
             finally:
                 running.discard(process.pid)
                 if process.returncode is None:
-                    end(process.pid)
+                    kill_group(process.pid)
         if process.returncode or not out.exists():
             raise ScriptFailedError(from_returncode(process.returncode) or ExitCode.FAILED)
         found = json.loads(out.read_text(encoding="utf-8"))
@@ -137,15 +136,6 @@ def planned(
             "that it was given."
         )
     return plans
-
-
-def end(process: int) -> None:
-    """Kills a process that plans, and those that it has started."""
-    with contextlib.suppress(ProcessLookupError):
-        if sys.platform == "win32":
-            os.kill(process, signal.SIGTERM)
-        else:
-            os.killpg(process, signal.SIGKILL)
 
 
 def _error_output() -> int | None:

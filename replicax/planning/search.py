@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicax.checks import is_int
+from replicax.compat.systems import kill_group
 from replicax.contracts.shown import Shown, html_table, in_columns, joined
 from replicax.errors import ArgumentError, PlanError
-from replicax.planning.process import TIMEOUT_S, Script, called, end, planned
+from replicax.planning.process import TIMEOUT_S, Script, called, planned
 from replicax.planning.report import Plan, size, span
 from replicax.planning.topologies import Topology
 from replicax.planning.variations import Variation, smaller, variations
@@ -190,7 +191,7 @@ def searched(
             pool.shutdown(wait=False, cancel_futures=True)
             while not all(each.done() for each in waiting):  # One may be about to start its process.
                 for process in tuple(running):
-                    end(process)
+                    kill_group(process)
                 time.sleep(_SECONDS_BETWEEN_LOOKS)
             raise
     if all(each.plan is None for each in found):

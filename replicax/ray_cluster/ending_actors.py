@@ -25,7 +25,7 @@ def end_actor(handle: ActorHandle[object], patience: Patience = PATIENCE) -> boo
     return done_within(patience.silence, lambda: ray.kill(handle))
 
 
-def end_process(node_id: str, pid: int, patience: Patience = PATIENCE) -> None:
+def end_process(node_id: str, pid: int) -> None:
     """Kills a process on a node. Nothing happens if either is gone or unreachable."""
     import ray
 
@@ -33,8 +33,8 @@ def end_process(node_id: str, pid: int, patience: Patience = PATIENCE) -> None:
         kill(pid)
         return
     alive: set[str] = set()
-    if done_within(patience.silence, lambda: alive.update(_alive_nodes())) and node_id in alive:
-        done_within(patience.silence + patience.end, lambda: _kill_at(node_id, pid, patience.end))
+    if done_within(PATIENCE.silence, lambda: alive.update(_alive_nodes())) and node_id in alive:
+        done_within(PATIENCE.silence + PATIENCE.end, lambda: _kill_at(node_id, pid))
 
 
 def _alive_nodes() -> list[str]:
@@ -53,10 +53,10 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _kill_at(node_id: str, pid: int, seconds: float) -> None:
+def _kill_at(node_id: str, pid: int) -> None:
     import ray
 
     there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id, soft=False)
     task = ray.remote(kill).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
     with contextlib.suppress(ray.exceptions.RayError):  # The node has gone in between, and the process with it.
-        ray.get(task.remote(pid), timeout=seconds)
+        ray.get(task.remote(pid), timeout=PATIENCE.end)

@@ -74,8 +74,8 @@ _NOT_THE_USERS = tuple(
 class Clock:
     """Counts the time of one thread, and writes it to a file."""
 
-    def __init__(self, path: str, told: dict[str, object], thread: int | None = None):
-        self.thread = thread or threading.main_thread().ident
+    def __init__(self, path: str):
+        self.thread = threading.main_thread().ident
         # The thread that trains counts at each turn, and the clock's own where it looks. Reentrant: a signal's handler
         # may turn the clock in the middle of a turn.
         self._lock = threading.RLock()
@@ -94,12 +94,11 @@ class Clock:
         self._until = 0.0  # when they are expected to be done
         self._takes: dict[str, float] = {}  # by program, how long the devices take
         self._later: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._ended = threading.Event()
         self._stops = threading.Event()
         self._is_ending = False
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        self._put({"begin": self._wall + self._begin, "pid": os.getpid(), **told})
+        self._put({"begin": self._wall + self._begin, "pid": os.getpid()})
         self._writer = threading.Thread(target=self._run, name="replicax-ledger", daemon=True)
         self._writer.start()
 
@@ -255,7 +254,6 @@ class Clock:
             with contextlib.suppress(queue.Empty):
                 while not self._is_ending:  # Python must not end while this thread is in compiled code.
                     self._later.get_nowait()()
-        self._ended.set()
 
     def _next_line(self, at: float) -> float:
         """Returns when the next line is written: on the second, so that the lines of all workers are comparable."""
@@ -270,8 +268,10 @@ class Clock:
         if self._current == USER and not self._stepped and _imports(frame):
             self._count(time.monotonic(), IMPORT)
             return
-        reader = next((each.ident for each in threading.enumerate() if each.name == _READER), None)
-        place = (_place(frames.get(reader or 0)) if self._current == INPUT else "") or _place(frame)
+        reader = None
+        if self._current == INPUT:
+            reader = next((each.ident for each in threading.enumerate() if each.name == _READER), None)
+        place = _place(frames.get(reader or 0)) or _place(frame)
         if place:
             self._places[self._current, place] += 1
 
@@ -311,13 +311,12 @@ class Clock:
 running: Clock | None = None
 
 
-def start(path: str, told: dict[str, object]) -> Clock:
+def start(path: str) -> None:
     """Starts the clock of this process, for the main thread."""
     global running
-    running = Clock(path, told)
+    running = Clock(path)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_forget)
-    return running
 
 
 def stop() -> None:

@@ -56,6 +56,12 @@ def set_virtual_devices(count: int) -> None:
             ) from None
 
 
+def cores() -> int:
+    """Returns how many cores this process may use."""
+    allowed = getattr(os, "sched_getaffinity", None)  # Not on macOS and Windows.
+    return (len(allowed(0)) if allowed is not None else os.cpu_count()) or 1
+
+
 def _restore(name: str, value: str) -> None:
     if value:
         os.environ[name] = value

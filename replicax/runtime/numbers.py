@@ -10,6 +10,7 @@ import jax
 from replicax.checks import is_int
 from replicax.compat.jax_processes import backends_have_started
 from replicax.errors import ArgumentError, ContextError
+from replicax.runtime.devices import cores
 
 BITWISE = "bitwise"
 BLOCKS = 8  # by default
@@ -68,5 +69,4 @@ def _threads_of_client() -> int:
 
 def _threads_wanted() -> int:
     told = next((int(value) for name in (_THREADS, "NPROC") if (value := os.environ.get(name, "")).isdigit()), 0)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return told or cores
+    return told or cores()

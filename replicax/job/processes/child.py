@@ -88,8 +88,8 @@ class _WithCluster(importlib.machinery.SourceFileLoader):
     def exec_module(self, module: types.ModuleType) -> None:
         super().exec_module(module)
         _run_alone(_OF_JOB)
-        if _CLOCK in sys.modules:
-            clock = sys.modules[_CLOCK]
+        clock = _clock()
+        if clock is not None:
             _run_alone(_OF_WAITS)["follow"](lambda: clock.running)
 
 
@@ -111,16 +111,22 @@ def _keep_ledger() -> None:
     sys.modules[_CLOCK] = clock = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(clock)
     try:
-        clock.start(path, {})
+        clock.start(path)
     except OSError as error:  # A folder that is full or gone must not stop the job.
         sys.stderr.write(f"replicax run: no ledger is kept: {error}.\n")
         return
-    atexit.register(clock.stop)  # First, so that it comes last.
+    atexit.register(clock.stop)  # Before all that the script registers, so that it comes after that.
+
+
+def _clock() -> Any:
+    """Returns the clock's module if a ledger is kept, otherwise None."""
+    clock: Any = sys.modules.get(_CLOCK)
+    return clock if clock is not None and clock.running is not None else None
 
 
 def _end_ledger() -> None:
-    clock: Any = sys.modules.get(_CLOCK)
-    if clock is not None and clock.running is not None:
+    clock = _clock()
+    if clock is not None:
         clock.running.ends()
 
 

@@ -55,8 +55,8 @@ class TaskLedger:
     """The ledger of a task that has a log; of any other, nothing."""
 
     def __init__(self, task: PlannedTask, log: Path | None):
-        is_kept = log is not None and task.environment.get(LEDGER) != "0"
-        self._task, self._folder = task, log.absolute().parent if is_kept and log is not None else None
+        has_none = task.environment.get(LEDGER) == "0"
+        self._task, self._folder = task, None if log is None or has_none else log.absolute().parent
 
     def environment(self) -> dict[str, str]:
         """Returns what the task's process is told: where its part is."""

@@ -12,7 +12,6 @@ import dataclasses
 import json
 import os
 import selectors
-import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from replicax.compat.systems import kill_group
 from replicax.errors import LaunchError
 from replicax.job.processes import child
 from replicax.job.processes.events import (
@@ -105,8 +105,7 @@ class Process:
     def kill(self) -> None:
         """Kills the task and all processes of its group."""
         if self._popen.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS forbids signals to ended processes.
-                os.killpg(self.pid, signal.SIGKILL)
+            kill_group(self.pid)
 
     def tidy_up(self) -> int:
         """Ends the processes that an ended task has left behind; returns its return code, -n for signal n."""

@@ -98,8 +98,9 @@ class RayActorGroup:
         except BaseException as error:
             head = self._strategy.cluster.head
             if head is not None and head.is_gone():  # Then no other server can be had, whatever the error says.
-                self.give_up_servers(head.lost())
-                raise head.lost() from error
+                lost_head = head.lost()
+                self.give_up_servers(lost_head)
+                raise lost_head from error
             if not isinstance(error, ServersLostAgain):
                 self.give_up_servers(error)
             raise

@@ -6,10 +6,8 @@ short run. The workers of a job are started by `replicax run`.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from replicax.compat.systems import kill_group
 from replicax.errors import ReplicaxError
 from replicax.tools.certifying.recording import Recording
 from replicax.tools.certifying.targets import ONE_DEVICE, Target
@@ -55,8 +54,7 @@ class Runner:
         if self._process is not None:
             assert self._process.stdin is not None and self._process.stdout is not None
             if kind is not None:  # It may be in the middle of a run, which nobody waits for any more.
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+                kill_group(self._process.pid)
             self._process.stdin.close()  # It ends at the end of its input.
             self._process.stdout.close()
             self._process.wait()

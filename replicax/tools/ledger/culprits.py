@@ -124,18 +124,11 @@ def culprit_of(job: Job, timelines: Mapping[str, Sequence[Slice]], evidence: Evi
     totals = _totals(since)
     found = [
         # The seconds may count as lost work now.
-        Culprit(
-            worker,
-            RECOMPILING if what in _PREPARING else what,
-            min(seconds, totals[worker].get(what, seconds)),
-            _where(since, what, worker),
-        )
+        Culprit(worker, RECOMPILING if what in _PREPARING else what, min(seconds, totals[worker].get(what, seconds)))
         for (worker, what), seconds in evidence.blamed.items()
     ]
     mean = {name: sum(seconds[name] for seconds in totals.values()) / len(totals) for name in clock.CLASSES}
-    found += [
-        Culprit("", name, mean[name] - _blamed(evidence, name, len(since)), _where(since, name)) for name in _COMMON
-    ]
+    found += [Culprit("", name, mean[name] - _blamed(evidence, name, len(since))) for name in _COMMON]
     attempts = len({process.attempt for process in job.processes}) + len({p.life for p in job.processes}) - 1
     again = sum(mean[name] for name in _AGAIN)
     preparing = sum(mean[name] for name in _PREPARING)
@@ -144,7 +137,7 @@ def culprit_of(job: Job, timelines: Mapping[str, Sequence[Slice]], evidence: Evi
         failed = min(job.processes, key=lambda each: each.failed)
         found.append(Culprit(failed.task if failed.failed < math.inf else "", FAILING, again))
     else:
-        found.append(Culprit("", RECOMPILING, preparing, _where(since, clock.TRACE)))
+        found.append(Culprit("", RECOMPILING, preparing))
     waited = mean[clock.WAITING]
     unexplained = max(0.0, waited - evidence.waited)
     best = max(found, key=lambda each: each.seconds, default=None)
@@ -156,7 +149,8 @@ def culprit_of(job: Job, timelines: Mapping[str, Sequence[Slice]], evidence: Evi
         )
     if best is None or not whole or best.seconds < _LEAST * whole or unexplained > best.seconds:
         return None, unexplained
-    return dataclasses.replace(best, advice=_ADVICE.get(best.what, "")), unexplained
+    where, advice = _where(since, best.what, best.worker), _ADVICE.get(best.what, "")
+    return dataclasses.replace(best, where=where, advice=advice), unexplained
 
 
 def first_step(slices: Sequence[Slice]) -> float:
@@ -182,7 +176,7 @@ def _blamed(evidence: Evidence, name: str, workers: int) -> float:
     return sum(seconds for (_, what), seconds in evidence.blamed.items() if what == name) / workers
 
 
-def _where(since: Mapping[str, Sequence[Slice]], what: str, worker: str = "") -> str:
+def _where(since: Mapping[str, Sequence[Slice]], what: str, worker: str) -> str:
     places: collections.Counter[str] = collections.Counter()
     for task, slices in since.items():
         if worker in ("", task):

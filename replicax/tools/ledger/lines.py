@@ -134,19 +134,20 @@ def _runs(lines: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 def _take(process: Process, lines: list[dict[str, Any]]) -> None:
     """Gives a process what it has written. Between its start and its first line, Python starts."""
     first, *rest = lines
-    at, doing = first["begin"], clock.START
-    process.slices.append(_of(process, process.begin, max(at, process.begin), {clock.START: at - process.begin}))
+    at, doing, attempt = first["begin"], clock.START, process.attempt
+    begun = {clock.START: at - process.begin}
+    process.slices.append(Slice(process.begin, max(at, process.begin), begun, attempt=attempt))
     for line in rest:
         process.slices.append(
-            _of(
-                process,
+            Slice(
                 at,
                 line["at"],
                 line["s"],
-                line.get("n", {}),
-                {(name, place): count for name, place, count in line.get("where", [])},
-                line.get("last", -math.inf),
-                line["in"],
+                steps=line.get("n", {}),
+                places={(name, place): count for name, place, count in line.get("where", [])},
+                attempt=attempt,
+                stepped=line.get("last", -math.inf),
+                doing=line["in"],
             )
         )
         process.notes += line.get("notes", [])
@@ -154,17 +155,4 @@ def _take(process: Process, lines: list[dict[str, Any]]) -> None:
     if process.end is not None and process.end > at:
         # After its last line it did what it did then, for all that is known, unless it ended by itself.
         doing = clock.ENDING if process.code == 0 else doing
-        process.slices.append(_of(process, at, process.end, {doing: process.end - at}))
-
-
-def _of(
-    process: Process,
-    begin: float,
-    end: float,
-    seconds: Mapping[str, float],
-    steps: Mapping[str, int] | None = None,
-    places: Mapping[tuple[str, str], int] | None = None,
-    stepped: float = -math.inf,
-    doing: str = "",
-) -> Slice:
-    return Slice(begin, end, seconds, steps or {}, places or {}, process.attempt, stepped, doing)
+        process.slices.append(Slice(at, process.end, {doing: process.end - at}, attempt=attempt))

@@ -37,7 +37,7 @@ def recording(folder: str | os.PathLike[str]) -> Iterator[None]:
         return
     path = os.path.join(os.fspath(folder), FOLDER, "worker-0.jsonl")
     try:
-        clock.start(path, {})
+        clock.start(path)
     except (OSError, TypeError) as error:
         raise ArgumentError(f"No ledger can be kept in {folder!r}: {error}. Choose another folder.") from error
     jax_waits.follow(lambda: clock.running)

@@ -140,13 +140,8 @@ def drawn(
 ) -> Figure:
     """Returns a figure that `draw` has drawn, on the user's `axes` if there are some; writes it if there is a path."""
     with style(dark) as colors:
-        from matplotlib.figure import Figure
-
         if axes is None:
-            shown = Figure(figsize=size)
-            axes = shown.subplots()
-            # pyplot would have to be imported first, or a notebook would show the figure's name alone.
-            setattr(shown, "_repr_png_", functools.partial(_in_a_notebook, shown))  # noqa: B010
+            axes = _new_figure(size).subplots()
         figure = axes.get_figure(root=True)
         assert figure is not None
         axes.set_title(title)
@@ -161,15 +156,21 @@ def panelled(
 ) -> Figure:
     """Returns a figure with a panel for each title, side by side, which `draw` has drawn; writes it to a path."""
     with style(dark):
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(SIZE[0] * (1 + 0.6 * (len(titles) - 1)), SIZE[1]))
-        setattr(figure, "_repr_png_", functools.partial(_in_a_notebook, figure))  # noqa: B010
+        figure = _new_figure((SIZE[0] * (1 + 0.6 * (len(titles) - 1)), SIZE[1]))
         for axes, title in zip(figure.subplots(1, len(titles), squeeze=False)[0], titles, strict=True):
             draw(axes, title)
         if path is not None:
             _write(figure, Path(path))
         return figure
+
+
+def _new_figure(size: tuple[float, float]) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size)
+    # pyplot would have to be imported first, or a notebook would show the figure's name alone.
+    setattr(figure, "_repr_png_", functools.partial(_in_a_notebook, figure))  # noqa: B010
+    return figure
 
 
 def _in_a_notebook(figure: Figure) -> tuple[bytes, dict[str, int]]:
