@@ -396,18 +396,20 @@ def _stacked(rows: Sequence[Any]) -> PyTree:
 
 
 def _column(values: Sequence[Any]) -> np.ndarray:
-    first = np.shape(values[0])
-    for index, value in enumerate(values):
-        if np.shape(value) != first:
-            shapes = f"values of shapes {first} and {np.shape(value)}"
+    arrays = [np.asarray(value) for value in values]
+    first = arrays[0].shape
+    for index, array in enumerate(arrays):
+        if array.shape != first:
+            shapes = f"values of shapes {first} and {array.shape}"
             raise _MisfitError(index, f"{shapes}. Let a `map` bring them to one shape: pad, crop or resize them.")
-    dtypes = {np.asarray(value).dtype for value in values}
-    dtype = np.array(values).dtype if not first else np.result_type(*dtypes)
+    dtypes = {array.dtype for array in arrays}
+    scalars = None if first else np.array(values)
+    dtype = np.result_type(*dtypes) if scalars is None else scalars.dtype
     if dtype.kind == "f" and all(each.kind in "iu" for each in dtypes):
-        index = next(at for at, value in enumerate(values) if np.asarray(value).dtype.kind == "u")
+        index = next(at for at, array in enumerate(arrays) if array.dtype.kind == "u")
         raise _MisfitError(
             index, f"integers that no dtype holds together, {sorted(map(str, dtypes))}: they would become floats"
         )
-    if not first:
-        return np.array(values)
-    return np.stack(values, out=aligned((len(values), *first), dtype)) if dtype.kind in "biufc" else np.stack(values)
+    if scalars is not None:
+        return scalars
+    return np.stack(arrays, out=aligned((len(arrays), *first), dtype)) if dtype.kind in "biufc" else np.stack(arrays)
