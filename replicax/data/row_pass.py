@@ -39,6 +39,11 @@ class RowStep(NamedTuple):
     seed: int = 0
 
 
+def leaves_out(steps: Sequence[RowStep], skips: bool) -> bool:
+    """Returns whether a pass may leave out rows: those that cannot be read, or those that are filtered."""
+    return skips or any(step.kind == "filter" for step in steps)
+
+
 @dataclasses.dataclass(frozen=True)
 class Numbers:
     """Rows that are read by their numbers."""
@@ -129,7 +134,7 @@ class RowPass:
         self._processes = processes
         self._source, self._in_files, self._steps, self._number, self._skips = source, in_files, steps, number, skips
         self._times = times or InputTimes()
-        self._leaves_out = skips or any(step.kind == "filter" for step in steps)
+        self._leaves_out = leaves_out(steps, skips)
         self._seen = self._bad = 0
         self._signature: Signature | None = None  # of the first batch
         self._took = math.inf  # how many seconds the task took that ended last
