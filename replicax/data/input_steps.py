@@ -276,7 +276,7 @@ def digest(batch: PyTree, rows: int = _ROWS_OF_A_DIGEST) -> str:
 
 
 class _OwnPart(NamedTuple):
-    """The parts of a global batch, and this worker's part of it."""
+    """The rows that a global batch was made of, and this worker's part of it."""
 
     rows_of_shards: list[tuple[int, ...]]  # as in `WorkerBatch`
     split: SplitBatch | None

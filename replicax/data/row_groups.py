@@ -66,17 +66,16 @@ class Padding:
     def group(self, found: Sequence[tuple[Item, Any]]) -> Group:
         """Returns the batch of rows, with arrays of the same shapes."""
         items = [item for item, _ in found]
-        paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(found[0][1])[0]]
-        treedef = jax.tree.structure(found[0][1])
+        first, treedef = jax.tree_util.tree_flatten_with_path(found[0][1])
         rows = [jax.tree.flatten(row) for _, row in found]
         for (_, structure), item in zip(rows, items, strict=True):
             if structure != treedef:  # type: ignore[operator]  # JAX types it too narrowly.
                 raise RowFaultError(item, f"it has another structure, {structure}, than its batch, {treedef}")
         one_value = jax.tree_util.all_leaves([self._values])
-        shapes = [None] * len(paths) if self._shapes is None else _leaves(treedef, self._shapes, "shapes")
-        values = [self._values] * len(paths) if one_value else _leaves(treedef, self._values, "values")
+        shapes = [None] * len(first) if self._shapes is None else _leaves(treedef, self._shapes, "shapes")
+        values = [self._values] * len(first) if one_value else _leaves(treedef, self._values, "values")
         columns = zip(*(each for each, _ in rows), strict=True)
-        names = [f"leaf {jax.tree_util.keystr(path)}" if path else "the row" for path in paths]
+        names = [f"leaf {jax.tree_util.keystr(path)}" if path else "the row" for path, _ in first]
         padded = [_padded(items, *each) for each in zip(names, columns, shapes, values, strict=True)]
         return Group([jax.tree.unflatten(treedef, each) for each in zip(*padded, strict=True)], items)
 
@@ -151,7 +150,7 @@ class RowsByLength:
         length: Returns the length of a row; not called without boundaries.
         boundaries: Lengths, ascending: a row of a boundary's length is in the bucket above it.
         sizes: Rows of a batch of each bucket: one more than boundaries.
-        padding: How rows are padded; None if they are not.
+        padding: How rows are padded.
         drops: Whether the rows that are left at the end, too few for a batch, are left out.
     """
 
@@ -160,7 +159,7 @@ class RowsByLength:
         length: Callable[[Any], int],
         boundaries: Sequence[int],
         sizes: Sequence[int],
-        padding: Padding | None,
+        padding: Padding,
         drops: bool,
     ):
         self._boundaries = [checked_int("boundaries", each, least=1) for each in boundaries]
@@ -182,9 +181,9 @@ class RowsByLength:
             found = waiting.setdefault(bucket, [])
             found.append((item, row))
             if len(found) == self.sizes[bucket]:
-                yield self._group(waiting.pop(bucket))
+                yield self._padding.group(waiting.pop(bucket))
         for bucket in sorted(waiting) if not self._drops else ():
-            yield self._group(waiting[bucket])
+            yield self._padding.group(waiting[bucket])
 
     def _length_of(self, item: Item, row: Any) -> float:
         try:
@@ -199,11 +198,6 @@ class RowsByLength:
                 item, f"`length` returns the length of a row, a number of at least 0, not {found!r:.100}"
             )
         return float(number)
-
-    def _group(self, found: Sequence[tuple[Item, Any]]) -> Group:
-        if self._padding is None:
-            return Group([row for _, row in found], [item for item, _ in found])
-        return self._padding.group(found)
 
 
 class PackedRows:

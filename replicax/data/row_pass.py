@@ -39,6 +39,11 @@ class RowStep(NamedTuple):
     seed: int = 0
 
 
+def leaves_out(steps: Sequence[RowStep], skips: bool) -> bool:
+    """Returns whether a pass may leave out rows: those that cannot be read, or those that are filtered."""
+    return skips or any(step.kind == "filter" for step in steps)
+
+
 @dataclasses.dataclass(frozen=True)
 class Numbers:
     """Rows that are read by their numbers."""
@@ -129,7 +134,7 @@ class RowPass:
         self._processes = processes
         self._source, self._in_files, self._steps, self._number, self._skips = source, in_files, steps, number, skips
         self._times = times or InputTimes()
-        self._leaves_out = skips or any(step.kind == "filter" for step in steps)
+        self._leaves_out = leaves_out(steps, skips)
         self._seen = self._bad = 0
         self._signature: Signature | None = None  # of the first batch
         self._took = math.inf  # how many seconds the task took that ended last
@@ -396,18 +401,20 @@ def _stacked(rows: Sequence[Any]) -> PyTree:
 
 
 def _column(values: Sequence[Any]) -> np.ndarray:
-    first = np.shape(values[0])
-    for index, value in enumerate(values):
-        if np.shape(value) != first:
-            shapes = f"values of shapes {first} and {np.shape(value)}"
+    arrays = [np.asarray(value) for value in values]
+    first = arrays[0].shape
+    for index, array in enumerate(arrays):
+        if array.shape != first:
+            shapes = f"values of shapes {first} and {array.shape}"
             raise _MisfitError(index, f"{shapes}. Let a `map` bring them to one shape: pad, crop or resize them.")
-    dtypes = {np.asarray(value).dtype for value in values}
-    dtype = np.array(values).dtype if not first else np.result_type(*dtypes)
+    dtypes = {array.dtype for array in arrays}
+    scalars = None if first else np.array(values)
+    dtype = np.result_type(*dtypes) if scalars is None else scalars.dtype
     if dtype.kind == "f" and all(each.kind in "iu" for each in dtypes):
-        index = next(at for at, value in enumerate(values) if np.asarray(value).dtype.kind == "u")
+        index = next(at for at, array in enumerate(arrays) if array.dtype.kind == "u")
         raise _MisfitError(
             index, f"integers that no dtype holds together, {sorted(map(str, dtypes))}: they would become floats"
         )
-    if not first:
-        return np.array(values)
-    return np.stack(values, out=aligned((len(values), *first), dtype)) if dtype.kind in "biufc" else np.stack(values)
+    if scalars is not None:
+        return scalars
+    return np.stack(arrays, out=aligned((len(arrays), *first), dtype)) if dtype.kind in "biufc" else np.stack(arrays)

@@ -62,7 +62,7 @@ class RowReading(DatasetReading):
         if self._batches.makes_all:
             return agreement.of_shared_batches(self._read(position, 0, 1))
         batches = self._read(position, self._workers.index, self._workers.count)
-        return agreement.of_worker_batches(batches, source=self._batches.identity, in_one_order=self.shares_batches)
+        return agreement.of_worker_batches(batches, source=position.source, in_one_order=self.shares_batches)
 
     def whole(self, position: Position, replicas: int) -> Generator[InputStep]:
         return _whole(self._read(position, 0, 1))

@@ -18,7 +18,7 @@ from replicax.data.input_times import InputTimes
 from replicax.data.position import Position
 from replicax.data.rebatching import WorkerBatch
 from replicax.data.row_groups import Grouping, PackedRows, Padding, RowsByLength
-from replicax.data.row_pass import Blocks, Numbers, RowPass, RowStep, Task, rows_of
+from replicax.data.row_pass import Blocks, Numbers, RowPass, RowStep, Task, leaves_out, rows_of
 from replicax.data.row_plans import (
     Block,
     Item,
@@ -428,8 +428,7 @@ class RowBatches(Iterable[PyTree]):
         """
         rows = self._rows
         skips = self._on_error == "skip"
-        of = (rows._source, rows._in_files, rows._steps, position.number, skips, times, self._processes)
-        running = RowPass(*of)
+        running = RowPass(rows._source, rows._in_files, rows._steps, position.number, skips, times, self._processes)
         tasks = self._tasks(position, share, worker, workers)
         if self._grouping is not None:
             batches = running.groups(tasks, self._grouping, self._threads)
@@ -481,7 +480,7 @@ class RowBatches(Iterable[PyTree]):
 
     @property
     def _leaves_out(self) -> bool:
-        return self._on_error == "skip" or any(step.kind == "filter" for step in self._rows._steps)
+        return leaves_out(self._rows._steps, self._on_error == "skip")
 
     @property
     def _comes_in_blocks(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -70,6 +71,29 @@ class Team:
             return steps
 
         return self.each(run)
+
+
+def steps_and_position(
+    batches: Any,
+    replicas: Sequence[int],
+    options: InputOptions,
+    position: Position | None = None,
+    most: int | None = None,
+) -> tuple[list[list[Any] | None], Position]:
+    """Returns for each step the part of each replica, where workers have so many, and the position after them."""
+    team = Team(replicas)
+    readings = [reading([batches] * len(replicas), options)(workers) for workers in team.workers]
+    position = position or Position()
+    found = team.steps(lambda workers: readings[workers.index], options, position, most=most)
+    for each in found:
+        if isinstance(each, Exception):
+            raise each
+    # What the loop counts, it counts in the position that the reading has noted its dealing in.
+    after = position.at_start()
+    readings[0]._read(after, 0, len(replicas)).close()
+    for step in found[0]:
+        after.add(readings[0].num_shards(after), step.rows_read)
+    return parts(found), Position.of(json.loads(json.dumps(after.state())))
 
 
 def step_by_step(workers: InputWorkers, channel: WorkerChannel | None, options: InputOptions) -> StepByStep:

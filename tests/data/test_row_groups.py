@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import replicax as rx
 from replicax.data.input_options import InputOptions
-from replicax.data.position import Position
 from replicax.errors import ArgumentError, DataError
-from tests.data.fake_workers import Team, parts, reading
+from tests.data.fake_workers import steps_and_position
 
 AUTO = InputOptions()
 LENGTHS = np.random.default_rng(0).integers(1, 9, 60).tolist()
@@ -42,19 +39,8 @@ SOURCES = {"by number": lambda: in_a_list().shuffle(seed=2), "in files": lambda:
 
 def steps_of(batches, replicas, position=None, most=None):
     """The tokens of each step, and the position after them."""
-    team = Team(replicas)
-    readings = [reading([batches] * len(replicas), AUTO)(workers) for workers in team.workers]
-    position = position or Position()
-    found = team.steps(lambda workers: readings[workers.index], AUTO, position, most=most)
-    for each in found:
-        if isinstance(each, Exception):
-            raise each
-    after = position.at_start()
-    readings[0]._read(after, 0, 1).close()
-    for step in found[0]:
-        after.add(readings[0].num_shards(after), step.rows_read)
-    tokens = [[row for part in step for row in part["tokens"]] for step in parts(found)]
-    return tokens, Position.of(json.loads(json.dumps(after.state())))
+    steps, after = steps_and_position(batches, replicas, AUTO, position, most)
+    return [[row for part in step for row in part["tokens"]] for step in steps], after
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import importlib.util
 import itertools
-import json
 import time
 
 import numpy as np
@@ -15,7 +14,7 @@ import replicax as rx
 from replicax.data import InputOptions
 from replicax.data.position import Position
 from replicax.errors import ArgumentError, BatchError, DataError
-from tests.data.fake_workers import Team, parts, reading
+from tests.data.fake_workers import Team, reading, steps_and_position
 from tests.data.row_kinds import OPEN, ROWS, Counted, make
 
 AUTO = InputOptions()
@@ -44,19 +43,8 @@ def flat(batches):
 
 def steps_of(batches, replicas, options=AUTO, position=None, most=None):
     """The rows of each step, and the position after them."""
-    team = Team(replicas)
-    readings = [reading([batches] * len(replicas), options)(workers) for workers in team.workers]
-    position = position or Position()
-    found = team.steps(lambda workers: readings[workers.index], options, position, most=most)
-    for each in found:
-        if isinstance(each, Exception):
-            raise each
-    # What the loop counts, it counts in the position that the reading has noted its dealing in.
-    after = position.at_start()
-    readings[0]._read(after, 0, len(replicas)).close()
-    for step in found[0]:
-        after.add(readings[0].num_shards(after), step.rows_read)
-    return [list(itertools.chain(*step)) for step in parts(found)], Position.of(json.loads(json.dumps(after.state())))
+    steps, after = steps_and_position(batches, replicas, options, position, most)
+    return [list(itertools.chain(*step)) for step in steps], after
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -116,12 +116,15 @@ def looped(
         total.assign_add(value)
         return value
 
-    rows = [slice(i * ROWS, (i + 1) * ROWS) for i in range(BATCHES)]
-    batches = [(ROWS_OF[inputs][each], LABELS[each]) for each in rows]
-    for i, batch in enumerate(strategy.distribute_dataset(batches)):
+    for i, batch in enumerate(strategy.distribute_dataset(_batches(inputs))):
         strategy.run(step, (batch, jax.random.key(i)))
     everything = [*variables.values(), *squares.values(), average, total]
     return _bits(each.numpy() for each in everything)
+
+
+def _batches(inputs: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    rows = [slice(i * ROWS, (i + 1) * ROWS) for i in range(BATCHES)]
+    return [(ROWS_OF[inputs][each], LABELS[each]) for each in rows]
 
 
 def _cross_entropy(logits: Any, labels: Any) -> Any:
@@ -165,8 +168,7 @@ def _with_optax() -> str:
         updates, moments = optimizer.update(gradients, moments, parameters)
         return (optax.apply_updates(parameters, updates), moments), value
 
-    rows = [slice(i * ROWS, (i + 1) * ROWS) for i in range(BATCHES)]
-    for batch in strategy.distribute_dataset([(ROWS_OF["numbers"][each], LABELS[each]) for each in rows]):
+    for batch in strategy.distribute_dataset(_batches("numbers")):
         state, _ = strategy.run(step, (state, batch))
     return _bits(np.asarray(leaf) for leaf in jax.tree.leaves(state))
 

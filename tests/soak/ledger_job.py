@@ -135,7 +135,6 @@ def loop() -> None:
     done = 0
     if kind in ("kill", "error"):
         done = manager.restore_or_initialize() or 0
-    typical: list[float] = []
     data = iter(strategy.distribute_dataset(rows()))
     for number in range(STEPS):
         begin = time.perf_counter()
@@ -150,7 +149,6 @@ def loop() -> None:
         float(value)
         if kind == "recompile" and number % 20 == 10:
             add("trace and compile", called)
-        typical.append(called)
         fault(number)
 
 

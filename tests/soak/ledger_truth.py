@@ -31,12 +31,10 @@ def errors_of(fault: str, found: rx.ledger.Ledger, folder: Path) -> list[tuple[s
 
     for index, worker in enumerate(found.workers):
         seconds = worker.seconds
-        for name in ("callbacks and user code", "evaluation", "checkpoint", "stall", "waiting for input"):
+        # Not of "callbacks and user code": the script does other things, too.
+        for name in ("evaluation", "checkpoint", "stall", "waiting for input"):
             if kind not in ("kill", "error", "stand", "hidden") and name in of(index):
-                base = of(index)[name]
-                if name == "callbacks and user code":  # The script does other things, too.
-                    continue
-                compare(f"{worker.name} {name}", seconds.get(name, 0.0), base)
+                compare(f"{worker.name} {name}", seconds.get(name, 0.0), of(index)[name])
         others = [of(other) for other in range(len(found.workers)) if other != index]
         if slow and int(slow) != index:
             name = {"slow_callback": "callbacks and user code", "halt": "stall"}.get(kind)
