@@ -33,6 +33,11 @@ def is_literal(node: cst.BaseExpression | None) -> bool:
     return True
 
 
+def is_none(node: cst.BaseExpression | None) -> bool:
+    """Returns whether an argument is None, or was not given."""
+    return node is None or (isinstance(node, cst.Name) and node.value == "None")
+
+
 def expression(value: object) -> cst.BaseExpression:
     """Returns the literal of a value."""
     return cst.parse_expression(repr(value))
@@ -49,7 +54,7 @@ def as_tuple(node: cst.BaseExpression, arguments: Arguments) -> cst.BaseExpressi
 
 def _for_none(axis: int) -> Callable[[cst.BaseExpression, Arguments], cst.BaseExpression]:
     def adapt(node: cst.BaseExpression, arguments: Arguments) -> cst.BaseExpression:
-        return expression(axis) if isinstance(node, cst.Name) and node.value == "None" else node
+        return expression(axis) if is_none(node) else node
 
     return adapt
 

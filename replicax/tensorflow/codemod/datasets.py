@@ -11,7 +11,7 @@ from collections.abc import Callable
 import libcst as cst
 from libcst import matchers as m
 
-from replicax.tensorflow.codemod.adapting import Unconvertible, is_literal, literal
+from replicax.tensorflow.codemod.adapting import Unconvertible, is_literal, is_none, literal
 from replicax.tensorflow.codemod.op_calls import bound, parameters
 from replicax.tensorflow.codemod.rules import Mentioning, Rewrite, Rewriting
 from replicax.tensorflow.codemod.script import Script
@@ -133,8 +133,7 @@ def shuffle(
     """`shuffle`: of all rows. An endless dataset cannot be shuffled, so it is shuffled before it is repeated."""
     if not rewriting.script.keeps_tf_data:
         rewriting.note(node, "tf.data.Dataset.shuffle", ORDER)
-    seed = given.get("seed", cst.Integer("0"))
-    seed = cst.Integer("0") if m.matches(seed, m.Name("None")) else seed
+    seed = cst.Integer("0") if is_none(given.get("seed")) else given["seed"]
     if isinstance(dataset, cst.Call) and m.matches(dataset.func, m.Attribute(attr=m.Name("repeat"))):
         repeated = cst.ensure_type(dataset.func, cst.Attribute)
         inner = rewriting.code("{ds}.shuffle(seed={seed})", ds=repeated.value, seed=seed)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import libcst as cst
 from libcst import matchers as m
 
+from replicax.tensorflow.codemod.adapting import is_none
 from replicax.tensorflow.codemod.rewriter import Action, Result, removed
 from replicax.tensorflow.codemod.script import Script
 from replicax.tensorflow.codemod.writer import Writer
@@ -44,10 +45,10 @@ def _of_spec(script: Script, call: cst.Call) -> dict[cst.CSTNode, Action]:
     given = {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
     if any(arg.star for arg in call.args) or len([arg for arg in call.args if arg.keyword is None]) > 1:
         return {call: _refused("It is converted with keywords behind the mode only.")}
-    if not _is_none(given.get("scaffold")):
+    if not is_none(given.get("scaffold")):
         return {call: _refused(_SCAFFOLD)}
     train_op = given.get("train_op")
-    if _is_none(train_op):
+    if is_none(train_op):
         return {call: _spec(None, None, {})}
     minimized = _assigned(script, train_op)
     if minimized is None or not _minimizes(minimized, given.get("loss")):
@@ -64,10 +65,6 @@ def _of_spec(script: Script, call: cst.Call) -> dict[cst.CSTNode, Action]:
     if not inline and statement is not None:
         found[statement] = removed
     return found
-
-
-def _is_none(node: cst.BaseExpression | None) -> bool:
-    return node is None or m.matches(node, m.Name("None"))
 
 
 def _assigned(script: Script, node: cst.BaseExpression | None) -> cst.Call | None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import libcst as cst
 from libcst import matchers as m
 
-from replicax.tensorflow.codemod.adapting import Unconvertible, is_literal, literal
+from replicax.tensorflow.codemod import datasets
+from replicax.tensorflow.codemod.adapting import Unconvertible, is_literal, is_none, literal
 from replicax.tensorflow.codemod.datasets import DATASET, applied, kept, step, written
 from replicax.tensorflow.codemod.op_calls import bound, parameters
 from replicax.tensorflow.codemod.rules import Rewrite, Rewriting
@@ -29,16 +30,12 @@ _SIGNATURE = "TFRecordDataset(filenames, compression_type=None, buffer_size=None
 _INTERLEAVE = "interleave(map_func, cycle_length=None, block_length=None)"
 
 
-def _none(value: cst.BaseExpression | None) -> bool:
-    return value is None or m.matches(value, m.Name("None"))
-
-
 def _reader(rewriting: Rewriting, node: cst.Call, updated: cst.Call) -> cst.BaseExpression | None:
     """`tf.data.TFRecordDataset(files)`."""
     given, _ = bound(READER, parameters(_SIGNATURE), updated.args)
     if "filenames" not in given:
         raise Unconvertible("the argument `filenames` is missing")
-    if not _none(given.get("num_parallel_reads")) and not rewriting.script.keeps_tf_data:
+    if not is_none(given.get("num_parallel_reads")) and not rewriting.script.keeps_tf_data:
         rewriting.note(node, READER, IN_TURN)
     return _read(rewriting, given["filenames"], given.get("compression_type"))
 
@@ -99,13 +96,13 @@ def into_records(name: str) -> Rewrite:
 
 def _files(rewriting: Rewriting, node: cst.Call, updated: cst.Call) -> cst.BaseExpression:
     """Returns the names of the files of a dataset: those that it was made of in this expression, or a `list_files`."""
-    before = cst.ensure_type(node.func, cst.Attribute).value
+    before = _owner(node)
     if rewriting.script.kinds.of(before) == FILES:
-        return cst.ensure_type(updated.func, cst.Attribute).value
+        return _owner(updated)
     made = before
     if isinstance(made, cst.Call) and m.matches(made.func, m.Attribute(attr=m.Name("shuffle"))):
         rewriting.note(node, f"{DATASET}.shuffle", ORDER)
-        made = cst.ensure_type(made.func, cst.Attribute).value
+        made = _owner(made)
     slices = f"{DATASET}.from_tensor_slices"
     if isinstance(made, cst.Call) and rewriting.script.names.of(made.func) == slices and len(made.args) == 1:
         return made.args[0].value
@@ -146,7 +143,7 @@ def shuffle(
     """`shuffle`: by a seed."""
     if not rewriting.script.keeps_tf_data:
         rewriting.note(node, f"{DATASET}.shuffle", ORDER)
-    seed = cst.Integer("0") if _none(given.get("seed")) else given["seed"]
+    seed = cst.Integer("0") if is_none(given.get("seed")) else given["seed"]
     return rewriting.code("{ds}.shuffle(seed={seed}, buffer={n})", ds=dataset, seed=seed, n=given["buffer_size"])
 
 
@@ -160,23 +157,17 @@ def shuffle_files(
     return dataset
 
 
-def _repeat(
-    rewriting: Rewriting, node: cst.Call, dataset: cst.BaseExpression, given: dict[str, cst.BaseExpression]
-) -> cst.BaseExpression | None:
-    """`repeat`."""
-    if not rewriting.script.keeps_tf_data and rewriting.script.kinds.of(_owner(node)) == ROWS:
+def repeat(rewriting: Rewriting, node: cst.Call, updated: cst.Call) -> cst.BaseExpression | None:
+    """`repeat`: the same, with a note on what ends an epoch."""
+    result = datasets.repeat(rewriting, node, updated)
+    if result is not None and rewriting.script.kinds.of(_owner(node)) == ROWS:
         rewriting.note(node, f"{DATASET}.repeat", EPOCHS)
-    count = given.get("count")
-    if count is None or (is_literal(count) and literal(count) in (None, -1)):
-        return rewriting.code("{ds}.repeat()", ds=dataset)
-    return rewriting.code("{ds}.repeat({n})", ds=dataset, n=count)
+    return result
 
 
-repeat = step("repeat(count=None)")(_repeat)
-
-
-def _owner(node: cst.Call) -> cst.BaseExpression:
-    return cst.ensure_type(node.func, cst.Attribute).value
+def _owner(call: cst.Call) -> cst.BaseExpression:
+    """Returns the dataset whose method is called."""
+    return cst.ensure_type(call.func, cst.Attribute).value
 
 
 @step("batch(batch_size, drop_remainder=False)")

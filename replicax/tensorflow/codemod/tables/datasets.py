@@ -89,22 +89,23 @@ _METHODS: dict[tuple[str, str], Rule] = {
     **{(DATASET, name): rows.into_records(name) for name in ("interleave", "flat_map")},
     ("tf.data.Iterator", "get_next"): Rewrite(datasets.next_of),
 }
-_OF_FILES = {"shuffle": Rewrite(rows.shuffle_files), **{_: _METHODS[DATASET, _] for _ in ("interleave", "flat_map")}}
-#: Methods of the rows of files that give rows, and of batches of them.
-_OF_ROWS = {
+#: Methods of names of files, of batches of their rows, and of the rows.
+_OF_FILES = {
+    "shuffle": Rewrite(rows.shuffle_files),
+    **{name: _METHODS[DATASET, name] for name in ("interleave", "flat_map")},
+}
+_OF_BATCHES = {
     "map": datasets.map_,
+    "repeat": rows.repeat,
+    **{name: STEPS[name] for name in ("prefetch", "cache", "with_options")},
+}
+_OF_ROWS = {
+    **_OF_BATCHES,
     "filter": rows.filter_,
     "shuffle": rows.shuffle,
     "batch": rows.batch,
     "padded_batch": rows.padded_batch,
     "bucket_by_sequence_length": rows.bucket_by_sequence_length,
-}
-_OF_BATCHES = {
-    "map": datasets.map_,
-    **{
-        name: rows.repeat if name == "repeat" else STEPS[name]
-        for name in ("repeat", "prefetch", "cache", "with_options")
-    },
 }
 METHODS: dict[tuple[str, str], Rule] = {
     **_METHODS,
@@ -116,7 +117,7 @@ METHODS: dict[tuple[str, str], Rule] = {
         if of == DATASET
     },
     **{(FILES, name): rule for name, rule in _OF_FILES.items()},
-    **{(ROWS, name): Rewrite(convert) for name, convert in {**_OF_BATCHES, **_OF_ROWS}.items()},
+    **{(ROWS, name): Rewrite(convert) for name, convert in _OF_ROWS.items()},
     **{(BATCHES, name): Rewrite(convert) for name, convert in _OF_BATCHES.items()},
     (BATCHES, "as_numpy_iterator"): Rewrite(rows.iterator),
 }
@@ -141,7 +142,7 @@ MEMBERS = {
     **{(DATASET, name): DATASET for name in (*STEPS, *_WITHOUT.split())},
     **{(kind, name): ROWS for kind in (DATASET, FILES) for name in ("interleave", "flat_map")},
     (FILES, "shuffle"): FILES,
-    **{(ROWS, name): ROWS for name in ("map", "filter", "shuffle", *_OF_BATCHES)},
+    **{(ROWS, name): ROWS for name in _OF_ROWS},
     **{(ROWS, name): BATCHES for name in ("batch", "padded_batch", "bucket_by_sequence_length")},
     **{(BATCHES, name): BATCHES for name in _OF_BATCHES},
     (DATASET, "__iter__"): "tf.data.Iterator",
