@@ -13,7 +13,7 @@ from replicax.checkpoint.json_fields import field_of, parsed
 from replicax.checkpoint.metadata import FILE
 from replicax.checkpoint.numbered import NumberedCheckpoint, name_of, numbered
 from replicax.checkpoint.places import Place, clean, delete, place_of, replace
-from replicax.checkpoint.policies import EveryHours, KeepPolicy
+from replicax.checkpoint.policies import EveryHours, KeepPolicy, Newest
 from replicax.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ class CheckpointFolder:
 
     def __init__(self, directory: Place, prefix: str | None, keep: Sequence[KeepPolicy]):
         self._directory, self._prefix = directory, prefix  # without a prefix, names are numbers
+        self._keeps_all = any(isinstance(each, Newest) and each.number is None for each in keep)
         hours = [each.hours for each in keep if isinstance(each, EveryHours)]
         self._keep, self._permanent = keep, PermanentCheckpoints(directory, min(hours)) if hours else None
         self.known: set[int] = set()  # steps that this training has written, or found when it restored
@@ -77,6 +78,8 @@ class CheckpointFolder:
 
     def delete_old(self, newest: int) -> None:
         """Deletes the checkpoints beside a new one that nothing keeps, without those that are kept for good."""
+        if self._keeps_all:
+            return
         permanent, complete = self._names_kept_for_good(), self.complete()
         passing = [each for each in complete if each.name not in permanent and each.number != newest]
         others = [each for each in passing if each.number < newest or each.number in self.known]

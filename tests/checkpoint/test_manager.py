@@ -434,3 +434,11 @@ def test_a_save_of_the_arrays_of_the_last_one_is_told_of(tmp_path: Path, caplog:
         assert not caplog.records
         manager.save(3)  # Those of step 2, whatever the training has made of them.
     assert "save(step, weights=...)" in caplog.text
+
+
+def test_a_manager_that_keeps_all_has_nothing_to_note(tmp_path):
+    w = rx.Variable(0.0)
+    with rx.CheckpointManager(tmp_path, max_to_keep=None, keep_checkpoint_every_n_hours=1, objects={"w": w}) as manager:
+        for step in range(3):
+            manager.save(step)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000000", "00000001", "00000002"]
