@@ -1,9 +1,9 @@
-"""What a job of up to 10,000 processes costs one of them: rendezvous, watcher, exchanges, coordinator.
+"""What a job of up to 10,000 processes costs one of them: rendezvous, watcher, job store, exchanges, coordinator.
 
     python benchmarks/fake_peers.py [--processes 100,300,1000,3000,10000] [--only rendezvous,watcher]
 
 The process that is measured is real code in this process. The others are fakes in another process on this machine,
-which speak the same protocol over sockets on 127.0.0.1 (rendezvous, watcher), or a store in memory that counts
+which speak the same protocol over sockets on 127.0.0.1 (rendezvous, watcher, store), or a store in memory that counts
 (exchanges), or nothing but events (coordinator of parameter servers). Printed are seconds of CPU of the measured
 process, messages and bytes that it sends and receives, and the exponent of their growth: 1 is linear.
 """
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import resource
 import selectors
 import socket
@@ -117,12 +119,40 @@ def fake_workers(seconds: float) -> None:
     print(questions)
 
 
-FAKES: dict[str, Callable[..., None]] = {"rendezvous": fake_rendezvous, "workers": fake_workers}
+def fake_members(address: str, processes: int, seconds: float) -> None:
+    """Gives the signs of life of many members to a job store, each over a connection of its own; one falls silent."""
+    from replicax.compat.jax_cliques import StoreClient
+    from replicax.contracts.group import Incarnation
+    from replicax.group.membership.job_store import JobStore
+
+    begin = time.monotonic()
+    members = [(JobStore(StoreClient(address, 60.0)), Incarnation(i, 0)) for i in range(processes)]
+    for store, incarnation in members:
+        store.enter(incarnation)
+    print(time.monotonic() - begin, flush=True)
+    count, end = 0, time.monotonic() + seconds
+    while (begin := time.monotonic()) < end:
+        for store, incarnation in members if count < BEATS_OF_SILENT else members[1:]:
+            store.beat(incarnation, count, f"step {count}")
+        count += 1
+        time.sleep(max(0.0, SECONDS_BETWEEN_BEATS - (time.monotonic() - begin)))
+    os._exit(0)  # JAX would take leave of a service for each connection.
+
+
+FAKES: dict[str, Callable[..., None]] = {
+    "rendezvous": fake_rendezvous,
+    "workers": fake_workers,
+    "members": fake_members,
+}
+#: Members give signs of life as often as a watcher asks for them.
+SECONDS_BETWEEN_BEATS, BEATS_OF_SILENT, SILENCE_ALLOWED_S = 2.0, 3, 6.0
+#: Kept to the end: JAX aborts a process whose service is gone.
+SERVICES: list[object] = []
 
 
 def started(fake: str, *arguments: object) -> subprocess.Popen[str]:
     """Starts fakes in a process of their own."""
-    command = [sys.executable, __file__, "--fake", fake, *map(str, arguments)]
+    command = [sys.executable, __file__, "--fake", fake, json.dumps(arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
@@ -179,6 +209,43 @@ def watcher(processes: int, looks: int = 3) -> Figures:
         peer.client.close()
     questions = int(fakes.communicate(timeout=60)[0])
     return {"CPU s a second": spent / passed, "questions a second": questions / (passed * (looks + 1) / looks)}
+
+
+def store(processes: int, beats: int = 8) -> Figures:
+    """Measures the process that keeps a job store, in which all give signs of life and one member reads all of them."""
+    from replicax.compat.jax_cliques import Service, StoreClient
+    from replicax.contracts.group import Incarnation
+    from replicax.group.membership.heartbeat import Watch
+    from replicax.group.membership.job_store import JobStore
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    SERVICES.append(Service(address))
+    fakes = started("members", address, processes, beats * SECONDS_BETWEEN_BEATS)
+    assert fakes.stdout is not None
+    seconds = float(fakes.stdout.readline())
+    reader, watch, everybody = (
+        JobStore(StoreClient(address, 60.0)),
+        Watch(),
+        [Incarnation(i, 0) for i in range(processes)],
+    )
+    watch.begin()
+    last, heard, noticed = b"", time.monotonic(), math.nan
+    cpu, own, begin = time.process_time(), time.thread_time(), time.perf_counter()
+    while fakes.poll() is None:
+        signs = reader.beats()
+        if signs[everybody[0]] != last:
+            last, heard = signs[everybody[0]], time.monotonic()
+        if math.isnan(noticed) and watch.silent(everybody, signs, SILENCE_ALLOWED_S, SILENCE_ALLOWED_S):
+            noticed = time.monotonic() - heard
+        time.sleep(SECONDS_BETWEEN_BEATS / 2)
+    own, passed = time.thread_time() - own, time.perf_counter() - begin
+    return {
+        "to come, s": seconds,
+        "CPU s a second": (time.process_time() - cpu - own) / passed,
+        "of a reader": own / passed,
+        "noticed of allowed": noticed / SILENCE_ALLOWED_S,
+    }
 
 
 class CountingStore:
@@ -256,6 +323,7 @@ def coordinator(workers: int, rounds: int = 3) -> Figures:
 PARTS: dict[str, Callable[[int], Figures]] = {
     "rendezvous": rendezvous,
     "watcher": watcher,
+    "store": store,
     "exchanges": exchanges,
     "coordinator": coordinator,
 }
@@ -281,18 +349,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", default="100,300,1000,3000,10000")
     parser.add_argument("--only", default=",".join(PARTS))
-    parser.add_argument("--fake", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--fake", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.fake:
-        fake, *values = arguments.fake
-        return FAKES[fake](*(float(value) if fake == "workers" else int(value) for value in values))
+        fake, values = arguments.fake
+        return FAKES[fake](*json.loads(values))
     counts = [int(count) for count in arguments.processes.split(",")]
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     threading.stack_size(2**18)  # There may be thousands of threads.
     for name in arguments.only.split(","):
-        fitting = [count for count in counts if name not in ("rendezvous", "watcher") or count < most - 100]
+        fitting = [count for count in counts if name not in ("rendezvous", "watcher", "store") or count < most - 100]
         show(name, fitting, [PARTS[name](count) for count in fitting])
+    if SERVICES:
+        os._exit(0)
 
 
 if __name__ == "__main__":
