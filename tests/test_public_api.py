@@ -348,7 +348,10 @@ def test_each_module_imports_alone_and_starts_nothing():
     assert done.stdout.splitlines() == ["done"], done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("room", ROOMS)
+# The example of `check_strategy` checks all rules.
+@pytest.mark.parametrize(
+    "room", [pytest.param(room, marks=[pytest.mark.slow] if room == "testing" else []) for room in ROOMS]
+)
 def test_docstring_examples_run(room: str):
     names = {"rx": rx, **{name: getattr(rx, name) for name in {*rx.__all__, *rx._MODULE_OF} - {"print"}}}
 
