@@ -18,12 +18,13 @@ _NAME = "seconds of a processor"
 _SHOWN = 10
 _LIMIT_S = 5.0
 _SLOWER_BESIDE_OTHERS = 2.0  # The tests of `make test` share caches and memory with two other processes.
-_BEGAN = pytest.StashKey[float]()
+_BEGAN = pytest.StashKey[tuple[float, float]]()
 
 
-def _used() -> float:
+def _used() -> tuple[float, float]:
+    """Returns the seconds of this process, and those of its children that have ended."""
     times = os.times()
-    return time.process_time() + times.children_user + times.children_system
+    return time.process_time(), times.children_user + times.children_system
 
 
 @pytest.hookimpl(wrapper=True)
@@ -38,12 +39,14 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.when == "teardown":
-        cost = _used() - item.stash[_BEGAN]
+        own, of_children = (now - before for now, before in zip(_used(), item.stash[_BEGAN], strict=True))
+        cost = own + of_children
         report.user_properties.append((_NAME, cost))
         if cost > _LIMIT_S * _SLOWER_BESIDE_OTHERS and report.passed and not _may_be_slow(item):
             report.outcome = "failed"
             report.longrepr = (
-                f"It took {cost:.1f} seconds of a processor; on a quiet machine {_LIMIT_S:.0f} are the limit. "
+                f"It took {cost:.1f} seconds of a processor, {of_children:.1f} of them of ended children; "
+                f"on a quiet machine {_LIMIT_S:.0f} are the limit. "
                 "Make it smaller, let @pytest.mark.daily(n) choose fewer cases, or mark it nightly or slow."
             )
     return report
