@@ -49,7 +49,7 @@ _AT_ONCE = 16  # requests of one process
 _ONCE = {"max_retries": 0}  # They are repeated here, the same way for all stores, and until a deadline.
 _PERMANENT = ("PERMISSION_DENIED", "UNAUTHENTICATED", "INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION")
 TO_APPEAR_S = 30.0  # for what another machine has written: network file systems keep old listings for so long
-_SECONDS_BETWEEN_LOOKS = 0.1
+_SECONDS_BETWEEN_LOOKS = 0.1  # at a folder in which files are to appear
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ from replicax.runtime.activity import WAITING_PHASES, now
 from replicax.runtime.threads import StoppedAtEnd
 
 _log = logging.getLogger(__name__)
-_SECONDS_BETWEEN_INTERRUPTS = 0.05
+_SECONDS_BETWEEN_INTERRUPTS = 0.05  # of the thread that trains, until it meets the others
 _SECONDS_TO_FAIL = 1.0  # that a collective of this process has when its connections are shut down
 
 
