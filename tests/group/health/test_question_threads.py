@@ -16,8 +16,9 @@ from replicax.cluster.patience import Patience
 from replicax.group.health.diagnosis import Limits
 from replicax.group.health.monitor import Monitor
 from replicax.group.health.observer import QuestionThreads
-from replicax.group.health.peers import WATCHING, History, Peer
+from replicax.group.health.peers import History, Peer
 from replicax.group.health.status import Status, status_of
+from tests.group.health.workers import ALARMED, LEAVING
 
 
 def soon(condition: Callable[[], Any], seconds: float = 20.0) -> bool:
@@ -129,18 +130,18 @@ class Slow:
         pass
 
 
-def watching(peers: list[Slow], stall: float, patience: Patience = WATCHING) -> tuple[Monitor, list[int]]:
+def watching(peers: list[Slow], stall: float, patience: Patience = LEAVING) -> tuple[Monitor, list[int]]:
     codes: list[int] = []
     made = [
         Peer(i, client, History(f"worker:{i}", "", time.monotonic()), patience)  # type: ignore[arg-type]
         for i, client in enumerate(peers, 1)
     ]
-    return Monitor(0, "worker:0", "", made, Limits(stall), end=codes.append, watching=patience), codes
+    return Monitor(0, "worker:0", "", made, Limits(stall), end=codes.append, patience=ALARMED, watching=patience), codes
 
 
 @pytest.mark.parametrize("seconds", [0.3, 0.02])
 def test_answers_that_are_long_under_way_are_answers(seconds: float):
-    quick = WATCHING._replace(silence=0.2, again=0.2)
+    quick = LEAVING._replace(silence=0.2, again=0.2)
     monitor, codes = watching([Slow(seconds)], 1.0, quick)
     silent = []
     deadline = time.monotonic() + 1.5

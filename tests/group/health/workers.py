@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 from replicax.cluster.patience import Patience
 from replicax.cluster.token_proof import Strangers
+from replicax.group.health.alarm import PATIENCE
 from replicax.group.health.client import Client
 from replicax.group.health.diagnosis import Limits
 from replicax.group.health.monitor import Monitor
@@ -15,6 +16,9 @@ from replicax.group.health.peers import WATCHING, History, Peer
 from replicax.group.health.server import HealthServer
 
 TOKEN = "secret"
+#: A script in which an alarm is raised comes and ends within this time, and process 0 leaves soon after the others.
+ALARMED = PATIENCE._replace(start=0.1, end=0.1)
+LEAVING = WATCHING._replace(end=0.1)
 
 
 class Worker:
@@ -25,13 +29,15 @@ class Worker:
         self.server = HealthServer("127.0.0.1", strangers)
         self.index = index
 
-    def meet(self, others: list[Worker], watching: Patience = WATCHING) -> None:
+    def meet(self, others: list[Worker], watching: Patience = LEAVING) -> None:
         peers = [
             Peer(o.index, Client("127.0.0.1", o.server.port, TOKEN), History(f"worker:{o.index}", "", 0.0))
             for o in others
         ]
         name = f"worker:{self.index}"
-        self.monitor = Monitor(self.index, name, "here:1", peers, Limits(5.0), end=self.codes.append, watching=watching)
+        self.monitor = Monitor(
+            self.index, name, "here:1", peers, Limits(5.0), end=self.codes.append, patience=ALARMED, watching=watching
+        )
         self.server.answer(TOKEN, self.monitor)
 
     @property
@@ -48,7 +54,7 @@ class Worker:
 
 @contextlib.contextmanager
 def two_workers(
-    watching: Patience = WATCHING, strangers: Callable[[], Strangers[socket.socket] | None] = lambda: None
+    watching: Patience = LEAVING, strangers: Callable[[], Strangers[socket.socket] | None] = lambda: None
 ) -> Iterator[list[Worker]]:
     made = [Worker(index, strangers()) for index in range(2)]
     for worker in made:
