@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.checkpoint import writing
-from replicax.checkpoint.contents import Contents
+from replicax.checkpoint import Contents, writing
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.same_contents import document_of
 from replicax.checkpoint.writing import Save
