@@ -16,7 +16,7 @@ import numpy as np
 
 import replicax.context as context
 from replicax.checkpoint.contents import Contents, ObjectParts, ToSave, is_value, parts_of, replace_values
-from replicax.checkpoint.coordination import Coordination, coordinated
+from replicax.checkpoint.coordination import TIMEOUT_S, Coordination, coordinated
 from replicax.checkpoint.deferred import DeferredRestore, deferred_restores, drop_replaced, values_to_write
 from replicax.checkpoint.encoding import (
     SavedArray,
@@ -39,7 +39,7 @@ from replicax.checkpoint.reading import checked_metadata, read_arrays, read_stat
 from replicax.checkpoint.same_contents import document_of
 from replicax.checkpoint.saving import begin_save
 from replicax.checkpoint.sequential_restore import large_variables, restore_in_turn
-from replicax.checkpoint.writing import TIMEOUT_S, new_directory
+from replicax.checkpoint.writing import new_directory
 from replicax.contracts.advice import Advised
 from replicax.contracts.called_as import called_as
 from replicax.contracts.variable_access import AssignableLike, restorations_of
@@ -279,23 +279,33 @@ class Checkpoint(Advised):
                 shape differs; or it is not clear which tensor of TensorFlow's belongs to which variable. An object's
                 `build` raises it if it turns out then that it is another object.
         """
+        return self.restore_within(TIMEOUT_S, save_path, partial or not strict, verify, mapping)
+
+    def restore_within(
+        self,
+        timeout_s: float,
+        save_path: Directory | None,
+        partial: bool = False,
+        verify: bool = True,
+        mapping: TensorMapping | None = None,
+    ) -> LoadStatus:
+        """Restores a checkpoint as `restore` does; waits for each stage of the other processes for `timeout_s`."""
         if save_path is None:
-            coordinated("Restoring no checkpoint", TIMEOUT_S, _check_none, alone=lambda: None)
+            coordinated("Restoring no checkpoint", timeout_s, _check_none, alone=lambda: None)
             return LoadStatus({}, None)
         path = place_of(save_path)
         name = f"Restoring the checkpoint {path}"
         if not (path / FILE).is_file() and is_tensorflow(path):
-            coordination = Coordination(name, TIMEOUT_S)
+            coordination = Coordination(name, timeout_s)
             coordination.check_same("directory", str(path))
             status, saves = tensorflow_checkpoints().restore_tensorflow(
-                path, self.objects, coordination, mapping, strict and not partial, verify
+                path, self.objects, coordination, mapping, not partial, verify
             )
             if saves is not None:
                 self.save_counter.assign(saves)
             return status
         if mapping is not None:
             raise ArgumentError(f"`mapping` is for checkpoints of TensorFlow's; {path} is none.")
-        partial = partial or not strict
 
         def read() -> ReadCheckpoint:
             return self._read(path, partial, verify)
@@ -306,7 +316,7 @@ class Checkpoint(Advised):
             coordination.end()
             return found
 
-        found = coordinated(name, TIMEOUT_S, read_together, alone=read)
+        found = coordinated(name, timeout_s, read_together, alone=read)
         parts, states = found.parts, found.states
         set_states({name: parts.states[name] for name in states if not is_value(parts.states[name])}, states)
         for name, variable in parts.variables.items():
@@ -477,7 +487,7 @@ class Keepers:
 # The values of variables at one moment, for a checkpoint.
 
 
-_SECONDS_BETWEEN_LOOKS = 0.05
+_SECONDS_BETWEEN_LOOKS = 0.05  # at a recovery of servers, which has a limit of its own
 
 
 def values_of(variables: Mapping[str, AssignableLike], states: Iterable[object] = ()) -> dict[str, SavedArray]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from replicax.checkpoint.places import Place
 
 _log = logging.getLogger(__name__)
-_SECONDS_BETWEEN_WORDS = 600.0
+_SECONDS_BETWEEN_WORDS = 600.0  # of the log, while it waits
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,9 @@ from replicax.runtime.calls import note_outside, take_back
 
 _T = TypeVar("_T")
 _KIND = "checkpoint"
+#: How long processes wait for each other unless they are told: parts of a large model that one writes and another does
+#: not, or a slow disk, take minutes. The monitor of the processes notices one that is dead or hangs long before.
+TIMEOUT_S = 600.0
 
 
 class _Numbers:
@@ -67,7 +70,7 @@ class Coordination:
     def __init__(
         self,
         name: str,
-        timeout_s: float,
+        timeout_s: float = TIMEOUT_S,
         *,
         process: int | None = None,
         count: int | None = None,

@@ -32,7 +32,7 @@ from replicax.runtime.transfer import host_copy
 
 _log = logging.getLogger(__name__)
 _NOTE = "save"  # the name in the metadata of the number that tells saves of one path apart
-_SECONDS_BETWEEN_LOOKS = 0.05
+_SECONDS_BETWEEN_LOOKS = 0.05  # at what the writer has told, until the manager's `timeout`
 
 
 def begin_elastic_save(

@@ -16,7 +16,7 @@ from replicax.checkpoint.background import wait_for
 from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.checkpoint_folder import CheckpointFolder
 from replicax.checkpoint.contents import ToSave
-from replicax.checkpoint.coordination import Coordination, coordinated
+from replicax.checkpoint.coordination import TIMEOUT_S, Coordination, coordinated
 from replicax.checkpoint.foreign import tensorflow_checkpoints
 from replicax.checkpoint.joining import is_newcomer, join, name_state
 from replicax.checkpoint.load_status import LoadStatus
@@ -37,7 +37,6 @@ from replicax.checkpoint.policies import KeepPolicy, SavePolicy, go_on_from, not
 from replicax.checkpoint.saving import RunningSave, begin_save
 from replicax.checkpoint.snapshots import MemorySnapshots, RestoredSnapshot
 from replicax.checkpoint.variable_names import keras_objects
-from replicax.checkpoint.writing import TIMEOUT_S
 from replicax.checks import explained
 from replicax.compat.interpreter import STARTS_THREADS_AT_END
 from replicax.contracts.advice import Advised
@@ -74,7 +73,7 @@ class CheckpointManager(Advised):
             may go on. Those on an accelerator are copied to host memory. When the script ends, the process waits for
             the last save; if it fails, the exit code is 1. (Python 3.12.0 to 3.12.2 cannot wait: there `save` does.)
         objects: What to save, by name, as for `rx.Checkpoint`; instead of `checkpoint`.
-        timeout: How long to wait for the other processes when they save, in seconds.
+        timeout: How long to wait for the other processes when they save or restore, in seconds.
         keep_checkpoint_every_n_hours: A checkpoint that is not among the newest any more is kept for good if it was
             written so many hours after the last one that is (or after the manager was made).
         checkpoint_name: The beginning of the directories' names: `"ckpt"` makes `ckpt-1`. By default a name is the
@@ -311,7 +310,7 @@ class CheckpointManager(Advised):
         if step is not None:
             self._restore(step)
         elif of_tensorflow is not None:
-            self.checkpoint.restore(of_tensorflow)
+            self.checkpoint.restore_within(self._timeout, of_tensorflow)
             return tensorflow_checkpoints().open_checkpoint(of_tensorflow).step or 0
         elif self._init_fn is not None:
             self._init_fn()
@@ -330,7 +329,7 @@ class CheckpointManager(Advised):
         return coordinated(name, self._timeout, look, alone=self.latest_step)
 
     def _restore(self, step: int, partial: bool = False, verify: bool = True) -> LoadStatus:
-        status = self.checkpoint.restore(self.path(step), partial=partial, verify=verify)
+        status = self.checkpoint.restore_within(self._timeout, self.path(step), partial, verify)
         self.snapshots.clear()  # It is of a step that is now made again.
         self._go_on_from(step)
         return status

@@ -48,7 +48,8 @@ _VERSION = re.compile(r"(?P<number>\d{6,})-[0-9a-f]{8}")
 _AT_ONCE = 16  # requests of one process
 _ONCE = {"max_retries": 0}  # They are repeated here, the same way for all stores, and until a deadline.
 _PERMANENT = ("PERMISSION_DENIED", "UNAUTHENTICATED", "INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION")
-_SECONDS_TO_APPEAR, _SECONDS_BETWEEN_LOOKS = 30.0, 0.1
+TO_APPEAR_S = 30.0  # for what another machine has written: network file systems keep old listings for so long
+_SECONDS_BETWEEN_LOOKS = 0.1  # at a folder in which files are to appear
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,8 +243,8 @@ class Staging(Protocol):
     def write(self, name: str, data: bytes) -> None:
         """Writes a file, and returns when it lasts."""
 
-    def missing(self, sizes: Mapping[str, int]) -> list[str]:
-        """Returns the files that other processes have written, of these sizes, and that this one does not see."""
+    def missing(self, sizes: Mapping[str, int], seconds: float) -> list[str]:
+        """Returns the files that other processes have written, of these sizes, and that are not seen in time."""
 
     def commit(self, marker: bytes) -> None:
         """Makes the checkpoint appear under its name, in the place of one that has it."""
@@ -273,11 +274,11 @@ class _Folder:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_durably(file, data)
 
-    def missing(self, sizes: Mapping[str, int]) -> list[str]:
-        deadline = time.monotonic() + _SECONDS_TO_APPEAR
+    def missing(self, sizes: Mapping[str, int], seconds: float) -> list[str]:
+        deadline = time.monotonic() + seconds
         while True:
             missing = sorted(wrong_files(self.place, sizes))
-            if not missing or time.monotonic() >= deadline:  # A network file system may be slow.
+            if not missing or time.monotonic() >= deadline:
                 return missing
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 
@@ -306,7 +307,7 @@ class _Version:
     def write(self, name: str, data: bytes) -> None:
         (self.place / name).write_bytes(data)
 
-    def missing(self, sizes: Mapping[str, int]) -> list[str]:
+    def missing(self, sizes: Mapping[str, int], seconds: float) -> list[str]:
         return sorted(wrong_files(self.place, sizes))
 
     def commit(self, marker: bytes) -> None:

@@ -41,11 +41,10 @@ from replicax.errors import CheckpointError
 from replicax.runtime.ending import finish_at_end
 
 _COST = 0.005  # of the training's time; what runs beside it is slowed down a little, too
-_LEAST_SECONDS = 1.0
+_LEAST_SECONDS = 1.0  # between two snapshots
 _FIRST_CALLS, _FIRST_PAUSE = 4, 16  # The first calls compile.
 _MOST_CALLS = 2**20
 _ROOM = 1.5  # times the size of a snapshot that must be free
-_TIMEOUT_S = 60.0
 _TRIED = "tried"
 
 _log = logging.getLogger(__name__)
@@ -61,10 +60,16 @@ class RestoredSnapshot(NamedTuple):
 class MemorySnapshots:
     """The snapshots of one training in the memory of this machine, where all processes of the job see the same."""
 
-    def __init__(self, directory: Place, parent: Path | None, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        directory: Place,
+        parent: Path | None,
+        clock: Callable[[], float] = time.monotonic,
+        timeout_s: float = 60.0,  # Whoever comes later is stuck, or has lost its network: the training can do without.
+    ):
         name = hashlib.sha256(str(directory).encode()).hexdigest()[:16]
         self._folder, self._is_on = (parent or Path()) / name, parent is not None
-        self._clock = clock
+        self._clock, self._timeout_s = clock, timeout_s
         self.restored_path: Path | None = None  # of the snapshot from which the training goes on
         self._calls, self._due, self._pause = 0, _FIRST_CALLS, _FIRST_PAUSE
         self._begun: tuple[int, float] | None = None  # The call and the time of the last snapshot.
@@ -95,7 +100,8 @@ class MemorySnapshots:
         now = self._clock()
         calls, seconds = (0, 0.0) if self._begun is None else (self._calls - self._begun[0], now - self._begun[1])
         self._begun, self._due = (self._calls, now), self._calls + self._agreed
-        coordination = Coordination(f"Taking a snapshot of step {step} in {self._folder}", _TIMEOUT_S, kind="snapshot")
+        name = f"Taking a snapshot of step {step} in {self._folder}"
+        coordination = Coordination(name, self._timeout_s, kind="snapshot")
         raised: Exception | None = None
         found = Contents({})
         try:
@@ -144,7 +150,7 @@ class MemorySnapshots:
         if not step:
             return None
         try:
-            status = checkpoint.restore(self.path(int(step)))
+            status = checkpoint.restore_within(timeout_s, self.path(int(step)))
         except CheckpointError as error:  # It does not fit the objects, say: all processes go on from a checkpoint.
             _log.warning("The snapshot in memory of step %s is not used, but the newest checkpoint: %s", step, error)
             return None

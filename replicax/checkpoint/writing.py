@@ -22,13 +22,12 @@ from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.encoding import SavedArray
 from replicax.checkpoint.metadata import STATE, Entry, metadata_file
-from replicax.checkpoint.places import LARGEST, Directory, Place, Staging, absolute, new_name, staging
+from replicax.checkpoint.places import LARGEST, TO_APPEAR_S, Directory, Place, Staging, absolute, new_name, staging
 from replicax.checkpoint.same_contents import compare_contents, digest_of, document_of
 from replicax.errors import CheckpointError
 from replicax.runtime import clock
 from replicax.runtime.ending import writing
 
-TIMEOUT_S = 600.0
 PREPARED = "what to write is known"  # The first stage: a process whose objects cannot be saved says so there.
 _THREADS = min(8, os.cpu_count() or 1)
 _MOST_SHOWN = 5
@@ -48,7 +47,7 @@ def write_arrays(directory: Directory, arrays: Mapping[str, SavedArray]) -> Plac
 
 def write(directory: Directory, contents: Contents) -> Place:
     """Writes a checkpoint to a new directory and returns its absolute path; see `write_arrays`."""
-    coordination = Coordination(f"Writing the checkpoint {directory}", TIMEOUT_S)
+    coordination = Coordination(f"Writing the checkpoint {directory}")
     save = Save(coordination, could_not_write(directory))
     save.agree(lambda: (new_directory(directory), document_of(contents.arrays, contents.state, contents.step)))
     return save.write(lambda: contents)
@@ -72,8 +71,8 @@ def new_directory(directory: Directory) -> Place:
 class Save:
     """A save that all processes make together, in three exchanges: agreed, written, committed."""
 
-    def __init__(self, coordination: Coordination, failed: str):
-        self._coordination, self._failed = coordination, failed
+    def __init__(self, coordination: Coordination, failed: str, appear_s: float = TO_APPEAR_S):
+        self._coordination, self._failed, self._appear_s = coordination, failed, appear_s
 
     def agree(self, prepare: Callable[[], tuple[Place, str]]) -> None:
         """Compares what all processes are about to write: the place, and a document of `same_contents`."""
@@ -112,7 +111,8 @@ class Save:
 
         def commit_here() -> object:
             if coordination.is_chief:
-                if missing := target.missing({name: size for name, (size, _) in files.items()}):
+                sizes = {name: size for name, (size, _) in files.items()}
+                if missing := target.missing(sizes, self._appear_s):
                     raise CheckpointError(_UNSEEN.format(path=self.path, missing=", ".join(missing[:_MOST_SHOWN])))
                 commit(target, found[0], files, jax.process_count())
                 if committed is not None:

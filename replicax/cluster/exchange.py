@@ -28,18 +28,18 @@ from typing import TypeVar
 import jax
 
 from replicax.cluster.key_value_store import ServiceStore, Store, get_pieces, put_pieces
+from replicax.cluster.patience import CONNECTING, Patience
 from replicax.cluster.signing import SignedStore
 from replicax.compat.jax_processes import is_refusal
 from replicax.errors import BarrierTimeoutError, ContextError
 
 _T = TypeVar("_T")
 # How long one look-up waits: longer and longer, since on a slow network no answer arrives in a short time.
-_LOOK_UP_S, _LONGEST_LOOK_UP_S = 0.5, 4.0
-_ONE_LOOK_S = 0.001
+_LOOK_UP_S, _LONGEST_LOOK_UP_S = 0.5, 4.0  # so that a closed exchange and Ctrl-C are heard
+_ONE_LOOK_S = 0.001  # to read what is there
 _LONGEST_WAIT_S = 24 * 60 * 60.0  # The watch over the processes ends a job that stands still long before.
 _LONGEST_PROBLEM = 2000
 _MOST_DIRECT = 8  # processes that ask each other; of more, the first collects for all
-_SECONDS_FOR_THE_FIRST = 5.0  # that the others wait for it after their own time is up: it knows all that miss
 _SUCCESS = b"\0"  # begins the message of a process whose action has not failed
 _ABSENT = (2**32 - 1).to_bytes(4, "big")  # instead of a number of messages
 
@@ -102,10 +102,11 @@ class Exchange:
         timeout_s: float = _LONGEST_WAIT_S,
         closed: threading.Event | None = None,
         waiting: Waiting = _unnoticed,
+        patience: Patience = CONNECTING,
     ):
         self.process, self.processes = process, tuple(processes)
         self._waiting = waiting
-        self._prefix, self._timeout_s, self._closed = prefix, timeout_s, closed
+        self._prefix, self._timeout_s, self._patience, self._closed = prefix, timeout_s, patience, closed
         self._store = SignedStore(ServiceStore() if store is None else store)
 
     def tell(self, stage: str, value: bytes = b"") -> None:
@@ -144,8 +145,9 @@ class Exchange:
         everything = f"{stage}/all"
         if self.process != first:
             self.tell(stage, value)
-            # The first also tells which processes have not come. If it has not come itself, the others miss it alone.
-            found = self.collect(everything, [first], _SECONDS_FOR_THE_FIRST)[0]
+            # The first also tells which processes have not come, when its time is up. If it has not come itself, the
+            # others miss it alone.
+            found = self.collect(everything, [first], self._patience.silence)[0]
             if found.startswith(_ABSENT):
                 raise AbsentError(stage, [int(each) for each in found[len(_ABSENT) :].split()])
             return separated(found)

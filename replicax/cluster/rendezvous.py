@@ -32,8 +32,8 @@ from replicax.errors import ClusterError, ClusterTimeoutError
 from replicax.runtime.threads import StoppedAtEnd
 
 _log = logging.getLogger(__name__)
-_SECONDS_BETWEEN_TRIES = 0.1
-_SECONDS_BETWEEN_KNOCKS = 0.005
+_SECONDS_BETWEEN_TRIES = 0.1  # to connect with process 0
+_SECONDS_BETWEEN_KNOCKS = 0.005  # at JAX's service
 _SECONDS_BETWEEN_GLANCES = 0.05  # at the work
 _MOST_REPORTED = 20  # processes that a warning names
 _WHILE_CONNECTING = "; all had come, and JAX was connecting them"

@@ -23,7 +23,7 @@ from replicax.errors import ClusterError
 
 LONGEST_GREETING = 2**16
 _BACKLOG = 1024
-_SECONDS_TO_RECOVER = 0.05
+_SECONDS_TO_RECOVER = 0.05  # before the next `accept`
 MOST_NAMED = 100  # processes that a question names: thousands ask who is missing
 _ACCEPTED_AT_ONCE = 256
 

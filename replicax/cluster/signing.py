@@ -25,7 +25,7 @@ from replicax.errors import ClusterError, ContextError, ReplicaxError
 
 TOKEN_BYTES = 16
 _SIZE = hashlib.sha256().digest_size
-_AT_ONCE_S = 0.001
+_AT_ONCE_S = 0.001  # to read what is there
 
 _session: str = ""
 

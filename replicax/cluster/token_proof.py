@@ -31,8 +31,6 @@ from replicax.cluster.lines import decoded, encoded
 
 #: How long a connection may stay without a proof.
 SECONDS_TO_PROVE = 2.0
-#: How many may be connected at once without a proof; then the oldest goes.
-MOST_STRANGERS = 256
 #: The longest message of a session, in bytes.
 LONGEST_LINE = 2**20
 _LONGEST_OF_A_STRANGER = 2**12
@@ -48,7 +46,8 @@ HOST: Final = "host"
 class Strangers(Generic[_T]):
     """Connections without a proof, the oldest first. Any thread may call it."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = SECONDS_TO_PROVE, most: int = 256):
+        self.seconds, self._most = seconds, most  # that each may stay; how many at once, before the oldest goes
         self._lock = threading.Lock()
         self._since: dict[_T, float] = {}
 
@@ -70,13 +69,13 @@ class Strangers(Generic[_T]):
     def due(self) -> float:
         """Returns when the oldest one's time is up (`time.monotonic`)."""
         with self._lock:
-            return next(iter(self._since.values()), float("inf")) + SECONDS_TO_PROVE
+            return next(iter(self._since.values()), float("inf")) + self.seconds
 
     def overdue(self) -> list[_T]:
         """Forgets and returns those whose time is up, and the oldest of too many: the caller closes them."""
-        late = time.monotonic() - SECONDS_TO_PROVE
+        late = time.monotonic() - self.seconds
         with self._lock:
-            too_many = len(self._since) - MOST_STRANGERS
+            too_many = len(self._since) - self._most
             found = [each for i, (each, since) in enumerate(self._since.items()) if i < too_many or since <= late]
             return self._without(found)
 
@@ -129,10 +128,10 @@ def proved(connection: socket.socket, token: str, seconds: float) -> Session:
     return Session(lines, key, GUEST)
 
 
-def demanded(connection: socket.socket, token: str) -> Session:
+def demanded(connection: socket.socket, token: str, seconds: float = SECONDS_TO_PROVE) -> Session:
     """Lets the joining side prove that it knows the token, then proves it in turn."""
-    deadline, lines, mine = time.monotonic() + SECONDS_TO_PROVE, _Lines(connection), secrets.token_hex(16)
-    connection.settimeout(SECONDS_TO_PROVE)
+    deadline, lines, mine = time.monotonic() + seconds, _Lines(connection), secrets.token_hex(16)
+    connection.settimeout(seconds)
     asked = lines.stranger(deadline)
     if "join" in asked and asked["join"] != _VERSION:
         connection.sendall(encoded({"no": "it has another version of replicax"}))

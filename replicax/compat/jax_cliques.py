@@ -29,10 +29,10 @@ from replicax.errors import MeetingError
 from replicax.errors.exit_codes import ExitCode
 
 _T = TypeVar("_T")
-_SECONDS_BETWEEN_TRIES, _SECONDS_TO_CONNECT = 0.2, 1.0
+_SECONDS_BETWEEN_TRIES, _SECONDS_TO_CONNECT = 0.2, 1.0  # of a store's client: its patience is handed in
 _AXIS = "member"
 _FOREVER_S = 24 * 60 * 60  # Without heartbeats for this long a process would be aborted.
-_MINUTES_FOR_TOPOLOGY = 1
+_MINUTES_FOR_TOPOLOGY = 1  # the least that XLA takes: all have met before
 _GLOO_KEYS = "cpu:gloo"
 # The sockaddr_in or sockaddr_in6 in what a Gloo process tells the others: the family, then the port.
 _IPV4 = re.compile(rb"%b(..).{4}\x00{8}" % struct.pack("=H", socket.AF_INET), re.DOTALL)

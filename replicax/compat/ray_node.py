@@ -12,7 +12,7 @@ from typing import Any
 
 # Functions of Ray's private `services`. `replicax.compat.ray` says what is used instead when one goes.
 NODE, NODE_IP_ADDRESS = "get_node", "get_node_ip_address"
-_SECONDS_BETWEEN_LOOKS = 0.5
+_SECONDS_BETWEEN_LOOKS = 0.5  # until the deadline
 
 
 def patient(get_node: Callable[..., Any], seconds: float) -> Callable[..., Any]:

@@ -21,24 +21,23 @@ from replicax.data.row_plans import Item
 from replicax.errors import ArgumentError, BatchError
 from replicax.runtime.ending import only_here
 
-_SECONDS_TO_END = 5.0
-
 
 class RowProcesses:
     """Processes for the rows of one source: as many as are asked at a time.
 
     Args:
         reading: Returns what becomes of rows in the pass of a number; it is sent to them.
+        to_end_s: How long one that is told to end may read on before it is killed.
     """
 
-    def __init__(self, reading: Callable[[int, Sequence[Item]], list[Any]]):
-        self._reading = reading
+    def __init__(self, reading: Callable[[int, Sequence[Item]], list[Any]], to_end_s: float = 5.0):
+        self._reading, self._to_end_s = reading, to_end_s
         self._idle: list[_RowProcess] = []
         weakref.finalize(self, only_here(_end), self._idle)
 
     def rows(self, number: int, items: Sequence[Item]) -> list[Any]:
         """Returns what becomes of rows in the pass of a number; in the process that is free, or a new one."""
-        process = self._idle.pop() if self._idle else _RowProcess(self._reading)
+        process = self._idle.pop() if self._idle else _RowProcess(self._reading, self._to_end_s)
         try:
             found = process.asked((number, items))
         except BaseException:
@@ -58,7 +57,8 @@ def _end(idle: list[_RowProcess]) -> None:
 class _RowProcess:
     """A process, as seen from outside."""
 
-    def __init__(self, reading: Callable[[int, Sequence[Item]], list[Any]]):
+    def __init__(self, reading: Callable[[int, Sequence[Item]], list[Any]], to_end_s: float):
+        self._to_end_s = to_end_s
         # It shall not take the accelerators that the training has.
         environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
         command = [sys.executable, "-c", f"from {__name__} import main; main()"]
@@ -82,9 +82,10 @@ class _RowProcess:
             assert self._process.stdout is not None
             return pickle.load(self._process.stdout)
         except (EOFError, OSError) as error:
+            self.end()  # One that dumps its memory takes a while.
             raise BatchError(
-                f"A process that reads rows has ended with exit code {self._process.wait(_SECONDS_TO_END)}: it was "
-                "killed, or a function ended it. Its last words stand above."
+                f"A process that reads rows has ended with exit code {self._process.returncode}: it was killed, or a "
+                "function ended it. Its last words stand above."
             ) from error
 
     def _send(self, what: Any) -> None:
@@ -98,7 +99,7 @@ class _RowProcess:
             with contextlib.suppress(OSError):
                 stream.close()
         try:
-            self._process.wait(_SECONDS_TO_END)
+            self._process.wait(self._to_end_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

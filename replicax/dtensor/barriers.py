@@ -19,7 +19,7 @@ from replicax.dtensor.layout import Layout
 from replicax.dtensor.mesh import Mesh, MeshLike
 from replicax.errors import ArgumentError, BarrierTimeoutError, DeviceError, MeshError, ProgramError
 
-_DAY_IN_MS = 24 * 60 * 60 * 1000
+_DAY_IN_MS = 24 * 60 * 60 * 1000  # as in TensorFlow
 
 
 def barrier(mesh: MeshLike, barrier_name: str | None = None, timeout_in_ms: int | None = None) -> None:

@@ -25,7 +25,7 @@ class Unset:
 
 
 UNSET: Final = Unset()
-_DEFAULT_SECONDS = 600
+_DEFAULT_SECONDS = 600  # between checkpoints, as in TensorFlow
 
 
 @dataclasses.dataclass(frozen=True, init=False, eq=False)

@@ -10,6 +10,7 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from replicax.cluster.key_value_store import ServiceStore, Store
+from replicax.cluster.patience import CONNECTING
 from replicax.cluster.signing import SignedStore
 from replicax.contracts.group import current_group
 from replicax.errors import BatchError, ElasticError
@@ -21,7 +22,6 @@ _SOURCE = "_replicax_source"  # an attribute of an array: of what it was made, a
 # Workers that read other data than the others differ in nearly every batch: some calls are enough to find them.
 _CALLS_BETWEEN_COMPARISONS = 64
 _FIRST_CALLS_OF_A_WORLD = 3
-_SECONDS_TO_READ = 5.0
 
 
 class Source(Protocol):
@@ -99,8 +99,8 @@ def _is_present(array: jax.Array) -> bool:
 class Comparison:
     """Compares the batches that the members give to the same call, in some of their calls, without a barrier."""
 
-    def __init__(self, store: Store):
-        self._store = SignedStore(store)
+    def __init__(self, store: Store, seconds: float = CONNECTING.silence):
+        self._store, self._seconds = SignedStore(store), seconds
         self._world, self._first = 0, 0
 
     def make(self, sources: Sequence[Source]) -> None:
@@ -129,7 +129,7 @@ class Comparison:
         try:
             if self._store.put_if_absent(key, f"{name}\n{own}".encode()):
                 return name, own
-            noted = self._store.get(key, _SECONDS_TO_READ)
+            noted = self._store.get(key, self._seconds)
         except jax.errors.JaxRuntimeError:
             return name, own  # The store goes with its world. The call notices that, and is compared in the next one.
         if noted is None:

@@ -11,13 +11,11 @@ import numpy as np
 from replicax.errors import BarrierTimeoutError
 from replicax.group.membership.meeting import Quorum
 
-_TIMEOUT_S = 300.0
-
 
 class Threads:
     """Islands of one process. Each thread asks for its `member`."""
 
-    def __init__(self, size: int, timeout_s: float = _TIMEOUT_S):
+    def __init__(self, size: int, timeout_s: float = 300.0):
         self.size, self.timeout_s = size, timeout_s
         self._barrier = threading.Barrier(size)
         self._brought: list[object] = [None] * size

@@ -17,8 +17,8 @@ from replicax.cluster import Address, parse_address
 from replicax.errors import ClusterError, LaunchError
 from replicax.group.membership.launcher_news import ElasticRange, parse_range
 
-_GRACE_OF_SURVIVORS = 5.0
-_GRACE_OF_ALL = 30.0  # They may have to save.
+_GRACE_OF_SURVIVORS = 5.0  # `--grace` replaces both: of those that are left when one has failed,
+_GRACE_OF_ALL = 30.0  # and of all when the job is told to end. They may have to save.
 _MOST_SINGLE_RESTARTS = 1000
 _ENDS_WITH_PORT = re.compile(r"(^[^:]*|\]):[^:]*$")
 

@@ -125,9 +125,8 @@ def write_together(
 ) -> Any:
     """Lets the chief `write` for all workers, which go on when it is done; returns its result, None on the others."""
     from replicax.checkpoint.coordination import Coordination
-    from replicax.checkpoint.writing import TIMEOUT_S
 
-    coordination = Coordination(f"Saving the model to {path}", TIMEOUT_S, called=called)
+    coordination = Coordination(f"Saving the model to {path}", called=called)
     # They are in the same order on all workers, which send their shards of one variable at a time, as the chief comes
     # to it: no worker has more than one of them whole.
     spread = [variable for variable in variables if lies_in_several_processes(array_of(variable))]

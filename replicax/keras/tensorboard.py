@@ -25,7 +25,7 @@ from replicax.runtime.ending import finish_at_end, finished, only_here
 
 _log = logging.getLogger(__name__)
 
-_SECONDS_BETWEEN_FLUSHES = 10
+_SECONDS_BETWEEN_FLUSHES = 10  # so that the curves follow the training
 # tensorboardX names a file by the second; a second `fit` within the same one would overwrite the first one's file.
 _file_numbers = itertools.count()
 

@@ -21,7 +21,7 @@ from replicax.planning.variations import Variation, smaller, variations
 from replicax.program.call_checks import check_function
 from replicax.typing import PyTree, PyTreeFunction
 
-_SECONDS_BETWEEN_LOOKS = 0.1
+_SECONDS_BETWEEN_LOOKS = 0.1  # at the processes that plan
 #: A process that plans takes about so much memory beside the compiler's.
 _PROCESS_BYTES = 2 * 2**30
 

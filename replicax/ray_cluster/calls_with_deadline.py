@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from replicax.runtime.threads import StoppedAtEnd
 
-_TICK_S = 0.1
+_TICK_S = 0.1  # so that Ctrl-C is heard
 
 
 def done_within(seconds: float, call: Callable[[], object]) -> bool:

@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 # Ray's head takes an order within 5 s, or it is out of reach. An actor or a node that was told to end has gone 10 s
 # later, also on another machine; news of that may take three times as long, since Ray asks its nodes again and again.
 PATIENCE = Patience(start=120.0, silence=5.0, end=10.0, again=1.0, stall=300.0)
-_SECONDS_BETWEEN_LOOKS = 0.2
+_SECONDS_BETWEEN_LOOKS = 0.2  # until the deadline
 
 
 class Deadline:

@@ -18,7 +18,6 @@ from replicax.runtime.threads import StoppedAtEnd
 _RAYS_OWN_LIMIT = "60"
 _LONGER_THAN_OTHERS_S = 300  # So long a coordinator or client can say what is wrong, and save.
 _PART_OF_LIMIT = 0.8  # Before Ray's nodes end, since what they end looks like other faults.
-_OUTAGE_S = 60.0  # A network may be down for so long; only who refuses has surely ended.
 _LOOKS = 2
 
 
@@ -39,6 +38,7 @@ class Head(NamedTuple):
     name: str  # in messages
     address: str  # `"host:port"`
     patience: float = 0.0  # seconds for which it may refuse connections before that is an error
+    outage: float = 60.0  # and at least for which its network may be down: only who refuses has surely ended
 
     def is_gone(self) -> bool:
         """Returns whether nobody listens there, at two looks."""
@@ -46,7 +46,7 @@ class Head(NamedTuple):
 
     def is_given_up(self, seconds: float) -> bool:
         """Returns whether a training goes on no more when the head has been gone for so many seconds."""
-        return seconds >= (self.patience if refuses(self.address) else max(self.patience, _OUTAGE_S))
+        return seconds >= (self.patience if refuses(self.address) else max(self.patience, self.outage))
 
     def lost(self) -> ParameterServerLost:
         """Returns the error for a training that goes on no more without it."""

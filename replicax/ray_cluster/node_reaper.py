@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 
 VARIABLE = "REPLICAX_RAY_FOLDER"
-_SECONDS_BETWEEN_LOOKS = 0.5
-_SECONDS_TO_END = 20.0
+_SECONDS_BETWEEN_LOOKS = 0.5  # at the process that it reaps for, without end
+_SECONDS_TO_END = 20.0  # for Ray's processes, before it kills them
 
 
 def main(folder: str) -> None:

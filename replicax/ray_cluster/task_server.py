@@ -30,7 +30,7 @@ from replicax.ray_cluster.tasks import (
 Jobs = Mapping[str, Sequence[str] | Mapping[int, str]]  # the addresses of each job's tasks
 
 _log = logging.getLogger(__name__)
-_SECONDS_BETWEEN_LOOKS = 0.5
+_SECONDS_BETWEEN_LOOKS = 0.5  # at the node, without end
 
 
 class Server(Advised):

@@ -58,8 +58,8 @@ CLASSES = (
 
 _ABSORBED = frozenset({INPUT, COMPUTING, WAITING, USER})  # what a section puts its name over
 _HIDDEN = frozenset({INPUT, USER})  # what costs nothing while the devices compute
-_SECONDS_BETWEEN_LINES = 1.0
-_SECONDS_BETWEEN_LOOKS = 0.1
+_SECONDS_BETWEEN_LINES = 1.0  # of the ledger
+_SECONDS_BETWEEN_LOOKS = 0.1  # at what the script does; at imports more often
 _SECONDS_BETWEEN_LOOKS_AT_IMPORTS = 0.02
 _SECONDS_ASLEEP = 1.5  # If the clock's thread comes so much later than it wanted, the process may not have run.
 _MOST_PLACES = 3  # in a line

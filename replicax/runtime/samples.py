@@ -15,7 +15,7 @@ import jax
 from replicax.compat import jax_profiles
 from replicax.runtime.clock import Clock
 
-_SECONDS_BETWEEN_AWAITED = 1.0
+_SECONDS_BETWEEN_AWAITED = 1.0  # steps, which are awaited to be timed
 #: The part of all time that profiles may take.
 _SHARE = 0.001
 _FIRST, _STEPS_BETWEEN_FIRST = 3, 3  # So many profiles come at once, whatever they take.

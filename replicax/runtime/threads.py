@@ -20,7 +20,7 @@ from collections.abc import Callable
 import jax  # noqa: F401 - What it registers with `atexit` is called after what is registered here.
 
 _log = logging.getLogger(__name__)
-SECONDS_TO_STOP = 2.0
+SECONDS_TO_STOP = 2.0  # Python ends without those that take longer, with a warning.
 _running: set[StoppedAtEnd] = set()
 _lock = threading.RLock()  # The handler of a signal may interrupt whoever has it.
 

@@ -17,7 +17,7 @@ from replicax.group.health import DEFAULT_STALL_TIMEOUT_S, stall_timeout_from, s
 from replicax.runtime.devices import chosen_devices
 from replicax.runtime.memory import keep_freed_memory
 
-START_TIMEOUT_S = 300.0
+START_TIMEOUT_S = 300.0  # of the strategies: a scheduler may start machines one after the other
 
 
 class Workers(NamedTuple):

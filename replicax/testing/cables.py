@@ -19,7 +19,7 @@ from replicax.errors import LaunchError
 
 _CARD = "wire0"
 _NAME = re.compile(r"rxt(\d+)-[0-9a-f]+-(?:hub|\d+)")
-_SECONDS_FOR_A_COMMAND = 30.0
+_SECONDS_FOR_A_COMMAND = 30.0  # of the system: it has hung
 
 
 def why_no_cables() -> str | None:

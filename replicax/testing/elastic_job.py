@@ -309,8 +309,8 @@ def _run(event: dict[str, object]) -> Run:
 
 
 _SECONDS_BETWEEN_LOOKS = 0.02
-_SECONDS_TO_GO = 1.0
-_SECONDS_TO_KILL = 20.0
+_SECONDS_TO_GO = 1.0  # for a launcher that was told to end,
+_SECONDS_TO_KILL = 20.0  # or was killed
 _LINES_SHOWN = 80
 
 

@@ -27,7 +27,7 @@ from replicax.typing import PyTree
 
 # The folder for the logs of all tests; the plugin's option --replicax-logs sets it.
 _LINES_SHOWN = 80
-_SECONDS_TO_END = 2.0
+_SECONDS_TO_END = 2.0  # the workers' grace
 _REQUEST = "request.json"
 
 

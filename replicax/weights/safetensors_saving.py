@@ -66,12 +66,11 @@ def save_safetensors(
             else f"`names` gives two variables one tensor: {named!r:.200}."
         )
     from replicax.checkpoint.coordination import Coordination
-    from replicax.checkpoint.writing import TIMEOUT_S
 
     folder = target.parent if max_shard_size is None else target
     files = _files(tensors, target.name, max_shard_size)
     headers = {name: header_of((n, shape_of(tensors[n]), _dtype_of(tensors[n])) for n in files[name]) for name in files}
-    coordination = Coordination(f"Saving the model to {target}", TIMEOUT_S)
+    coordination = Coordination(f"Saving the model to {target}")
     with _Writer(folder if coordination.is_chief else None) as writer:
         for name, members in files.items():
             writer.begin(name, headers[name])

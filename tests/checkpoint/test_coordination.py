@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.checkpoint import places, writing
-from replicax.checkpoint.contents import Contents
+from replicax.checkpoint import Contents, writing
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.same_contents import document_of
 from replicax.checkpoint.writing import Save
@@ -44,8 +43,8 @@ def processes():
     return run
 
 
-def write_in_place(path, contents, coordination):
-    save = Save(coordination, f"The checkpoint {path} could not be written")
+def write_in_place(path, contents, coordination, appear_s=60.0):
+    save = Save(coordination, f"The checkpoint {path} could not be written", appear_s)
     save.agree(lambda: (path, document_of(contents.arrays, contents.state, contents.step)))
     return save.write(lambda: contents)
 
@@ -63,12 +62,11 @@ def test_processes_with_different_directories_are_told_whose_differ(processes, t
 def test_what_another_process_has_written_elsewhere_is_named(processes, tmp_path, monkeypatch):
     """As on two machines that have a folder of this name each."""
     own = writing.save_files
-    monkeypatch.setattr(places, "_SECONDS_TO_APPEAR", 0.05)
     monkeypatch.setattr(
         writing, "save_files", lambda *args: own(*args) if args[2] else {"state-00001.json": (2, "0" * 64)}
     )
     contents = Contents({"w": jnp.ones(2)})
-    first, second = processes(lambda process, together: write_in_place(tmp_path / "c", contents, together))
+    first, second = processes(lambda process, together: write_in_place(tmp_path / "c", contents, together, 0.05))
     assert "process 0 does not see state-00001.json, which other processes have written" in str(first)
     assert "file system that all of them share" in str(second)
     assert not list(tmp_path.iterdir())

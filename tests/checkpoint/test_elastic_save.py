@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.checkpoint import elastic_save
-from replicax.checkpoint.contents import Contents
+from replicax.checkpoint import Contents, elastic_save, read_metadata
 from replicax.checkpoint.elastic_save import ElasticSave
-from replicax.checkpoint.metadata import read_metadata
 from replicax.contracts.group import Group, World
 from replicax.errors import CheckpointError
 

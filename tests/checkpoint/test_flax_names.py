@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import replicax as rx
-from replicax.checkpoint.contents import flax_arrays
+from replicax.checkpoint import entries
 
 nnx = pytest.importorskip("flax.nnx")
 
@@ -19,11 +19,13 @@ def trainer(seed):
     return model, nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
 
 
-def test_names_follow_the_attributes_and_shared_variables_count_once():
+def test_names_follow_the_attributes_and_shared_variables_count_once(tmp_path):
     model, _ = trainer(0)
     shared = nnx.List([model.layers[0], model.layers[0].kernel])
-    assert [name for name, _ in flax_arrays(model.layers[0], "layer", set())] == ["layer/bias", "layer/kernel"]
-    assert [name for name, _ in flax_arrays(shared, "both", set())] == ["both/0/bias", "both/0/kernel"]
+    path = rx.Checkpoint(layer=model.layers[0]).write(tmp_path / "one")
+    assert sorted(entries(path)) == ["layer/bias", "layer/kernel"]
+    path = rx.Checkpoint(both=shared).write(tmp_path / "two")
+    assert sorted(entries(path)) == ["both/0/bias", "both/0/kernel"]
 
 
 def test_variables_are_restored_in_place(tmp_path):

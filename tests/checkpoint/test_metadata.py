@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 import replicax as rx
 from replicax.checkpoint import read_metadata
-from replicax.checkpoint.json_fields import digest_of
 from replicax.errors import CheckpointError
+from tests.forged import signed
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +34,7 @@ def document(path: Path) -> Any:
 
 
 def forge(path: Path, document: dict[str, Any]) -> None:
-    """Writes a document as somebody would who knows how its checksum is made."""
-    plain = {key: value for key, value in document.items() if key != "sha256"}
-    (path / "metadata.json").write_text(json.dumps({**plain, "sha256": digest_of(plain)}))
+    (path / "metadata.json").write_text(signed(document))
 
 
 def test_what_is_written_is_read(path: Path):

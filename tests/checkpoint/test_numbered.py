@@ -10,7 +10,6 @@ import pytest
 
 import replicax as rx
 from replicax.checkpoint import numbered
-from replicax.checkpoint.metadata import FILE
 from replicax.errors import ArgumentError, CheckpointError
 from tests.migrate.recorded import FIXTURES
 
@@ -18,8 +17,8 @@ from tests.migrate.recorded import FIXTURES
 def made(folder: Path, *names: str) -> None:
     for age, name in enumerate(names):
         (folder / name).mkdir()
-        (folder / name / FILE).write_text("{}")
-        os.utime(folder / name / FILE, (1000 + age, 1000 + age))
+        (folder / name / "metadata.json").write_text("{}")
+        os.utime(folder / name / "metadata.json", (1000 + age, 1000 + age))
 
 
 def test_the_highest_number_is_the_newest(tmp_path: Path):
@@ -32,7 +31,7 @@ def test_of_several_names_the_last_one_written_counts(tmp_path: Path):
     made(tmp_path, "00000500", "best-7", "a-b-3", "a-b-1")
     assert rx.latest_checkpoint(str(tmp_path)) == str(tmp_path / "a-b-3")
     made(tmp_path, "00000501")
-    os.utime(tmp_path / "00000501" / FILE, (2000, 2000))
+    os.utime(tmp_path / "00000501" / "metadata.json", (2000, 2000))
     assert rx.latest_checkpoint(tmp_path) == str(tmp_path / "00000501")
 
 

@@ -11,7 +11,6 @@ import pytest
 import replicax as rx
 import replicax.contracts.group as groups
 from replicax.checkpoint import NumberedCheckpoint
-from replicax.checkpoint.metadata import FILE
 from replicax.checkpoint.policies import (
     Best,
     CounterGrowth,
@@ -37,7 +36,7 @@ def hourly(folder: Path, steps: range, start: float, each: float, hours: float =
     for step in steps:
         manager.save(step)
         written = start + step * each * HOUR
-        os.utime(manager.path(step) / FILE, (written, written))
+        os.utime(manager.path(step) / "metadata.json", (written, written))
     return manager
 
 
@@ -230,7 +229,7 @@ def test_hours_count_for_what_nothing_else_keeps(tmp_path):
     start = time.time()
     for step in range(1, 7):
         manager.save(step)
-        os.utime(manager.path(step) / FILE, (start + step * 0.6 * HOUR, start + step * 0.6 * HOUR))
+        os.utime(manager.path(step) / "metadata.json", (start + step * 0.6 * HOUR, start + step * 0.6 * HOUR))
     # After 1.2 h and 2.4 h, which is step 4 by itself, and 3.0 h; 6 is the new one.
     assert manager.all_steps() == [2, 4, 5, 6]
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from replicax.checkpoint import entries, read_arrays, write_arrays
-from replicax.checkpoint.metadata import FILE
 from replicax.errors import CheckpointError
 
 
@@ -68,7 +67,7 @@ def test_what_it_says_of_itself_is_on_disk_before_it_has_its_name(tmp_path: Path
     def renames(path: Path, target: Path) -> Path:
         files = [each for each in path.iterdir() if each.is_file() and each.name[0] != "_"]  # those are Orbax's
         lacking.append([each.name for each in files if each.stat().st_ino not in synced])
-        assert (path / FILE).is_file()
+        assert (path / "metadata.json").is_file()
         return rename(path, target)
 
     monkeypatch.setattr(os, "fsync", syncs)

@@ -18,7 +18,7 @@ from replicax.cluster.patience import CONNECTING
 from replicax.cluster.signing import shown
 from replicax.errors import ClusterError, ClusterTimeoutError
 
-QUICK = CONNECTING._replace(silence=0.5, again=0.1)
+QUICK = CONNECTING._replace(silence=0.5, end=0.5, again=0.1)
 
 
 def free_address():
@@ -394,7 +394,7 @@ def test_who_is_lost_while_all_work_is_named(goes):
     address, never = free_address(), threading.Event()
     hang = lambda: never.wait(60)  # noqa: E731
     begun = time.monotonic()
-    with working(address, {0: hang, 2: hang}, timeout_s=4.0, patience=QUICK) as found, connected(address) as lost:
+    with working(address, {0: hang, 2: hang}, timeout_s=2.0, patience=QUICK) as found, connected(address) as lost:
         lost.sendall(json.dumps(greeting(token="")).encode() + b"\n")
         for line in lost.makefile():
             message = json.loads(line)
@@ -405,7 +405,7 @@ def test_who_is_lost_while_all_work_is_named(goes):
             lost.shutdown(socket.SHUT_RDWR)
         assert soon(lambda: len(found) == 2)
     never.set()
-    assert time.monotonic() - begun >= 4.0
+    assert time.monotonic() - begun >= 2.0
     for error in found.values():
         assert isinstance(error, ClusterTimeoutError)
         assert error.missing == ("worker:1 at host1:1",)
@@ -417,7 +417,7 @@ def test_process_0_that_is_stopped_while_all_work_is_named():
     never = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as stopped:
         address = f"127.0.0.1:{stopped.getsockname()[1]}"
-        with working(address, {1: lambda: never.wait(60)}, timeout_s=2.0, patience=QUICK) as found:
+        with working(address, {1: lambda: never.wait(60)}, timeout_s=1.0, patience=QUICK) as found:
             connection = stopped.accept()[0]
             connection.sendall(json.dumps({"go": [{}] * 3, "proof": ""}).encode() + b"\n")
         connection.close()
@@ -427,7 +427,7 @@ def test_process_0_that_is_stopped_while_all_work_is_named():
 
 
 def test_while_all_are_there_the_work_may_take_longer():
-    works = dict.fromkeys(range(3), lambda: time.sleep(4.0))
-    with working(free_address(), works, timeout_s=1.0, patience=CONNECTING._replace(start=20.0)) as found:
+    works = dict.fromkeys(range(3), lambda: time.sleep(2.0))
+    with working(free_address(), works, timeout_s=1.0, patience=QUICK._replace(start=20.0)) as found:
         assert soon(lambda: len(found) == 3)
     assert all(isinstance(result, list) for result in found.values()), found

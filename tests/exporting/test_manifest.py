@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import replicax as rx
-from replicax.checkpoint.json_fields import digest_of
 from replicax.errors import ExportError
+from tests.forged import signed
 
 FILE = "manifest.json"
 
@@ -39,8 +39,7 @@ def forge(path: Path, change: Callable[[Any], Any]) -> None:
     """Changes the manifest as somebody would who knows how its checksum is made."""
     document = json.loads((path / FILE).read_text())
     change(document)
-    plain = {key: value for key, value in document.items() if key != "sha256"}
-    (path / FILE).write_text(json.dumps({**plain, "sha256": digest_of(plain)}))
+    (path / FILE).write_text(signed(document))
 
 
 def test_what_is_exported_is_loaded(path: Path):

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 #: Process 0 answers within a second, if at all, and is asked again from half a second on. The script comes within 5 s,
 #: unless it is stuck in something else than a collective. Its `except` and `finally` blocks have half a minute.
 PATIENCE = Patience(start=5.0, silence=1.0, end=30.0, again=0.5)
-_LONGEST_PAUSE_S = 60.0
+_LONGEST_PAUSE_S = 60.0  # between questions in vain to process 0; nobody waits for their answers
 
 
 class Connections:

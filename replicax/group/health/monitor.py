@@ -21,8 +21,8 @@ from replicax.compat.jax_interrupts import explain_reads
 from replicax.errors.exit_codes import ExitCode, from_signal
 from replicax.group.health.alarm import PATIENCE, Alarm, Connections
 from replicax.group.health.diagnosis import DONE, Diagnosis, Limits, WorkerObservation, diagnose, disagrees, diverged
-from replicax.group.health.observer import SECONDS_BETWEEN_LOOKS, SECONDS_FOR_A_LOOK, Observer
-from replicax.group.health.peers import Peer, tell
+from replicax.group.health.observer import Observer
+from replicax.group.health.peers import WATCHING, Peer, tell
 from replicax.group.health.programs import AnnouncedProgram, ProgramComparison
 from replicax.group.health.reporting import AlarmReport, alarm_report, gather, table, write
 from replicax.group.health.status import Status, status_of
@@ -32,10 +32,10 @@ from replicax.runtime.call_order import OUTSIDE, CallDescription, Order, order_f
 from replicax.runtime.ending import only_here
 
 _log = logging.getLogger(__name__)
-_SECONDS_TO_CONFIRM = 0.3  # before it asks again if nobody listened
-_SECONDS_FOR_THE_FIRST = 1.2  # that a worker waits for each one before it, which may raise the alarm
-_SECONDS_TO_LEAVE = 2.0
-_SECONDS_BETWEEN_REMINDERS = 60.0
+# Parts of the time between two looks: until it asks again if nobody listened; that it waits for each worker before it,
+# which may raise the alarm.
+_TO_CONFIRM, _FOR_THE_FIRST = 0.3, 1.2
+_SECONDS_BETWEEN_REMINDERS = 60.0  # of log messages
 _LOOKS_FOR_AN_ALARM = 30  # at most; the next one should raise the alarm
 
 
@@ -58,12 +58,13 @@ class Monitor:
         end: Callable[[int], object] = os._exit,
         clock: Callable[[], float] = time.monotonic,
         patience: Patience = PATIENCE,
+        watching: Patience = WATCHING,
     ):
         self.peers, self.programs, self.order = tuple(peers), ProgramComparison(index, name), Order()
-        self._index, self._name, self._limits, self._patience = index, name, limits, patience
+        self._index, self._name, self._limits, self._patience, self._watching = index, name, limits, patience, watching
         self._end, self._clock = end, clock
         traffic = Traffic(()) if traffic is None else traffic
-        self.observer = Observer(index, name, address, self.peers, limits, traffic, clock)
+        self.observer = Observer(index, name, address, self.peers, limits, traffic, clock, watching)
         self._wake, self._looked = threading.Event(), threading.Condition()
         self._looks = 0
         self._told: Mapping[str, object] | None = None
@@ -129,7 +130,7 @@ class Monitor:
                 pause = self._look()
             except Exception:  # A bug here must not silently leave the job without a monitor.
                 _log.exception("The health monitor failed to watch the other workers; it goes on.")
-                pause = SECONDS_BETWEEN_LOOKS
+                pause = self._watching.again
 
     def _look(self) -> float:
         """Asks all peers once and returns how long to pause. If something is wrong, the process ends here."""
@@ -151,7 +152,7 @@ class Monitor:
         with self._looked:
             self._looks += 1
             self._looked.notify_all()
-        return _SECONDS_TO_CONFIRM if any(w.refusals for w in workers if w.runs) else SECONDS_BETWEEN_LOOKS
+        return self._watching.again * (_TO_CONFIRM if any(w.refusals for w in workers if w.runs) else 1.0)
 
     def workers(self) -> list[WorkerObservation]:
         """Returns what is known of all workers, in order."""
@@ -170,7 +171,7 @@ class Monitor:
     def _alarm(self, diagnosis: Diagnosis) -> None:
         # Workers with a lower index have time to raise the alarm, so that all report the same one.
         before = [i for i, w in enumerate(self.workers()) if w.runs and i < self._index and i not in diagnosis.culprits]
-        self._wake.wait(_SECONDS_FOR_THE_FIRST * min(len(before), 2))
+        self._wake.wait(_FOR_THE_FIRST * self._watching.again * min(len(before), 2))
         if self._told is not None:
             return self._obey(self._told)
         workers, answers = self.workers(), gather(self.peers)
@@ -205,7 +206,7 @@ class Monitor:
         # After wrong numbers the script must save nothing. A culprit that does not wait for others is stuck.
         is_stuck = self._index in culprits and own is not None and own.waiting is None
         in_script = code != ExitCode.DIVERGED and not self._exits and not is_stuck
-        write(report, self._name, own_code, names, last=not in_script)
+        write(report, self._name, own_code, names, not in_script, self._watching.end)
         tell_others()
         if in_script:
             self.alarm.ring(report.summary, own_code, names)
@@ -218,7 +219,7 @@ class Monitor:
         if (
             self._index == 0
         ):  # It goes last, because JAX ends the others as soon as the service in this process is gone.
-            deadline = time.monotonic() + _SECONDS_TO_LEAVE + longer_s
+            deadline = time.monotonic() + self._watching.end + longer_s
             while reached and time.monotonic() < deadline:
                 time.sleep(0.05)
                 reached = [peer for peer in reached if peer.is_there()]
@@ -269,7 +270,7 @@ class Monitor:
         remind_at = self._clock() + _SECONDS_BETWEEN_REMINDERS
         while running := [peer.history.name for peer in self.peers if peer.history.seen(self._clock()).runs]:
             with self._looked:
-                self._looked.wait(SECONDS_BETWEEN_LOOKS)
+                self._looked.wait(self._watching.again)
             if self._clock() >= remind_at:
                 remind_at += _SECONDS_BETWEEN_REMINDERS
                 _log.warning("%s has ended (%s) and waits for %s.", self._name, self._ended, ", ".join(running))
@@ -280,7 +281,7 @@ class Monitor:
             goal = self._looks + count
             self._wake.set()
             self._wake.clear()
-            seconds = count * (SECONDS_BETWEEN_LOOKS + SECONDS_FOR_A_LOOK)
+            seconds = count * (self._watching.again + self._watching.silence)
             self._looked.wait_for(lambda: self._looks >= goal or self.alarm.is_raised or is_enough(), seconds)
 
 

@@ -15,19 +15,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from replicax.cluster.patience import Patience
 from replicax.group.health.diagnosis import Limits, WorkerObservation
-from replicax.group.health.peers import Peer
+from replicax.group.health.peers import WATCHING, Peer
 from replicax.group.health.status import Status, status_from
 from replicax.group.health.traffic import Traffic
 from replicax.runtime.activity import now
 
 _log = logging.getLogger(__name__)
-SECONDS_BETWEEN_LOOKS = 1.0
-SECONDS_FOR_A_LOOK = 1.0  # that it waits for answers; later answers count in the next look
 _MOST_AT_ONCE = 128  # threads that ask
 _MOST_IN_A_LOOK = 64  # peers that are asked, unless all must be asked more often
-_LEAST_PATIENCE_S = 1.0
-_SECONDS_UNTIL_UNREACHABLE = 20.0
 _BYTES_OF_PROGRESS = 4096  # between two looks; fewer bytes may come from anything
 
 
@@ -43,18 +40,20 @@ class Observer:
         limits: Limits,
         traffic: Traffic,
         clock: Callable[[], float],
+        patience: Patience = WATCHING,
     ):
         self.note, self.asks_all = "", False  # for a report, of this process; whether each look asks all peers
         self._index, self._name, self._address = index, name, address
         self._peers, self._limits, self._traffic, self._clock = peers, limits, traffic, clock
         self._begin = self._last = clock()
+        self._patience = patience
         self._unreachable_told = False
         self._by_index = {peer.index: peer for peer in peers}
         self._asking = QuestionThreads(lambda index: self._ask(self._by_index[index]), _MOST_AT_ONCE, clock)
         # Each peer is asked twice in the time after which silence is an alarm, even if all are silent and take turns.
         turns = max(1.0, len(peers) / _MOST_AT_ONCE)
-        self._patience_s = max(_LEAST_PATIENCE_S, limits.stall / 2 / turns)
-        self._in_a_look = max(_MOST_IN_A_LOOK, math.ceil(4 * len(peers) * SECONDS_BETWEEN_LOOKS / limits.stall))
+        self._answer_s = max(patience.silence, limits.stall / 2 / turns)
+        self._in_a_look = max(_MOST_IN_A_LOOK, math.ceil(4 * len(peers) * patience.again / limits.stall))
         later = [*itertools.dropwhile(lambda peer: peer.index < index, peers)]
         self._turns = itertools.cycle([*later, *peers[: len(peers) - len(later)]])  # Each worker begins with another.
 
@@ -68,9 +67,9 @@ class Observer:
         self.notice_own_pause()
         peers = self._peers if everybody or not self.is_sparse else self._next_peers()
         self._asking.begin(peer.index for peer in peers if not peer.history.seen(self._clock()).has_left)
-        self._asking.wait(SECONDS_FOR_A_LOOK)
+        self._asking.wait(self._patience.silence)  # Later answers count in the next look.
         self.notice_own_pause()
-        for index in self._asking.late(self._patience_s):
+        for index in self._asking.late(self._answer_s):
             self._by_index[index].history.unheard()
         self._notice_traffic()
         self._warn_of_unreachable()
@@ -94,7 +93,7 @@ class Observer:
     def _ask(self, peer: Peer) -> None:
         begun = self._clock()
         try:
-            status = status_from(peer.client.status(self._patience_s))
+            status = status_from(peer.client.status(self._answer_s))
         except ConnectionRefusedError:  # If it only hangs up, the server is there and may have too many connections.
             peer.history.refused()
         except (OSError, ValueError):
@@ -109,9 +108,9 @@ class Observer:
         # Other threads ask the questions, so nothing in this one takes longer than about a second between two calls,
         # however slow the answers are.
         time_now = self._clock()
-        away = time_now - self._last - SECONDS_BETWEEN_LOOKS
+        away = time_now - self._last - self._patience.again
         self._last = time_now
-        paused = away > max(1.0, self._limits.stall / 2)
+        paused = away > max(self._patience.silence, self._limits.stall / 2)
         if paused:
             self.note = f"({self._name} itself had been stopped, or kept from looking, for {away:.1f} s.)"
             for peer in self._peers:
@@ -125,9 +124,8 @@ class Observer:
 
     def _warn_of_unreachable(self) -> None:
         missing = [] if self._unreachable_told else [p.history.name for p in self._peers if not p.reachable]
-        turns = len(self._peers) / self._in_a_look * (SECONDS_BETWEEN_LOOKS + SECONDS_FOR_A_LOOK)
-        until = _SECONDS_UNTIL_UNREACHABLE + turns
-        if missing and self._clock() - self._begin > until:
+        turns = len(self._peers) / self._in_a_look * (self._patience.again + self._patience.silence)
+        if missing and self._clock() - self._begin > self._patience.start + turns:
             self._unreachable_told = True
             _log.warning("%s cannot be watched: no answer from its health server.", ", ".join(missing))
 

@@ -6,13 +6,16 @@ import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
 
+from replicax.cluster.patience import Patience
 from replicax.group.health.client import Client, in_parallel
 from replicax.group.health.diagnosis import WorkerObservation
 from replicax.group.health.status import Status
 from replicax.runtime.activity import LEAVE
 
-_SECONDS_TO_ANSWER, _LONGEST_TO_ANSWER = 1.0, 10.0
-_SECONDS_TO_SHOW_LIFE = 0.2
+#: A worker is asked once a second and answers within one, on a slow network within ten. Before its first answer it may
+#: start its server. At the end process 0 waits a little for the others, and for those who read its report.
+WATCHING = Patience(start=20.0, silence=1.0, end=2.0, again=1.0, stall=10.0)
+_OF_AN_ANSWER = 0.2  # part of the time of an answer, within which a process on a free machine shows that it is there
 
 
 class History:
@@ -79,6 +82,7 @@ class Peer:
     index: int
     client: Client
     history: History
+    patience: Patience = WATCHING
 
     @property
     def reachable(self) -> bool:
@@ -88,12 +92,13 @@ class Peer:
     @property
     def seconds_to_answer(self) -> float:
         """How long to wait for an answer that somebody needs now: longer on a slow network."""
-        return min(max(_SECONDS_TO_ANSWER, 3 * self.history.took), _LONGEST_TO_ANSWER)
+        return min(max(self.patience.silence, 3 * self.history.took), self.patience.stall)
 
     def is_there(self) -> bool:
         """Returns whether it answers now."""
         try:
-            self.client.status(_SECONDS_TO_SHOW_LIFE + min(2 * self.history.took, _SECONDS_TO_ANSWER))
+            answer = self.patience.silence
+            self.client.status(_OF_AN_ANSWER * answer + min(2 * self.history.took, answer))
         except OSError:
             return False
         except ValueError:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from replicax.errors import ProgramMismatchError
 from replicax.group.health.peers import Peer
 
-_SECONDS_BETWEEN_QUESTIONS = 0.02, 0.25
+_SECONDS_BETWEEN_QUESTIONS = 0.02, 0.25  # at first, and later: the monitor limits the wait
 _MOST_COMPARED = 32  # peers; of more, some are asked
 
 

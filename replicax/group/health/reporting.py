@@ -15,12 +15,11 @@ from replicax.checks.environment_names import LOG_DIR
 from replicax.errors.exit_codes import describe
 from replicax.group.health.client import in_parallel
 from replicax.group.health.diagnosis import Diagnosis, ProblemKind, WorkerObservation
-from replicax.group.health.peers import Peer
+from replicax.group.health.peers import WATCHING, Peer
 from replicax.group.health.server import stacks
 from replicax.group.health.status import Status, status_from
 from replicax.group.launcher_messages import tell_launcher
 
-_SECONDS_TO_WRITE = 2.0
 _LINES_OF_WORKERS, _LINES_OF_STACK = 9, 16
 _LINE = "=" * 100
 
@@ -90,7 +89,9 @@ def _main_stack(stacks: str) -> str:
     return "\n".join([title, *lines[:1], *lines[1:][-_LINES_OF_STACK:]])
 
 
-def write(report: AlarmReport, name: str, code: int, culprits: Sequence[str], last: bool = True) -> None:
+def write(
+    report: AlarmReport, name: str, code: int, culprits: Sequence[str], last: bool = True, seconds: float = WATCHING.end
+) -> None:
     """Writes a report to a file, if `REPLICAX_LOG_DIR` names a folder, and its summary to the launcher or stderr."""
 
     def write_all() -> None:
@@ -107,7 +108,7 @@ def write(report: AlarmReport, name: str, code: int, culprits: Sequence[str], la
     # Only a moment: the main thread may hold the lock of stderr forever, or nobody may read it.
     writer = threading.Thread(target=write_all, daemon=True)
     writer.start()
-    writer.join(_SECONDS_TO_WRITE)
+    writer.join(seconds)
 
 
 def _written(report: AlarmReport, name: str) -> Path | None:

@@ -26,8 +26,8 @@ from replicax.runtime.call_order import order_from
 
 _LARGEST_QUESTION = 2**23
 _Address: TypeAlias = tuple[str, int] | tuple[str, int, int, int]  # of IPv4 or IPv6
-_SECONDS_OF_SILENCE = 60.0  # after which a connection is closed
-_SECONDS_TO_RECOVER = 0.05
+# Nobody waits for these: an idle connection is closed, and its client opens another; a pause before the next `accept`.
+_SECONDS_OF_SILENCE, _SECONDS_TO_RECOVER = 60.0, 0.05
 
 
 class Answers(Protocol):
@@ -55,12 +55,12 @@ class HealthServer(http.server.ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 512
 
-    def __init__(self, host: str):
+    def __init__(self, host: str, strangers: Strangers[socket.socket] | None = None):
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, 0), _Handler)
         self._token: bytes | None = None
         self.answers: Answers | None = None
-        self._strangers = Strangers[socket.socket]()
+        self._strangers = strangers or Strangers()
 
     @property
     def port(self) -> int:

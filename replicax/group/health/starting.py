@@ -27,7 +27,7 @@ from replicax.runtime import clock
 from replicax.runtime.activity import START, now
 
 _log = logging.getLogger(__name__)
-DEFAULT_STALL_TIMEOUT_S = 300.0
+DEFAULT_STALL_TIMEOUT_S = 300.0  # of the strategies; a first program may compile for minutes
 _ADDRESS = "health address"
 
 

@@ -48,8 +48,6 @@ from replicax.typing import PyTree
 
 _T = TypeVar("_T")
 
-_SECONDS_BETWEEN_LOOKS = 0.1
-
 
 class WorldChangedError(Exception):
     """The world has changed in the middle of a call, which must be made again."""
@@ -128,7 +126,7 @@ class ElasticGroup(Group):
             return
         self._interrupter.tell_done()
         while self._interrupter.others_run():
-            if self._interrupter.wanted.wait(_SECONDS_BETWEEN_LOOKS):
+            if self._interrupter.wanted.wait(self._meeting.patience.again):
                 self._place = self._here(is_done=True)
                 self._meet()
                 return  # Those who lag have the outcome now. They go on without this process.
@@ -375,7 +373,7 @@ def _are_level(places: Sequence[Place]) -> bool:
     return all(place.is_new or place.calls + (place.executes and place.calls < latest) == latest for place in places)
 
 
-_SECONDS_TO_WAIT = 60.0
+_SECONDS_TO_WAIT = 60.0  # until a warning
 _NOTHING_NAMED = (
     "A worker waits to join this job, and the script has not said what it is to get. Call "
     "strategy.join(rx.Checkpoint(model=model, optimizer=optimizer, data=dataset)) before the training loop, or "

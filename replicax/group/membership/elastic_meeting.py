@@ -36,9 +36,7 @@ from replicax.group.membership.quorum import (
     verdict,
 )
 
-_SECONDS_AT_ONCE = 0.001
-# After a broken connection a process without a sign of life is lost sooner.
-_SECONDS_IF_BROKEN = 10.0
+_SECONDS_AT_ONCE = 0.001  # to read what is there
 _SLOWEST_BYTES_PER_S = 1e5
 _FAILURES_IN_A_ROW = 5
 
@@ -238,7 +236,8 @@ class ElasticMeeting:
         number: int = 0,
     ) -> View:
         """Returns what this process knows of the others, of which it watches `watched`."""
-        dead_s = min(self.patience.silence, _SECONDS_IF_BROKEN if self._broken else math.inf)
+        # After a broken connection a process without a sign of life is lost sooner.
+        dead_s = min(self.patience.silence, self.patience.end if self._broken else math.inf)
         beats = self._job_store.beats()
         others = set(watched) - {self.incarnation}
         silent = self._watch.silent(others - set(waiting), beats, self.patience.stall, dead_s)

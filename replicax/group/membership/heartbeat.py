@@ -16,7 +16,7 @@ from replicax.runtime.activity import SLOW_PHASES, Activity, now
 from replicax.runtime.threads import StoppedAtEnd
 
 _log = logging.getLogger(__name__)
-_SECONDS_BETWEEN_BEATS = 0.5
+_SECONDS_BETWEEN_BEATS = 0.5  # Others wait for many beats before they call this process silent.
 
 
 class Watch:

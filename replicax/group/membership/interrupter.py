@@ -23,9 +23,8 @@ from replicax.runtime.activity import WAITING_PHASES, now
 from replicax.runtime.threads import StoppedAtEnd
 
 _log = logging.getLogger(__name__)
-_SECONDS_BETWEEN_INTERRUPTS = 0.05
-_SECONDS_TO_FAIL = 1.0  # that a collective has when its connections are shut down
-_SECONDS_IN_A_CALL = 1800.0  # after which nobody is to blame, and the members meet anew
+_SECONDS_BETWEEN_INTERRUPTS = 0.05  # of the thread that trains, until it meets the others
+_SECONDS_TO_FAIL = 1.0  # that a collective of this process has when its connections are shut down
 
 
 class Meets(Protocol):
@@ -50,11 +49,13 @@ class CollectiveInterrupter:
         meeting: Meets,
         patience: Patience,
         lost: Callable[[MeetingError], object],
+        longest_call_s: float = 1800.0,  # after which nobody is to blame, and the members meet anew
     ):
         self.wanted = threading.Event()  # set when the members must meet: one is lost, or has called
         self.breaker = WaitInterrupter()  # for a wait that cannot be interrupted
         self._job_store, self._incarnation, self._meeting, self._patience = job_store, incarnation, meeting, patience
         self._watch, self._lost = Watch(), lost
+        self._longest_call_s = max(longest_call_s, patience.stall)
         self._awake, self._stopped = threading.Event(), threading.Event()
         self._works_since: float | None = None
         self._waiting: frozenset[Incarnation] = frozenset()
@@ -150,7 +151,7 @@ class CollectiveInterrupter:
             self._tell_of_silent_newcomers(
                 {incarnation for incarnation in view.silent if not view.is_over(incarnation)} - {*record.incarnations}
             )
-        late = self._seconds_in_call() > max(_SECONDS_IN_A_CALL, self._patience.stall)
+        late = self._seconds_in_call() > self._longest_call_s
         self._job_store.suspect(record.number, (incarnation for incarnation in lost if incarnation in view.silent))
         if (lost or late) and called is None:
             self._job_store.call(record.number, f"{lost} are lost" if lost else "a call takes too long")

@@ -31,7 +31,7 @@ from replicax.contracts.group import Incarnation
 from replicax.errors import MeetingError
 from replicax.group.membership.quorum import AGAIN, QuorumRecord
 
-_AT_ONCE_S = 0.001
+_AT_ONCE_S = 0.001  # to read what is there
 _FORGOTTEN = b""  # a quorum that was
 _KEPT = 50  # quorums
 # Of older ones it is kept that there was one, for so many: a process that was cut off meanwhile could make one anew.

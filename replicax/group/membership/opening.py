@@ -25,7 +25,7 @@ import jax
 from replicax.checks.environment_names import LIFE, MEETING
 from replicax.cluster import ClusterConfig, parse_address
 from replicax.cluster.own_address import own_ip, own_ip_of
-from replicax.cluster.patience import Patience
+from replicax.cluster.patience import CONNECTING, Patience
 from replicax.cluster.signing import check_token, given_token
 from replicax.compat.jax_cliques import Clique, StoreClient
 from replicax.compat.jax_processes import leave_connection_to_parent
@@ -48,12 +48,11 @@ from replicax.runtime import clock
 from replicax.runtime.ending import only_here, pass_by_garbage
 
 #: `silence` counts where no launcher tells who has ended: who gives no sign of life for so long is left out. While a
-#: process waits for a sum, it looks ten times a second whether somebody is lost.
+#: process waits for a sum, it looks ten times a second whether somebody is lost. After a broken connection, whoever shows
+#: no life for `end` has ended.
 PATIENCE = Patience(start=300.0, silence=15.0, end=10.0, again=0.1, stall=300.0)
 # A call of another member is heard at once; all else may take a second. Each look costs all workers, and the job store.
 _SECONDS_BETWEEN_WATCHES = 1.0
-_SECONDS_BETWEEN_TRIES = 0.1
-_SECONDS_FOR_SERVICE = 60.0
 
 
 @clock.section(clock.MEETING)
@@ -179,10 +178,10 @@ def _clique(
     record: QuorumRecord,
     rank: int,
 ) -> CliqueLike:
-    address = job_store.store.get(f"service/{record.clique}", _SECONDS_FOR_SERVICE)
+    address = job_store.store.get(f"service/{record.clique}", CONNECTING.start)
     if address is None:
         raise MeetingError(f"The host of the meeting has made no service for roll {record.clique}.")
-    return make(address.decode(), rank, len(record.incarnations), ip, _SECONDS_FOR_SERVICE)
+    return make(address.decode(), rank, len(record.incarnations), ip, CONNECTING.start)
 
 
 def _number_of_life(job_store: JobStore, index: int, environ: Mapping[str, str]) -> int:
@@ -201,7 +200,7 @@ def _await_listener(address: str, name: str, timeout_s: float) -> None:
     while not _is_listening(address):
         if time.monotonic() >= deadline:
             raise ClusterTimeoutError(name, timeout_s, ["the host of the meeting"], address)
-        time.sleep(_SECONDS_BETWEEN_TRIES)
+        time.sleep(PATIENCE.again)
 
 
 def _is_listening(address: str) -> bool:

@@ -27,7 +27,7 @@ from replicax.runtime.threads import StoppedAtEnd
 
 # The launcher writes into the store that all are to end before it sends signals; the signals may be faster.
 PATIENCE = Patience(start=0.5, silence=0.5, end=0.5, again=0.1)
-_AT_ONCE_S = 0.05
+_AT_ONCE_S = 0.05  # to read what is there
 
 _UNHANDLED = (signal.SIG_DFL, None)  # None: a handler that Python did not install, such as JAX's own
 

@@ -11,15 +11,15 @@ import traceback
 from collections.abc import Iterable
 
 from replicax.cluster.addresses import join_address, parse_address
+from replicax.cluster.patience import CONNECTING
 from replicax.compat.jax_cliques import Service, StoreClient
 from replicax.contracts.group import Incarnation
 from replicax.errors import MeetingError
 from replicax.errors.exit_codes import ExitCode
 from replicax.group.membership.job_store import JobStore
 
-_SECONDS_TO_CONNECT = 60.0
-_SECONDS_TO_WAIT = 3600.0
-_SECONDS_BETWEEN_LOOKS = 0.5
+_SECONDS_TO_WAIT = 3600.0  # for the next quorum, before it asks the same again
+_SECONDS_BETWEEN_LOOKS = 0.5  # at who is still connected
 _TRIES = 5
 _STDERR = 2
 ENDING = "ending"
@@ -29,7 +29,7 @@ def serve(address: str, lines: Iterable[str]) -> None:
     """Keeps the job store at an address until `lines` end; they tell who is over, and whether all are to end."""
     services = [Service(address)]
     # Two connections: one of them waits for quorums.
-    boards = [JobStore(StoreClient(address, _SECONDS_TO_CONNECT)) for _ in range(2)]
+    boards = [JobStore(StoreClient(address, CONNECTING.start)) for _ in range(2)]
     host = parse_address(address, "meeting").host
     threading.Thread(target=_serve_cliques_or_end, args=(boards[0], host, services), daemon=True).start()
     for line in lines:

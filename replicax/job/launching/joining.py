@@ -36,7 +36,7 @@ from replicax.job.supervision.joined_workers import PATIENCE
 from replicax.job.supervision.run_job import JobPolicy, Tasks, run_job, signals_as
 from replicax.job.supervision.state import Grace
 
-_SECONDS_OF_A_USEFUL_LIFE = 60.0
+_SECONDS_OF_A_USEFUL_LIFE = 60.0  # A worker that ends sooner counts as one that cannot run here.
 _MOST_WORDS = 100_000
 _MOST_RESTARTS = 1000
 # Whoever starts several of these launchers numbers them; the numbers of the job are others.

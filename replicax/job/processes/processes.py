@@ -40,8 +40,8 @@ from replicax.job.processes.reaper import Guard
 from replicax.job.processes.task import PlannedTask, Program
 
 _CHUNK = 65_536
-_SECONDS_BETWEEN_LOOKS = 0.2
-_SECONDS_FOR_THREADS = 2.0
+_SECONDS_BETWEEN_LOOKS = 0.2  # at whether the process has ended, while it writes nothing
+_SECONDS_FOR_THREADS = 2.0  # Its listener ends by itself, at the next look after the end of the process.
 # A dying process loses its connections before the launcher learns of its end, and a peer may fail in between.
 _SECONDS_TO_HEAR = 0.05
 

@@ -31,7 +31,7 @@ from replicax.cluster.addresses import Address, join_address
 from replicax.cluster.lines import is_number
 from replicax.cluster.outages import end_if_silent
 from replicax.cluster.patience import Patience
-from replicax.cluster.token_proof import SECONDS_TO_PROVE, Session, Strangers, demanded
+from replicax.cluster.token_proof import Session, Strangers, demanded
 from replicax.errors.exit_codes import from_signal
 from replicax.job.processes.events import (
     ClusterLeft,
@@ -129,12 +129,19 @@ class JoinedWorker:
 class JoinListener:
     """The listener at which workers join a job."""
 
-    def __init__(self, address: Address, token: str, events: EventSink, patience: Patience = PATIENCE):
+    def __init__(
+        self,
+        address: Address,
+        token: str,
+        events: EventSink,
+        patience: Patience = PATIENCE,
+        strangers: Strangers[socket.socket] | None = None,
+    ):
         self._token, self._events, self._patience = token, events, patience
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self._listener = socket.create_server((address.host, address.port), family=family)
         self.address = join_address(address.host, self._listener.getsockname()[1])
-        self._strangers = Strangers[socket.socket]()
+        self._strangers = strangers or Strangers()
         self._closed = False
         self._thread = threading.Thread(target=self._accept, name="replicax-door", daemon=True)
         self._thread.start()
@@ -172,10 +179,10 @@ class JoinListener:
 
     def _known(self, connection: socket.socket) -> JoinedWorker:
         """Returns the worker at the other end of a connection, once it has proved that it belongs to this job."""
-        session = demanded(connection, self._token)
+        session = demanded(connection, self._token, self._strangers.seconds)
         if not self._strangers.remove(connection):
             raise ValueError("It was closed, since too many came after it.")
-        told = session.hear(time.monotonic() + SECONDS_TO_PROVE)
+        told = session.hear(time.monotonic() + self._strangers.seconds)
         wanted = told.get("wanted")
         connection.settimeout(None)
         end_if_silent(connection, self._patience.silence)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from replicax.runtime.threads import StoppedAtEnd
 
 _log = logging.getLogger(__name__)
-_JOIN_S = 10.0
+_JOIN_S = 10.0  # for a call that has begun: it draws, or writes to a disk
 
 
 class Periodic(contextlib.AbstractContextManager[None]):

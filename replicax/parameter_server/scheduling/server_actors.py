@@ -25,8 +25,8 @@ from replicax.ray_cluster.ending_actors import end_actor
 
 T = TypeVar("T")
 Asked = TypeVar("Asked")
-_TICK_S = 0.25
-_SECONDS_BETWEEN_LOOKS = 0.02
+_TICK_S = 0.25  # between looks at the deadline
+_SECONDS_BETWEEN_LOOKS = 0.02  # at a recovery in another thread
 _MOST_RECOVERIES = 10  # Servers may be lost while they are being replaced, but not forever.
 
 

@@ -92,7 +92,7 @@ class Stats:
         return {name: float(value) for name, value in found.items()}
 
 
-_RECENT_S = 10.0
+_RECENT_S = 10.0  # of steps, for the rate that is shown
 
 
 class StatsRecorder:

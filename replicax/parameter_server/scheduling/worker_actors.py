@@ -32,7 +32,7 @@ from replicax.ray_cluster.ending_actors import end_actor
 
 _SENT_WITH_THE_CALL = ("drop", "servers")  # Other kinds may be large, and are stored once for all workers.
 _MOST_ASKED = 10  # Some of these may be lost, and others may hang.
-_SECONDS_BETWEEN_LOOKS = 0.005
+_SECONDS_BETWEEN_LOOKS = 0.005  # at answers
 T = TypeVar("T")
 
 

@@ -20,7 +20,7 @@ from replicax.tools.reporting.chief import is_chief
 from replicax.values import PerReplica
 
 _T = TypeVar("_T")
-_SECONDS_BETWEEN_DRAWINGS = 0.25
+_SECONDS_BETWEEN_DRAWINGS = 0.25  # of a line that is read
 
 
 class Progress(Generic[_T]):

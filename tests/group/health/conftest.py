@@ -4,14 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.group.health.workers import Worker
+from tests.group.health.workers import Worker, two_workers
 
 
 @pytest.fixture
 def workers() -> Iterator[list[Worker]]:
-    made = [Worker(0), Worker(1)]
-    for worker in made:
-        worker.meet([other for other in made if other is not worker])
-    yield made
-    for worker in made:
-        worker.stop()
+    with two_workers() as made:
+        yield made

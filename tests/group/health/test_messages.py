@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from replicax.group.health.client import Client
-from replicax.group.health.observer import SECONDS_BETWEEN_LOOKS
+from replicax.group.health.peers import WATCHING
 from replicax.group.health.programs import AnnouncedProgram
 from replicax.runtime.activity import now
 from replicax.runtime.calls import Calls
@@ -28,7 +28,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_an_idle_worker_asks_each_peer_once_a_second(workers: list[Worker], asked: list[str]):
     pauses = [workers[0].monitor._look() for _ in range(5)]
-    assert pauses == [SECONDS_BETWEEN_LOOKS] * 5 == [1.0] * 5
+    assert pauses == [WATCHING.again] * 5 == [1.0] * 5
     assert asked == ["/status"] * 5
 
 
@@ -45,7 +45,7 @@ def test_a_step_sends_no_message(workers: list[Worker], asked: list[str], monkey
             assert call is not None
             call.prepare(None)
             if number == 500:
-                assert watcher._look() == SECONDS_BETWEEN_LOOKS
+                assert watcher._look() == WATCHING.again
         counts.append(len(asked))
     assert watcher.order.last[0] == 1000
     # The programs are compared once, before the first call.

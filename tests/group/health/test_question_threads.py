@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 import replicax.group.health.monitor as monitor_module
+from replicax.cluster.patience import Patience
 from replicax.group.health.diagnosis import Limits
 from replicax.group.health.monitor import Monitor
 from replicax.group.health.observer import QuestionThreads
 from replicax.group.health.peers import History, Peer
 from replicax.group.health.status import Status, status_of
+from tests.group.health.workers import ALARMED, LEAVING
 
 
 def soon(condition: Callable[[], Any], seconds: float = 20.0) -> bool:
@@ -128,24 +130,28 @@ class Slow:
         pass
 
 
-def watching(peers: list[Slow], stall: float) -> tuple[Monitor, list[int]]:
+def watching(peers: list[Slow], stall: float, patience: Patience = LEAVING) -> tuple[Monitor, list[int]]:
     codes: list[int] = []
-    made = [Peer(i, client, History(f"worker:{i}", "", time.monotonic())) for i, client in enumerate(peers, 1)]  # type: ignore[arg-type]
-    return Monitor(0, "worker:0", "", made, Limits(stall), end=codes.append), codes
+    made = [
+        Peer(i, client, History(f"worker:{i}", "", time.monotonic()), patience)  # type: ignore[arg-type]
+        for i, client in enumerate(peers, 1)
+    ]
+    return Monitor(0, "worker:0", "", made, Limits(stall), end=codes.append, patience=ALARMED, watching=patience), codes
 
 
-@pytest.mark.parametrize("seconds", [1.4, 0.05])
+@pytest.mark.parametrize("seconds", [0.3, 0.02])
 def test_answers_that_are_long_under_way_are_answers(seconds: float):
-    monitor, codes = watching([Slow(seconds)], stall=3.0)
+    quick = LEAVING._replace(silence=0.2, again=0.2)
+    monitor, codes = watching([Slow(seconds)], 1.0, quick)
     silent = []
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 1.5
     while time.monotonic() < deadline:
         time.sleep(monitor._look() / 5)
         silent.append(monitor.workers()[1].silent)
     assert codes == []
     assert monitor.workers()[1].status is not None
     assert set(silent) == {0.0}, silent
-    assert monitor.peers[0].seconds_to_answer >= max(1.0, 2.5 * seconds)
+    assert monitor.peers[0].seconds_to_answer >= max(quick.silence, 2.5 * seconds)
 
 
 @pytest.mark.nightly

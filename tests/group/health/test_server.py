@@ -12,16 +12,15 @@ from typing import Any
 
 import pytest
 
-import replicax.group.health.monitor as monitor_module
-from replicax.cluster import token_proof
+from replicax.cluster.token_proof import Strangers
 from replicax.group.health.client import TOKEN_HEADER, Client, in_parallel
 from replicax.group.health.diagnosis import Diagnosis, Limits, ProblemKind
 from replicax.group.health.monitor import Monitor
-from replicax.group.health.peers import History, Peer
+from replicax.group.health.peers import WATCHING, History, Peer
 from replicax.group.health.server import HealthServer
 from replicax.group.health.status import Status, status_from, status_of
 from replicax.runtime.activity import now
-from tests.group.health.workers import TOKEN, Worker
+from tests.group.health.workers import TOKEN, Worker, two_workers
 
 
 def test_questions(workers: list[Worker]):
@@ -79,11 +78,9 @@ def test_who_hangs_up_is_not_dead(error: OSError, refusals: int):
     assert peer.history.seen(1.0).silent == 1.0
 
 
-def test_strangers_who_hold_connections_keep_nobody_out(workers: list[Worker], monkeypatch):
-    monkeypatch.setattr(token_proof, "MOST_STRANGERS", 8)
-    monkeypatch.setattr(token_proof, "SECONDS_TO_PROVE", 60.0)  # Their number drops them, not the time.
-    before = threading.active_count()
-    with contextlib.ExitStack() as stack:
+def test_strangers_who_hold_connections_keep_nobody_out():
+    with two_workers(strangers=lambda: Strangers(60.0, 8)) as workers, contextlib.ExitStack() as stack:
+        before = threading.active_count()  # Their number drops them, not the time.
         for half in (b"", b"GET /status HT", b"POST /alarm HTTP/1.1\r\nContent-Length: 9\r\n") * 20:
             place = ("127.0.0.1", workers[0].server.port)
             connection = stack.enter_context(socket.create_connection(place, timeout=10))
@@ -93,19 +90,19 @@ def test_strangers_who_hold_connections_keep_nobody_out(workers: list[Worker], m
         while threading.active_count() > before + 12 and time.monotonic() < deadline:
             time.sleep(0.02)
         assert threading.active_count() <= before + 12
-    workers[0].client.close()
+        workers[0].client.close()
 
 
-def test_strangers_are_dropped_in_time_and_friends_are_not(workers: list[Worker], monkeypatch):
-    monkeypatch.setattr(token_proof, "SECONDS_TO_PROVE", 0.2)
-    client = workers[0].client
-    client.status(5.0)
-    (connection,) = client._idle
-    with socket.create_connection(("127.0.0.1", workers[0].server.port), timeout=10) as stranger:
-        assert stranger.recv(1) == b""
-    client.status(5.0)
-    assert client._idle == [connection]
-    client.close()
+def test_strangers_are_dropped_in_time_and_friends_are_not():
+    with two_workers(strangers=lambda: Strangers(0.2)) as workers:
+        client = workers[0].client
+        client.status(5.0)
+        (connection,) = client._idle
+        with socket.create_connection(("127.0.0.1", workers[0].server.port), timeout=10) as stranger:
+            assert stranger.recv(1) == b""
+        client.status(5.0)
+        assert client._idle == [connection]
+        client.close()
 
 
 @pytest.mark.parametrize(
@@ -177,24 +174,24 @@ def test_a_goodbye_is_remembered_and_ends_the_wait_of_those_who_have_ended(
     assert (workers[0].codes, workers[1].codes) == ([], [])
 
 
-def test_after_an_error_an_answer_of_each_is_enough(workers: list[Worker], monkeypatch: pytest.MonkeyPatch):
+def test_after_an_error_an_answer_of_each_is_enough(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(now, "at", now.at)
-    monkeypatch.setattr(monitor_module, "SECONDS_BETWEEN_LOOKS", 1000.0)  # Nobody looks again for a long time.
-    for worker in workers:
-        worker.monitor.peers[0].history.answered(status_of(), time.monotonic())
-    failed, other = workers[0].monitor, workers[1].monitor
-    failed.on_error(RuntimeError("x"))
-    leaving = threading.Thread(target=failed.at_exit)
-    leaving.start()
-    leaving.join(0.2)
-    assert not failed._ended  # It waits for a look.
-    failed._look()
-    while not failed._ended:
-        time.sleep(0.01)
-    other.at_exit()
-    leaving.join(10)
-    assert not leaving.is_alive()
-    assert (workers[0].codes, workers[1].codes) == ([], [])
+    with two_workers(WATCHING._replace(again=1000.0)) as workers:  # Nobody looks again for a long time.
+        for worker in workers:
+            worker.monitor.peers[0].history.answered(status_of(), time.monotonic())
+        failed, other = workers[0].monitor, workers[1].monitor
+        failed.on_error(RuntimeError("x"))
+        leaving = threading.Thread(target=failed.at_exit)
+        leaving.start()
+        leaving.join(0.2)
+        assert not failed._ended  # It waits for a look.
+        failed._look()
+        while not failed._ended:
+            time.sleep(0.01)
+        other.at_exit()
+        leaving.join(10)
+        assert not leaving.is_alive()
+        assert (workers[0].codes, workers[1].codes) == ([], [])
 
 
 @pytest.mark.nightly

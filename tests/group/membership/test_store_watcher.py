@@ -86,7 +86,7 @@ def test_a_machine_that_gives_no_answer_ends_this_process_as_a_lost_one(ended, c
             waits.setblocking(False)
             waits.connect_ex(server.getsockname())
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        store_watcher = StoreWatcher(address, "worker:3", PATIENCE._replace(silence=0.5), ended.end)
+        store_watcher = StoreWatcher(address, "worker:3", PATIENCE._replace(start=0.3, silence=0.5), ended.end)
         assert ended.came.wait(_TIMEOUT_S)
         store_watcher.stop()
     assert ended == [70]

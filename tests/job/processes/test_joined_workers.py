@@ -10,9 +10,8 @@ import time
 
 import pytest
 
-from replicax.cluster import token_proof
 from replicax.cluster.addresses import Address, parse_address
-from replicax.cluster.token_proof import LONGEST_LINE, proved
+from replicax.cluster.token_proof import LONGEST_LINE, Strangers, demanded, proved
 from replicax.job.processes.events import ClusterLeft, Events, FoundSilent, Joined, MemberNews, ProcessEnded, Started
 from replicax.job.supervision.joined_workers import PATIENCE, JoinListener
 
@@ -57,8 +56,13 @@ def events():
 
 
 @pytest.fixture
-def join_listener(events):
-    made = JoinListener(Address("127.0.0.1", 0), "secret", events)
+def strangers():
+    return None
+
+
+@pytest.fixture
+def join_listener(events, strangers):
+    made = JoinListener(Address("127.0.0.1", 0), "secret", events, strangers=strangers)
     yield made
     made.close()
 
@@ -130,7 +134,7 @@ def test_who_sits_between_can_change_no_message(changed):
     visitor, his = socket.socketpair()
     his_far, host = socket.socketpair()
     with visitor, his, his_far, host, concurrent.futures.ThreadPoolExecutor(2) as pool:
-        sessions = pool.submit(proved, visitor, "secret", LIMIT_S), pool.submit(token_proof.demanded, host, "secret")
+        sessions = pool.submit(proved, visitor, "secret", LIMIT_S), pool.submit(demanded, host, "secret")
         near, far = his.makefile("rb"), his_far.makefile("rb")
         for _ in range(2):
             his_far.sendall(near.readline())
@@ -154,9 +158,8 @@ def test_who_sits_between_can_change_no_message(changed):
             joined_workers.hear(time.monotonic() + LIMIT_S)
 
 
-def test_silent_strangers_keep_nobody_out_and_are_dropped(join_listener, visitor, joined_worker, events, monkeypatch):
-    monkeypatch.setattr(token_proof, "MOST_STRANGERS", 8)
-    monkeypatch.setattr(token_proof, "SECONDS_TO_PROVE", 60.0)  # Their number drops them, not the time.
+@pytest.mark.parametrize("strangers", [Strangers(60.0, 8)], ids=["eight"])  # Their number drops them, not the time.
+def test_silent_strangers_keep_nobody_out_and_are_dropped(join_listener, visitor, joined_worker, events):
     with contextlib.ExitStack() as stack:
         strangers = [Visitor(join_listener) for _ in range(100)]
         for stranger in strangers:
