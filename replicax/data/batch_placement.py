@@ -14,12 +14,12 @@ from replicax.data.batch_split import SplitBatch
 from replicax.data.receivers import Receivers
 from replicax.errors import BatchError
 from replicax.runtime import REPLICA_AXIS, mirrored_sharding, stacked_sharding
-from replicax.runtime.transfer import spans_processes
 from replicax.typing import PyTree
 from replicax.values import PerReplica
 
 # XLA uses a host array on CPU devices without a copy if it is aligned to so many bytes.
 _ALIGNMENT = 64
+_NARROW = 4  # bytes of a dtype that devices have whether x64 is on or not
 
 
 class Form(NamedTuple):
@@ -36,7 +36,7 @@ def _as_values(split: SplitBatch, receivers: Receivers) -> PyTree:
 
 def _as_rows(split: SplitBatch, receivers: Receivers) -> PyTree:
     if split.replicas == receivers.num_replicas:
-        return place_rows(split.parts, receivers.mesh_for(split.replicas), first=split.first)
+        return place_rows(split.parts, receivers.mesh_for(split.replicas), first=split.first, lasts=split.lasts)
     return jax.tree.map(lambda leaf: _fitting(leaf.reshape(-1, *leaf.shape[2:])), split.parts)
 
 
@@ -48,43 +48,42 @@ ROWS = Form(_as_rows, everywhere=True)
 
 def place(parts: PyTree, mesh: Mesh, *, bare: bool, first: int = 0, lasts: bool = False) -> PyTree:
     """Puts `parts`, of shape `(replicas, rows, ...)`, on devices, one each: as `PerReplica`, or as arrays if `bare`."""
-    leaves, treedef = jax.tree.flatten(parts)
     sharding = mirrored_sharding(mesh) if bare else stacked_sharding(mesh)  # bare: there is a single replica
-    # Where the mesh spans processes, `parts` may hold those of this process alone, from replica `first` on.
-    if spans_processes(sharding) and bare:
-        placed = [_place_own(leaf[0], leaf.shape[1], 0, sharding) for leaf in leaves]
-    elif spans_processes(sharding):
-        placed = [_place_own(leaf, mesh.shape[REPLICA_AXIS], first, sharding) for leaf in leaves]
+    leaves, treedef = jax.tree.flatten(parts)
+    if bare:
+        placed: list[PyTree] = [_placed(leaf[0], leaf.shape[1], 0, sharding, lasts) for leaf in leaves]
     else:
-        # Unless `parts` last, the caller may overwrite them as soon as this returns, so JAX gets a copy: it would use
-        # the memory of a NumPy array forever on a CPU device, whatever `may_alias` says, and elsewhere until the
-        # transfer is done.
-        given = _as_it_is if lasts else owned_copy
-        placed = jax.device_put([given(leaf[0] if bare else leaf) for leaf in leaves], sharding)
-    return jax.tree.unflatten(treedef, placed if bare else [PerReplica(array) for array in placed])
+        replicas = mesh.shape[REPLICA_AXIS]
+        placed = [PerReplica(_placed(leaf, replicas, first, sharding, lasts)) for leaf in leaves]
+    return jax.tree.unflatten(treedef, placed)
 
 
-def place_rows(parts: PyTree, mesh: Mesh, *, first: int = 0) -> PyTree:
+def place_rows(parts: PyTree, mesh: Mesh, *, first: int = 0, lasts: bool = False) -> PyTree:
     """Puts the parts of a step on the devices as one array of global rows for each leaf, sharded over the replicas."""
 
     def placed(leaf: np.ndarray) -> jax.Array:
         rows = leaf.reshape(-1, *leaf.shape[2:])
         per_replica = leaf.shape[1]
-        return _place_own(rows, mesh.shape[REPLICA_AXIS] * per_replica, first * per_replica, stacked_sharding(mesh))
+        length = mesh.shape[REPLICA_AXIS] * per_replica
+        return _placed(rows, length, first * per_replica, stacked_sharding(mesh), lasts)
 
     return jax.tree.map(placed, parts)
 
 
-def _place_own(own: np.ndarray, length: int, first: int, sharding: NamedSharding) -> jax.Array:
+def _placed(own: np.ndarray, length: int, first: int, sharding: NamedSharding, lasts: bool) -> jax.Array:
     """Returns a global array of `length` rows, of which this process has the rows `own`, from index `first` on."""
+    # Unless `own` lasts, the caller may overwrite it as soon as this returns, so JAX gets a copy: it would use the
+    # memory of a NumPy array forever on a CPU device, and elsewhere until the transfer is done.
+    given = _as_it_is(own) if lasts else owned_copy(own)
 
     def rows(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None  # It is None for abstract arrays only.
         start, stop, _ = index[0].indices(length)  # A worker may have rows of replicas between its own, too.
-        return owned_copy(own[start - first : stop - first])
+        return given[start - first : stop - first]
 
-    shape, dtype = (length, *own.shape[1:]), device_dtype(own.dtype)
-    return jax.make_array_from_callback(shape, sharding, rows, dtype=dtype)
+    # Not `jax.device_put`, which takes twice as long for a small batch.
+    part_at = given.__getitem__ if len(given) == length else rows
+    return jax.make_array_from_callback((length, *own.shape[1:]), sharding, part_at, dtype=given.dtype)
 
 
 def owned_copy(array: np.ndarray) -> np.ndarray:
@@ -126,4 +125,6 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 def device_dtype(dtype: np.dtype) -> np.dtype:
     """Returns the dtype in which devices hold values of `dtype`: native byte order, 32 bits unless x64 is on."""
+    if dtype.itemsize <= _NARROW and dtype.isnative:
+        return dtype
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")))

@@ -44,18 +44,17 @@ def usable_replicas(rows: int, num_replicas: int) -> int:
         >>> [usable_replicas(rows, 8) for rows in (32, 12, 9, 7, 11)]
         [8, 6, 3, 7, 1]
     """
-    return max(k for k in range(1, min(rows, num_replicas) + 1) if rows % k == 0)
+    return next(k for k in range(min(rows, num_replicas), 0, -1) if rows % k == 0)
 
 
-def split_batch(batch: PyTree, num_replicas: int, remainder: str) -> SplitBatch | None:
+def split_batch(batch: PyTree, num_replicas: int, remainder: str, lasts: bool = False) -> SplitBatch | None:
     """Splits the rows of a global batch in order; returns views, or None if remainder="drop" leaves nothing."""
     rows = kept_rows(count_rows(batch), num_replicas, remainder)
     if not rows:
         return None
     # No row is padded, repeated or moved, so whatever a step computes from its rows is exact.
     replicas = usable_replicas(rows, num_replicas)
-    shape = (replicas, rows // replicas)
-    return SplitBatch(replicas, jax.tree.map(lambda leaf: leaf[:rows].reshape(*shape, *leaf.shape[1:]), batch))
+    return SplitBatch(replicas, part_of(batch, 0, replicas, rows // replicas), lasts=lasts)
 
 
 def part_of(batch: PyTree, first: int, count: int, rows: int) -> PyTree:

@@ -13,6 +13,8 @@ from replicax.compat.jax import is_random_key
 from replicax.errors import BatchError
 from replicax.typing import Leaf, PyTree
 
+_NUMBERS = "biufc"  # kinds of NumPy's own dtypes; others, such as bfloat16, only JAX knows
+
 
 class Signature(NamedTuple):
     """The properties that all batches of a dataset have in common."""
@@ -28,31 +30,35 @@ def is_array(value: object) -> bool:
 
 def host_batch(batch: PyTree, where: str) -> PyTree:
     """Returns a batch as NumPy arrays, which share its memory where they can; error messages begin with `where`."""
-    arrays = host_arrays(batch, where)
-    leaves = jax.tree.leaves(arrays)
-    if not leaves:
+    leaves, treedef = jax.tree.flatten(batch)
+    arrays = _host_arrays(leaves, batch, where)
+    if not arrays:
         raise BatchError(f"{where} holds no array: {batch!r}.")
-    for index, leaf in enumerate(jax.tree.leaves(batch)):
-        if leaves[index].ndim == 0:
+    for index, array in enumerate(arrays):
+        if array.ndim == 0:
             raise BatchError(
-                f"{where}{_leaf_name(batch, index)}: a scalar ({leaf!r}) has no rows that replicas could share. The "
-                "first dimension of a leaf is the batch's rows: batch the dataset; turn lists of numbers into arrays; "
-                "repeat a constant once per row, or pass it to `strategy.run` as an argument of its own."
+                f"{where}{_leaf_name(batch, index)}: a scalar ({leaves[index]!r}) has no rows that replicas could "
+                "share. The first dimension of a leaf is the batch's rows: batch the dataset; turn lists of numbers "
+                "into arrays; repeat a constant once per row, or pass it to `strategy.run` as an argument of its own."
             )
-    _check_rows([len(array) for array in leaves], batch, where)
-    return arrays
+    _check_rows([len(array) for array in arrays], batch, where)
+    return jax.tree.unflatten(treedef, arrays)
 
 
 def host_arrays(tree: PyTree, where: str) -> PyTree:
     """Returns a pytree with every leaf as a NumPy array, as `host_batch`, but the leaves need not have rows."""
     leaves, treedef = jax.tree.flatten(tree)
+    return jax.tree.unflatten(treedef, _host_arrays(leaves, tree, where))
+
+
+def _host_arrays(leaves: list[Leaf], tree: PyTree, where: str) -> list[np.ndarray]:
     arrays = []
     for index, leaf in enumerate(leaves):
         try:
             arrays.append(_host_array(leaf))
         except _LeafError as error:
             raise BatchError(f"{where}{_leaf_name(tree, index)}: {error}") from error.__cause__
-    return jax.tree.unflatten(treedef, arrays)
+    return arrays
 
 
 def count_rows(batch: PyTree) -> int:
@@ -86,7 +92,7 @@ class _LeafError(Exception):
 
 def _host_array(leaf: Leaf) -> np.ndarray:
     array = _as_numpy(leaf)
-    if not jnp.issubdtype(array.dtype, np.number) and array.dtype != np.bool_:
+    if array.dtype.kind not in _NUMBERS and not jnp.issubdtype(array.dtype, np.number):
         raise _LeafError(
             f"values of dtype {array.dtype} cannot be placed on a device. Encode them as numbers, or leave them out of "
             "the batch."

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from replicax.data.batch_placement import VALUES, owned_copy
-from replicax.data.batch_split import SplitBatch, kept_rows, part_of
+from replicax.data.batch_split import SplitBatch, kept_rows, part_of, split_batch
 from replicax.data.batches import count_rows
 from replicax.data.input_options import InputOptions
 from replicax.data.position import RowsRead
@@ -180,13 +180,9 @@ class StepByStep:
     def _of_own_batches(self, batches: Iterator[WorkerBatch]) -> Generator[InputStep]:
         with contextlib.closing(_closing(batches, batches)) as own:
             for each in own:
-                rows = 0 if each.batch is None else count_rows(each.batch)
-                kept = kept_rows(rows, self._replicas, self._options.remainder) if rows else 0
                 split = None
-                if kept:
-                    assignment = RowAssignment(self._workers, (rows,), kept, self.form.everywhere)
-                    parts = part_of(each.batch, 0, assignment.replicas, assignment.per_replica)
-                    split = SplitBatch(assignment.replicas, parts, lasts=True)
+                if each.batch is not None:
+                    split = split_batch(each.batch, self._replicas, self._options.remainder, lasts=True)
                 yield InputStep(split, [RowsRead(0, *entry) for entry in each.rows_of_shards])
 
     def _check_same_source(self, source: str, channel: WorkerChannel) -> None:

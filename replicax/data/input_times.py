@@ -9,12 +9,13 @@ from typing import TypeVar
 _Item = TypeVar("_Item")
 _END = object()
 
-READING = "reading"  # records, or the batches of a source that makes its own
-DECODING = "decoding"  # waiting for the threads that decode and map rows
+READING = "reading"  # records, rows by their numbers, or the batches of a source that makes its own
+DECODING = "decoding"  # of records, and the functions that map rows
 COPYING = "copying to the devices"
 _WAITS = 0.1  # of the time of the loop: more than that is worth a word
 _ADVICE = {
-    READING: "The storage is slow, or the records are: keep copies here (rx.data.Cache), or read more files at a time.",
+    READING: "The source is slow: keep copies of its files here (rx.data.Cache), or read more of them at a time "
+    "(rows.batch(threads=...), rows.shuffle(files=...)).",
     DECODING: "Give more threads (rows.batch(threads=...)) if there are cores, or decode once, ahead of the job.",
     COPYING: "Send smaller numbers (uint8 images, converted in the step), or larger batches.",
 }

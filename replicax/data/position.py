@@ -103,8 +103,9 @@ class Position:
 
     def at_start(self) -> Position:
         """Returns the position for a pass that continues here: its workers read other shards, in another order."""
-        new = copy.deepcopy(self)
-        new._reading = {}
+        new = copy.copy(self)
+        new.done, new.begun, new._ends, new._reading = {*self.done}, {**self.begun}, {**self._ends}, {}
+        new.beyond = {shard: [*ranges] for shard, ranges in self.beyond.items()}
         return new
 
     def deal_to(self, workers: int) -> frozenset[int]:

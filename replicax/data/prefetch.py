@@ -9,11 +9,10 @@ consumer raises after the items before it), and when `close` is called.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import contextvars
 import itertools
-import threading
+import queue
 import time
 import weakref
 from collections.abc import Generator, Iterator
@@ -105,43 +104,47 @@ class _EndOfData:
 class _Queue(Generic[_Item]):
     """A queue between one producer and one consumer; either side can wait on it until it is closed."""
 
+    # Simple queues, which wait without Python's lock. Garbage collection may run `close` at any moment.
+
     def __init__(self, size: int):
-        self._size = size
-        self._items: collections.deque[_Item | _EndOfData] = collections.deque()
+        self._items: queue.SimpleQueue[_Item | _EndOfData] = queue.SimpleQueue()
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()  # an entry for each item that may still be put
         self._closed = False
-        # The lock must be re-entrant, as it is by default: garbage collection may run `close` while we hold it.
-        self._changed = threading.Condition()
+        for _ in range(size):
+            self._room.put(None)
 
     def wait_for_room(self) -> bool:
         """Waits until fewer than `size` items are in the queue; returns False once the queue is closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._items) < self._size)
-            return not self._closed
+        self._room.get()
+        return not self._closed
 
     def put(self, item: _Item | _EndOfData) -> None:
         """Adds an item without waiting. After the end of the data or a `close` it has no effect."""
-        with self._changed:
-            if not self._closed:
-                self._items.append(item)
-                self._changed.notify_all()
+        self._items.put(item)
+        if self._closed:
+            self.close()
 
     def get(self, phase: str) -> _Item | _EndOfData:
         """Waits for an item, in a phase of the process, and removes it; returns the end if the queue is closed."""
-        with self._changed:
-            if not self._items and not self._closed:
-                with activity.phase(phase):
-                    self._changed.wait_for(lambda: self._closed or self._items)
-            if self._closed:
-                return _EndOfData()
-            self._changed.notify_all()
-            return self._items.popleft()
+        if self._items.empty():
+            with activity.phase(phase):
+                item = self._items.get()
+        else:
+            item = self._items.get()
+        if self._closed:
+            self.close()  # Whoever waits next shall find the end, too.
+            return _EndOfData()
+        self._room.put(None)
+        return item
 
     def close(self) -> None:
         """Drops all items and wakes both threads."""
-        with self._changed:
-            self._closed = True
-            self._items.clear()
-            self._changed.notify_all()
+        self._closed = True
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._items.get_nowait()
+        self._items.put(_EndOfData())
+        self._room.put(None)
 
 
 def _produce(items: Generator[_Item], queue: _Queue[_Item], enable_x64: bool) -> None:

@@ -6,7 +6,6 @@ import collections
 import contextlib
 import dataclasses
 import logging
-import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,7 +25,8 @@ from replicax.errors import BatchError, DataError
 from replicax.typing import PyTree
 
 _log = logging.getLogger(__name__)
-_QUICK_S = 0.000_2  # A task that takes less is done in this thread: to hand it to another takes longer.
+_QUICK_S = 0.000_5  # A task that takes less is done in this thread: to hand it to another takes longer.
+_LOOKED_AT = 4  # how many of the last tasks: on a busy machine a quick one takes long now and then
 _LOGGED = 10  # bad rows of a pass that are logged one by one
 _ALL_BAD = 100  # rows from the beginning that may be bad before it is the pipeline that must be wrong
 
@@ -106,6 +106,7 @@ class _Read(NamedTuple):
     batch: PyTree = None
     items: Sequence[Item] = ()
     rows: Sequence[Any] = ()
+    reading: float = 0.0  # which part of the time of the task went into reading, and not into decoding and mapping
 
 
 class RowPass:
@@ -135,9 +136,12 @@ class RowPass:
         self._source, self._in_files, self._steps, self._number, self._skips = source, in_files, steps, number, skips
         self._times = times or InputTimes()
         self._leaves_out = leaves_out(steps, skips)
+        self._row_of = getattr(source, "row_of", None)
+        self._rows_at = None if steps else getattr(source, "rows_at", None)
+        self._lasts: bool = getattr(source, "lasts", False)
         self._seen = self._bad = 0
         self._signature: Signature | None = None  # of the first batch
-        self._took = math.inf  # how many seconds the task took that ended last
+        self._took: collections.deque[float] = collections.deque(maxlen=_LOOKED_AT)  # seconds, of the last tasks
 
     def batches(self, tasks: Generator[Task], size: int, threads: int) -> Generator[WorkerBatch]:
         """Yields batches of `size` rows of tasks; the last may have fewer."""
@@ -145,7 +149,7 @@ class RowPass:
         items: list[Item] = []  # of which these rows are, and those that were left out after them
         bad: list[Item] = []
         with ThreadPoolExecutor(threads, "replicax-reader") as pool, contextlib.closing(tasks):
-            for read in self._in_order(pool, self._times.each(READING, tasks), ahead=threads + 1):
+            for read in self._in_order(pool, tasks, ahead=threads + 1):
                 ends = read.task.ends_step
                 is_whole = isinstance(read.task.rows, Blocks) or bool(
                     len(read.task.rows) == size if ends is None else ends
@@ -180,7 +184,7 @@ class RowPass:
 
         def rows() -> Generator[tuple[Item, Any]]:
             with ThreadPoolExecutor(threads, "replicax-reader") as pool, contextlib.closing(tasks):
-                for read in self._in_order(pool, self._times.each(READING, tasks), ahead=threads + 1):
+                for read in self._in_order(pool, tasks, ahead=threads + 1):
                     for item, row in zip(*_one_by_one(read), strict=True):
                         self._seen += 1
                         if isinstance(row, _LeftOut):
@@ -215,18 +219,35 @@ class RowPass:
         """Yields what came of each task, in their order, with up to `ahead` more tasks under way."""
         under_way: collections.deque[Future[_Read]] = collections.deque()
         try:
-            for task in tasks:
-                if self._took < _QUICK_S and not under_way:
-                    yield self._times.called(DECODING, self._run, task)
+            while True:
+                began = time.monotonic()
+                task = next(tasks, None)
+                self._times.add(READING, time.monotonic() - began)
+                if task is None:
+                    break
+                if self._is_quick and not under_way:
+                    yield self._waited_for(self._run, task)
                     continue
                 under_way.append(pool.submit(self._run, task))
-                while under_way and (len(under_way) > ahead or self._took < _QUICK_S):
-                    yield self._times.called(DECODING, under_way.popleft().result)
+                while under_way and (len(under_way) > ahead or self._is_quick):
+                    yield self._waited_for(under_way.popleft().result)
             while under_way:
-                yield self._times.called(DECODING, under_way.popleft().result)
+                yield self._waited_for(under_way.popleft().result)
         finally:
             for each in under_way:
                 each.cancel()
+
+    @property
+    def _is_quick(self) -> bool:
+        return not self._took or min(self._took) < _QUICK_S
+
+    def _waited_for(self, done: Callable[..., _Read], *task: Task) -> _Read:
+        began = time.monotonic()
+        read = done(*task)
+        seconds = time.monotonic() - began
+        self._times.add(READING, seconds * read.reading)
+        self._times.add(DECODING, seconds * (1 - read.reading))
+        return read
 
     def _made(self, rows: Sequence[Any], items: Sequence[Item], bad: Sequence[Item]) -> WorkerBatch:
         try:
@@ -255,7 +276,7 @@ class RowPass:
 
     def _of_its_own(self, batch: PyTree) -> PyTree:
         """Returns a batch that the source has made, in memory that nothing else writes to."""
-        return batch if getattr(self._source, "lasts", False) else jax.tree.map(owned_copy, batch)
+        return batch if self._lasts else jax.tree.map(owned_copy, batch)
 
     def _is_bad(self, row: _LeftOut) -> bool:
         if row.error is None:
@@ -273,36 +294,59 @@ class RowPass:
     # In a thread.
 
     def _run(self, task: Task) -> _Read:
-        began = time.perf_counter()
-        try:
-            return self._done(task)
-        finally:
-            self._took = time.perf_counter() - began
+        began = read = time.perf_counter()
+        batch = self._at_once(task.rows)
+        items, rows = [], []
+        if batch is not None:
+            read = time.perf_counter() if isinstance(task.rows, Numbers) else began  # Others have been read before.
+        elif not isinstance(task.rows, Blocks):
+            items = task.items()
+            if self._processes is not None and items:
+                rows = self._processes.rows(self._number, items)
+            else:
+                raws = [self._raw(item) for item in items]
+                read = time.perf_counter()
+                rows = [self._row(item, raw) for item, raw in zip(items, raws, strict=True)]
+        done = time.perf_counter()
+        self._took.append(done - began)
+        return _Read(task, batch, items, rows, (read - began) / (done - began))
 
-    def _done(self, task: Task) -> _Read:
-        if isinstance(task.rows, Blocks):
-            return _Read(task, batch=task.rows.batch() if task.rows else None)
-        rows_at = None if self._steps else getattr(self._source, "rows_at", None)
-        if rows_at is not None and len(task.rows):
-            try:
-                if isinstance(task.rows, Numbers):
-                    return _Read(task, batch=rows_at(task.rows.indices(task.rows.numbers)))
-                if not any(isinstance(item.raw, DataError) for item in task.rows):
-                    return _Read(task, batch=rows_at([item.raw for item in task.rows]))
-            except Exception as error:
-                _check_may_be_bad(error)  # One by one, to know which row it is.
-        items = task.items()
-        if self._processes is not None and items:
-            return _Read(task, items=items, rows=self._processes.rows(self._number, items))
-        return _Read(task, items=items, rows=self.rows(items))
+    def _at_once(self, rows: Numbers | list[Item] | Blocks) -> PyTree:
+        """Returns rows as a batch, if the source makes one of them; else None."""
+        if not rows:
+            return None
+        if isinstance(rows, Blocks):
+            return rows.batch()
+        if self._rows_at is None:
+            return None
+        try:
+            if isinstance(rows, Numbers):
+                return self._rows_at(rows.indices(rows.numbers))
+            if not any(isinstance(item.raw, DataError) for item in rows):
+                return self._rows_at([item.raw for item in rows])
+        except Exception as error:
+            _check_may_be_bad(error)  # One by one, to know which row it is.
+        return None
 
     def rows(self, items: Sequence[Item]) -> list[Any]:
         """Returns what becomes of rows: each as it is in the end, or what stands in its place."""
-        return [self._row(item) for item in items]
+        return [self._row(item, self._raw(item)) for item in items]
 
-    def _row(self, item: Item) -> Any:
+    def _raw(self, item: Item) -> Any:
+        """Returns what the source has for a row, or the error that stands in its place."""
+        if self._in_files:
+            return item.raw
         try:
-            row = self._raw(item)
+            return self._source[item.raw]
+        except Exception as error:
+            _check_may_be_bad(error)
+            return DataError.of(error, *self._name(item))
+
+    def _row(self, item: Item, raw: Any) -> Any:
+        try:
+            if isinstance(raw, DataError):
+                raise raw
+            row = raw if self._row_of is None else self._row_of(raw)
             for number, (kind, function, seed) in enumerate(self._steps):
                 if kind == "map":
                     row = function(row)
@@ -319,14 +363,6 @@ class RowPass:
             if self._skips:
                 return _LeftOut(found)
             raise found from found.__cause__
-
-    def _raw(self, item: Item) -> Any:
-        if not self._in_files:
-            return self._source[item.raw]
-        if isinstance(item.raw, DataError):
-            raise item.raw
-        row_of = getattr(self._source, "row_of", None)
-        return item.raw if row_of is None else row_of(item.raw)
 
     def _name(self, item: Item) -> tuple[str, int]:
         if self._in_files:

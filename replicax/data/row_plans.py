@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -23,15 +24,16 @@ from replicax.data.batches import count_rows
 from replicax.data.position import Position
 from replicax.errors import ArgumentError, DataError
 
-_ROUNDS = 8
+_ROUNDS = 5  # of columns and rows
 _BLOCK = 1 << 14  # numbers whose order is computed at once
 
 
 class RandomAccess(Protocol):
     """A source of which any row can be read: a list, a torch `Dataset`, a source of Grain's, ...
 
-    It may have two methods more: `rows_at(indices)` returns many rows as one batch (with `lasts = True` in memory that
-    nothing else writes to), `name_of(index)` says in messages where a row is: the file, and the record in it.
+    It may have three methods more: `row_of(raw)` makes a row of what `[index]` returns, if that is to be decoded;
+    `rows_at(indices)` returns many rows as one batch (with `lasts = True` in memory that nothing else writes to);
+    `name_of(index)` says in messages where a row is: the file, and the record in it.
     """
 
     def __len__(self) -> int: ...
@@ -103,17 +105,18 @@ def drawn(*of: int) -> int:
 
 def order_of(rows: int, *key: int) -> Callable[[np.ndarray], np.ndarray]:
     """Returns the function that says which of `rows` rows have numbers, which ascend, in the order of a key."""
+    permuted = permutation(rows, *key)
 
     @functools.lru_cache(maxsize=2)
     def block(number: int) -> np.ndarray:
-        return permuted(np.arange(number * _BLOCK, min(rows, (number + 1) * _BLOCK)), rows, *key)
+        return permuted(np.arange(number * _BLOCK, min(rows, (number + 1) * _BLOCK)))
 
     def indices(numbers: np.ndarray) -> np.ndarray:
         if not len(numbers):
             return numbers
         first, last = int(numbers[0]) // _BLOCK, int(numbers[-1]) // _BLOCK
         if last - first > 1:
-            return permuted(numbers, rows, *key)
+            return permuted(numbers)
         # Many at once: for one batch, the calls of NumPy's functions take most of the time.
         found = block(first) if first == last else np.concatenate([block(first), block(last)])
         return found[numbers - first * _BLOCK]
@@ -121,24 +124,42 @@ def order_of(rows: int, *key: int) -> Callable[[np.ndarray], np.ndarray]:
     return indices
 
 
-def permuted(numbers: np.ndarray, rows: int, *key: int) -> np.ndarray:
-    """Returns which of `rows` rows have these numbers in an order that depends on the key: a permutation.
+def permutation(rows: int, *key: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns the function that says which of `rows` rows have numbers in an order that depends on the key.
 
-    A Feistel network over as many bits as the numbers have; what falls outside is sent through it again. (Grain's
-    `index_shuffle` is one, too, but for one number at a time and of 32 bits, and needs Grain's import of seconds.)
+    A Feistel network over a rectangle of places: it turns each column by an amount of its own, then each row, and so
+    on. A place that has no number is sent through it again. Its memory is some tables as long as the square root of
+    `rows`. (Grain's `index_shuffle` is one, too, but for one number at a time and of 32 bits, and needs Grain's import
+    of seconds.)
     """
-    half = max(1, -(-(rows - 1).bit_length() // 2))
-    bits, mask = np.uint64(half), np.uint32((1 << half) - 1)
-    keys = [np.uint32(drawn(*key, number) >> 32) for number in range(_ROUNDS)]
-    found = np.asarray(numbers).astype(np.uint64)
-    outside: np.ndarray | slice = slice(None)
-    while found[outside].size:
-        left, right = (found[outside] >> bits).astype(np.uint32), found[outside].astype(np.uint32) & mask
-        for each in keys:
-            left, right = right, left ^ (_mixed(right + each) & mask)
-        found[outside] = left.astype(np.uint64) << bits | right
-        (outside,) = np.nonzero(found >= np.uint64(rows))
-    return found.astype(np.int64)
+    rows = max(1, rows)
+    width = math.isqrt(rows - 1) + 1
+    height = -(-rows // width)
+    # A sum of amounts is a place modulo the height or width: as an index, of tables that repeat.
+    amounts = [
+        np.tile(_mixed(np.arange(count, dtype=np.uint32) + np.uint32(drawn(*key, number) >> 32)) % limit, _ROUNDS + 1)
+        for number, (count, limit) in enumerate([(width, height), (height, width)] * _ROUNDS)
+    ]
+    turns = [each.astype(np.int64) for each in amounts]
+    first_of_row = np.tile(np.arange(height) * width, _ROUNDS + 1)
+    in_row = np.tile(np.arange(width), _ROUNDS + 1)
+
+    def once(numbers: np.ndarray) -> np.ndarray:
+        row = numbers // width
+        column = numbers - row * width
+        for of_column, of_row in zip(turns[::2], turns[1::2], strict=True):
+            row = row + of_column[column]
+            column = column + of_row[row]
+        found: np.ndarray = first_of_row[row] + in_row[column]
+        return found
+
+    def permuted(numbers: np.ndarray) -> np.ndarray:
+        found = once(numbers)
+        while len(outside := np.nonzero(found >= rows)[0]):
+            found[outside] = once(found[outside])
+        return found
+
+    return permuted
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:

@@ -125,7 +125,7 @@ class Rows:
 
         Example:
             >>> rx.data.Rows(range(6)).shuffle(seed=1).batch(6).first().tolist()
-            [0, 3, 5, 4, 2, 1]
+            [2, 0, 5, 1, 3, 4]
         """
         of = (checked_int("seed", seed), checked_int("buffer", buffer, least=1), checked_int("files", files, least=1))
         return self._with(_shuffle=Shuffle(*of))

@@ -240,9 +240,63 @@ def test_whether_a_job_waits_for_its_input():
 
     assert "The input keeps up with the steps." in explained(0.0, 0.03)
     assert "The job waits for its input, most of all for decoding. Give more threads" in explained(0.01, 0.0)
-    plain = strategy.distribute_dataset(lambda: (time.sleep(0.01) or np.ones(4) for _ in range(9)))
-    list(plain)
-    assert "most of all for reading" in strategy.explain(plain)
+
+
+class SlowByNumber:
+    """Rows that take a while to be read, or to be decoded."""
+
+    def __init__(self, read=0.0, decode=0.0):
+        self.seconds = read, decode
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        time.sleep(self.seconds[0])
+        return index
+
+    def row_of(self, raw):
+        time.sleep(self.seconds[1])
+        return raw
+
+
+class SlowFile(SlowByNumber):
+    """The same in a file."""
+
+    files = ("one",)
+
+    def read(self, file, first):
+        return (self[row] for row in range(first, 40))
+
+
+@pytest.mark.parametrize(
+    ("waits", "source"),
+    {
+        "reading from files": lambda: rx.data.Rows(SlowFile(read=0.005)).batch(4),
+        "reading by numbers": lambda: rx.data.Rows(SlowByNumber(read=0.005)).batch(4, threads=2),
+        "reading batches": lambda: lambda: (time.sleep(0.01) or np.ones(4) for _ in range(9)),
+        "decoding from files": lambda: rx.data.Rows(SlowFile(decode=0.005)).batch(4, threads=2),
+        "decoding by numbers": lambda: rx.data.Rows(SlowByNumber(decode=0.005)).batch(4),
+        "copying to the devices": lambda: [np.ones((8, 1 << 18))] * 9,  # These become others of 32 bits.
+    }.items(),
+)
+def test_what_a_job_waits_for(waits, source):
+    strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+    dataset = strategy.distribute_dataset(source())
+    for _ in dataset:
+        pass
+    assert f"waits for its input, most of all for {waits.split()[0]}" in strategy.explain(dataset)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 5, 60, 257, 40_000])
+def test_a_shuffle_is_a_permutation_however_it_is_asked_for(rows):
+    def order(size):
+        return flat(rx.data.Rows(range(rows)).shuffle(seed=3).batch(size))
+
+    whole = order(max(1, rows))
+    assert sorted(whole) == [*range(rows)]
+    assert rows < 60 or whole != [*range(rows)]
+    assert whole == order(4096)
 
 
 def test_arguments():

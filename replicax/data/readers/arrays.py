@@ -169,7 +169,8 @@ class _Windows:
             raise ArgumentError(f"`dtype` is a dtype of integers, got {dtype}.")
         self._names = names
         self._tokens = [_tokens(name, dtype, header, cache) for name in names]
-        self._parts = Parts([max(0, (len(each) - 1 - self._length) // self._stride + 1) for each in self._tokens])
+        self._windows = [_windows(tokens, self._length + 1, self._stride) for tokens in self._tokens]
+        self._parts = Parts([len(windows) for windows in self._windows])
         if not len(self._parts):
             raise ArgumentError(
                 f"No file has a window of {length} tokens and the one after it; they have "
@@ -183,13 +184,11 @@ class _Windows:
         return len(self._parts)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        part, number = self._parts.find(index)
-        (window,) = self._windows(part, np.array([number]))
-        return window[:-1].astype(_INT32), window[1:].astype(_INT32)
+        x, y = self.rows_at(np.array([index]))
+        return x[0], y[0]
 
-    def _windows(self, part: int, numbers: np.ndarray) -> np.ndarray:
-        tokens = self._tokens[part]
-        windows = np.lib.stride_tricks.sliding_window_view(tokens, self._length + 1)[numbers * self._stride]
+    def _read(self, part: int, numbers: np.ndarray) -> np.ndarray:
+        windows = self._windows[part][numbers]
         if windows.dtype.itemsize >= _INT32.itemsize and windows.dtype != _INT32:
             largest, limit = max(abs(int(windows.max())), abs(int(windows.min()))), np.iinfo(_INT32).max
             if largest > limit:
@@ -198,17 +197,22 @@ class _Windows:
 
     def rows_at(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns rows as one batch."""
-        length = self._length
-        x, y = (aligned((len(indices), length), _INT32) for _ in range(2))
+        x, y = (aligned((len(indices), self._length), _INT32) for _ in range(2))
         for part, places, numbers in self._parts.split(indices):
-            where = slice(None) if len(places) == len(indices) else places
-            windows = self._windows(part, numbers)
-            x[where], y[where] = windows[:, :-1], windows[:, 1:]
+            windows = self._read(part, numbers)
+            x[places], y[places] = windows[:, :-1], windows[:, 1:]
         return x, y
 
     def name_of(self, index: int) -> tuple[str, int]:
         part, number = self._parts.find(index)
         return self._names[part], number
+
+
+def _windows(tokens: np.ndarray, size: int, stride: int) -> np.ndarray:
+    """Returns the windows of tokens, of shape `(windows, size)`: a view."""
+    if len(tokens) < size:
+        return np.empty((0, size), tokens.dtype)
+    return np.lib.stride_tricks.sliding_window_view(tokens, size)[::stride]
 
 
 def _tokens(name: str, dtype: np.dtype, header: int, cache: Cache | None) -> np.ndarray:

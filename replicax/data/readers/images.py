@@ -153,10 +153,14 @@ class _Labelled:
     def __len__(self) -> int:
         return len(self._files)
 
-    def __getitem__(self, index: int) -> tuple[Any, np.int32]:
+    def __getitem__(self, index: int) -> tuple[bytes, int]:
         name, label = self._files[index]
         with opened(name, self._cache) as stream:
-            return self._decode(stream.read()), np.int32(label)
+            return stream.read(), label
+
+    def row_of(self, raw: tuple[bytes, int]) -> tuple[Any, np.int32]:
+        data, label = raw
+        return self._decode(data), np.int32(label)
 
     def name_of(self, index: int) -> tuple[str, None]:
         return self._files[index][0], None

@@ -23,8 +23,10 @@ class Parts:
         part = int(np.searchsorted(self.ends, index, side="right"))
         return part, index - (int(self.ends[part - 1]) if part else 0)
 
-    def split(self, indices: np.ndarray) -> list[tuple[int, np.ndarray, np.ndarray]]:
+    def split(self, indices: np.ndarray) -> list[tuple[int, np.ndarray | slice, np.ndarray]]:
         """Returns for each part that has some of the rows: their places among `indices`, and their numbers in it."""
+        if len(self.ends) == 1:
+            return [(0, slice(None), indices)]
         parts = np.searchsorted(self.ends, indices, side="right")
         starts = np.concatenate([[0], self.ends[:-1]])
         return [
