@@ -76,7 +76,7 @@ def style(dark: bool = False) -> Iterator[Palette]:
     except ImportError as error:
         raise ArgumentError(
             f"Plots are drawn with matplotlib, which cannot be imported ({error}). Install it: pip install "
-            "'replicax[demo]'."
+            "'replicax[plots]'."
         ) from error
     colors = palette(dark)
     look: dict[Any, Any] = {
