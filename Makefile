@@ -9,6 +9,9 @@ LINT := .venv/.lint
 NIGHTLY := .venv/.nightly
 # Bytecode is made of what is imported, when it is: a minute less and 200 MB less.
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile
+# The newest pip chooses versions in less time than that of Python 3.11. PYTHON may have no pip, or one before 22.3.
+PIP_ITSELF := { $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check --quiet install --no-compile pip \
+  2>/dev/null || $(BIN)/python -m ensurepip >/dev/null; }
 # Runs a command; a dot every second says that it still does. Ends with the command's exit code.
 define with_dots
 start=$$(date +%s); ($(1)) & pid=$$!; while kill -0 $$pid 2>/dev/null; do printf .; sleep 1; done; \
@@ -76,7 +79,7 @@ $(DEMO): pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
 	  || { echo "Python's venv module is missing; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@echo "== Installing replicax and its dependencies in .venv (700 MB)"
-	@$(call with_dots,$(PYTHON) -m venv .venv && $(PIP) -e .)
+	@$(call with_dots,$(PYTHON) -m venv --without-pip .venv && $(PIP_ITSELF) && $(PIP) -e .)
 	@touch $@
 
 $(STAMP): $(DEMO)

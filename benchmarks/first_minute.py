@@ -85,7 +85,7 @@ def watched(command: list[str], folder: Path, environment: dict[str, str]) -> Wa
 
 
 def lines_shown(printed: str) -> int:
-    """Returns how many lines of a terminal are used: what rich draws over itself is one line; pip's warnings are none."""
+    """Returns how many lines of a terminal are used. What rich draws over itself is one; pip's warnings are none."""
     upwards = sum(int(count or 1) for count in re.findall(r"\x1b\[(\d*)A", printed))
     return printed.count("\n") - upwards - printed.count("WARNING: ") + 1
 
@@ -97,7 +97,7 @@ def measured_demo(folder: Path) -> tuple[dict[str, float], Path]:
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     environment |= {"TERM": "xterm-256color"}
     seen = watched(["make", "demo", f"PYTHON={own_python()}"], clone, environment)
-    print(seen.printed)
+    print(re.sub(r"[^\n]*\x1b\[2K", "", seen.printed))
     installed = clone / ".venv"
     results = {
         "first_minute_s": round(seen.seconds, 1),

@@ -66,7 +66,7 @@ def _train(
     """Returns what each epoch came to, and the seconds that all took together."""
     started = time.perf_counter()
     devices = report.count_devices(strategy.num_replicas_in_sync)
-    steps = settings.epochs * sum(count_batches(rows, settings.batch_size) for rows in (dataset.train, dataset.test))
+    steps = settings.epochs * (count_batches(dataset.train, settings.batch_size) + 1)
     numbers = itertools.count(1)
     epochs: list[Epoch] = []
     with at_work(console, f"{devices}: making the network") as show:
