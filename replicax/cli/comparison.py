@@ -19,7 +19,6 @@ from replicax.cli.datasets import Dataset
 from replicax.cli.training import Epoch, Settings, Training, count_batches, layer_sizes
 
 _NO_PICTURE = "Drew no curves: matplotlib is not installed. pip install 'replicax[plots]' brings it."
-_EXAMPLE = Path("examples") / "multi_worker_fit.py"  # in a clone
 _QUICK_START = "https://replicax.github.io/replicax/quickstart"
 
 
@@ -75,7 +74,7 @@ def _train(
 
         def on_step(loss: SupportsFloat) -> None:
             number = next(numbers)
-            show(f"{devices}: step {number}/{steps}, loss {float(loss):.4f}", number, steps)
+            show(f"{devices}: step {number}/{steps}, loss {float(loss):.4f}")
 
         for epoch in training.epochs(dataset, on_step):
             epochs.append(epoch)
@@ -88,10 +87,9 @@ def _next() -> str:
     """Returns three things to try, as they are typed here: the environment may not be active."""
     typed = Path(sys.argv[0])
     command = "replicax" if shutil.which("replicax") or typed.stem != "replicax" else str(typed)
-    script = _EXAMPLE if _EXAMPLE.is_file() else "train.py"
     lines = {
         "your machine": f"{command} doctor --choose",
-        "two processes": f"{command} run --workers 2 {script}",
+        "two processes": f"{command} run --workers 2 train.py",
         "your script": _QUICK_START,
     }
     width = max(map(len, lines))

@@ -13,10 +13,10 @@ from replicax.cli.at_work import at_work
 DEADLINE_S = 60
 
 
-def test_on_a_terminal_a_bar_counts_steps_and_is_gone_at_the_end():
+def test_on_a_terminal_a_line_changes_and_is_gone_at_the_end():
     console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
     with at_work(console, "importing") as show:
-        show("8 devices, loss 1.25", 1, 4)
+        show("8 devices, loss 1.25")
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "importing" in text
     assert "8 devices, loss 1.25" in text
