@@ -9,9 +9,12 @@ LINT := .venv/.lint
 NIGHTLY := .venv/.nightly
 # Bytecode is made of what is imported, when it is: a minute less and 200 MB less.
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile
-# Runs a command; a dot every two seconds says that it still does. Ends with the command's exit code.
+# The newest pip chooses versions in less time than that of Python 3.11. PYTHON may have no pip, or one before 22.3.
+PIP_ITSELF := { $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check --quiet install --no-compile pip \
+  2>/dev/null || $(BIN)/python -m ensurepip >/dev/null; }
+# Runs a command; a dot every second says that it still does. Ends with the command's exit code.
 define with_dots
-start=$$(date +%s); ($(1)) & pid=$$!; while kill -0 $$pid 2>/dev/null; do printf .; sleep 2; done; \
+start=$$(date +%s); ($(1)) & pid=$$!; while kill -0 $$pid 2>/dev/null; do printf .; sleep 1; done; \
   wait $$pid && echo " $$(($$(date +%s) - start)) s"
 endef
 
@@ -22,7 +25,6 @@ help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 15
 
 demo: $(DEMO)    ## train a small network on eight virtual devices (or all GPUs); ARGS="--data mnist ..." passes options
-	@echo "== The demo. The first import of JAX and Keras takes some seconds."
 	$(BIN)/replicax demo $(ARGS)
 
 test: $(STAMP)   ## run the tests; ARGS="-k name" selects
@@ -76,12 +78,12 @@ $(DEMO): pyproject.toml
 	  || { echo "replicax needs Python 3.11 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
 	  || { echo "Python's venv module is missing; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
-	@echo "== Installing replicax and its dependencies in .venv (800 MB)"
-	@$(call with_dots,$(PYTHON) -m venv .venv && $(PIP) -e '.[demo]')
+	@echo "== Installing replicax and its dependencies in .venv (700 MB)"
+	@$(call with_dots,$(PYTHON) -m venv --without-pip .venv && $(PIP_ITSELF) && $(PIP) -e .)
 	@touch $@
 
 $(STAMP): $(DEMO)
-	@echo "== Installing what the tests need in .venv (400 MB more)"
+	@echo "== Installing what the tests need in .venv (480 MB more)"
 	@$(call with_dots,$(PIP) -e '.[dev]')
 	@touch $@
 

@@ -44,14 +44,14 @@ def oldest(library: str) -> str:
 )
 def tests(session: nox.Session, pins: list[str]) -> None:
     """Runs the suites that depend on JAX and Keras; arguments after `--` take the place of the suites."""
-    session.install("-e", ".[demo,examples,flax,ray,tables,tensorboard]", *NEEDED, *pins)
+    session.install("-e", ".[examples,flax,plots,ray,tables,tensorboard]", *NEEDED, *pins)
     run(session)
 
 
 @nox.session(python="3.13")
 def nightly(session: nox.Session) -> None:
     """The same on what JAX and Keras will release next."""
-    session.install("-e", ".[demo,examples,flax,ray,tables,tensorboard]", *NEEDED)
+    session.install("-e", ".[examples,flax,plots,ray,tables,tensorboard]", *NEEDED)
     session.install("--upgrade", "--pre", "jax", "jaxlib", "--extra-index-url", JAX_NIGHTLY)
     session.run("python", "-m", "pip", "uninstall", "--yes", "keras", silent=True)  # The other has the same modules.
     session.install("--upgrade", "--pre", "--force-reinstall", "--no-deps", "keras-nightly")

@@ -1,4 +1,4 @@
-"""Records what docs/screens.md shows: `python docs/record.py [tour run doctor tensorboard]`, in two minutes.
+"""Records what docs/screens.md shows: `python docs/record.py [tour run doctor ledger tensorboard]`, in three minutes.
 
 Commands run in a pseudo-terminal (`asciinema rec`); a pause is at most a second in the recording. Chromium shows
 the end of each recording in the site's player, and TensorBoard, and makes the pictures. It needs the extra `nightly`.
@@ -23,14 +23,46 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 PICTURES, CASTS = DOCS / "images" / "screens", DOCS / "casts"
-COLUMNS, ROWS = 80, {"doctor": 37, "run": 18, "tour": 24}
+COLUMNS, ROWS = 80, {"doctor": 37, "run": 18, "ledger": 31, "tour": 24}
 PAUSE_S = 1.0
 DEADLINE_S = 240.0
 COMMANDS = {
     "tour": ["replicax doctor --choose", "replicax demo --limit 512 --epochs 2"],
     "run": ["replicax run --workers 2 examples/multi_worker_fit.py"],
     "doctor": ["replicax doctor --quick"],
+    "ledger": ["replicax run --workers 2 --log-dir runs/x train.py", "replicax ledger runs/x"],
 }
+#: What the ledger is of: a training whose second worker reads slowly.
+SLOW_INPUT = """
+import time
+import numpy as np, replicax as rx
+
+strategy = rx.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    weights = rx.Variable(np.zeros((256, 256), "float32"))
+
+def rows():
+    for _ in range(300):
+        if strategy.worker_index == 1:
+            time.sleep(0.02)  # a slow disk
+        yield np.ones((64, 256), "float32")
+
+def step(x):
+    def loss_fn():
+        return ((x @ weights.value - x) ** 2).mean()
+
+    loss, (gradient,) = rx.value_and_grad(loss_fn, [weights], aggregation="mean")()
+    weights.assign_sub(0.1 * gradient)
+    return loss
+
+@rx.function
+def train(x):
+    return strategy.reduce("mean", strategy.run(step, args=(x,)), axis=None)
+
+for x in strategy.distribute_datasets_from_function(lambda context: rows()):
+    loss = train(x)
+print(f"loss {float(loss):.3f}")
+"""
 #: A page with a player that stands at the end of a recording.
 PLAYER = """<link rel="stylesheet" href="player/asciinema-player.css"><div id="p" style="width: 760px"></div>
 <style>.ap-overlay-start, .ap-cursor {{display: none !important}}</style>
@@ -54,6 +86,8 @@ model.fit(x, x[:, :3].argmax(1), batch_size=64, epochs=20, verbose=0, validation
 
 def play(name: str) -> None:
     """Types commands and runs them: what `asciinema rec` records."""
+    Path("train.py").write_text(SLOW_INPUT.lstrip())
+    Path("examples").symlink_to(ROOT / "examples")
     for command in COMMANDS[name]:
         print("\033[1;32m$\033[0m ", end="", flush=True)
         for letter in command:
@@ -61,7 +95,7 @@ def play(name: str) -> None:
             time.sleep(0.02)
         print(flush=True)
         words = shlex.split(command)
-        subprocess.run([sys.executable, "-m", *words], cwd=ROOT, check=True)
+        subprocess.run([sys.executable, "-m", *words], check=True)
 
 
 def record(name: str) -> None:
@@ -94,13 +128,25 @@ def record(name: str) -> None:
         "PYTHONPATH": str(ROOT),
         "PYTHONWARNINGS": "ignore",
     }
-    subprocess.run(
-        [*words, str(CASTS / f"{name}.cast")],
-        env=environment,
-        cwd=ROOT,
-        check=True,
-        timeout=DEADLINE_S,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(
+            [*words, str(CASTS / f"{name}.cast")],
+            env=environment,
+            cwd=folder,
+            check=True,
+            timeout=DEADLINE_S,
+        )
+        if name == "ledger":
+            plot_ledger(Path(folder, "runs", "x"))
+
+
+def plot_ledger(logs: Path) -> None:
+    """Draws what `replicax ledger --png` draws, for light and for dark ground."""
+    from replicax.tools.ledger import read
+    from replicax.tools.ledger.showing import picture
+
+    for ground in ("light", "dark"):
+        picture(read(logs), PICTURES / f"ledger-{ground}.svg", dark=ground == "dark")
 
 
 @contextlib.contextmanager

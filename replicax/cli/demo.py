@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 import replicax as rx
+from replicax.cli.at_work import at_work
 from replicax.cli.datasets import DataError, Dataset, load_digits, load_mnist
-from replicax.cli.training import Settings
 from replicax.errors import DeviceError
 
 PICTURE = "curves.png"
@@ -74,20 +75,20 @@ def demo(
     """Trains a small network on eight virtual CPU devices (or all GPUs), then on one, and compares the losses.
 
     The network has two hidden layers (700 and 500 units), and the optimizer is Adam. Both trainings are a custom loop
-    that differs in the strategy only. A picture of loss and accuracy is written to the output folder.
+    that differs in the strategy only. With matplotlib (`replicax[plots]`), loss and accuracy are drawn, too.
     """
     dataset = _load(data, data_dir)
     if limit is not None:
         dataset = dataset.limited(limit)
-    _prepare(devices, output)
     rate = _LEARNING_RATES[data] if learning_rate is None else learning_rate
+    console = Console(highlight=False)
+    with at_work(console, "importing JAX and Keras"):
+        _prepare(devices, output)  # Only now what takes seconds: a mistake in the options is reported at once.
+        from replicax.cli.comparison import compare
+        from replicax.cli.training import Settings
+
     settings = Settings(epochs, batch_size, rate, seed, dtype.value)
-
-    from replicax.cli.comparison import (
-        compare,  # Only now, so that a mistake in the options is reported without waiting for Keras.
-    )
-
-    compare(dataset, settings, output / PICTURE, results)
+    compare(console, dataset, settings, output / PICTURE, results)
 
 
 def _load(data: Data, data_dir: Path | None) -> Dataset:
@@ -104,7 +105,7 @@ def _load(data: Data, data_dir: Path | None) -> Dataset:
 
 
 def _prepare(devices: int, output: Path) -> None:
-    """Prepares devices, output folder and environment; reports what is wrong before the training."""
+    """Prepares devices, output folder and environment, with JAX; reports what is wrong before the training."""
     backend = os.environ.setdefault("KERAS_BACKEND", "jax")
     if backend != "jax":
         raise typer.BadParameter(f"It is {backend!r}, but must be 'jax' or not set.", param_hint="KERAS_BACKEND")

@@ -1,18 +1,15 @@
-"""The demo's output: a progress bar, a line for each epoch, a table and a picture."""
+"""The demo's output: a line for each epoch, a table and a picture."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsFloat
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from replicax.cli.training import Epoch
@@ -36,21 +33,6 @@ _RING: dict[str, Any] = {
     "markerfacecolor": "none",
     "markeredgewidth": 1.4,
 }
-
-
-@contextlib.contextmanager
-def progress_bar(console: Console, title: str, steps: int) -> Iterator[Callable[[SupportsFloat], None]]:
-    """Shows a progress bar while the `with` block runs; yields a function to call after each step, with its loss."""
-    columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("steps · {task.fields[loss]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(title, total=steps, loss="compiling")
-        yield lambda loss: progress.update(task, advance=1, loss=f"loss {float(loss):.4f}")
 
 
 def count_devices(devices: int) -> str:
@@ -77,16 +59,16 @@ def max_loss_difference(distributed: Sequence[Epoch], single: Sequence[Epoch]) -
 
 def comparison_table(distributed: Sequence[Epoch], single: Sequence[Epoch], devices: int) -> Table:
     """Returns a table of each epoch's losses on all devices, on one, and their difference."""
-    table = Table(box=box.SIMPLE_HEAD, title="The same training on one device", title_justify="left")
-    table.add_column("epoch", justify="right")
-    table.add_column("loss")
-    for heading in (count_devices(devices), "one device", "difference"):
-        table.add_column(heading, justify="right")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="")
+    table.add_column("\nepoch", justify="right")
+    for phase in PHASES:
+        table.add_column(f"{phase} loss\n{count_devices(devices)}", justify="right")
+        table.add_column("\none device", justify="right")
+    table.add_column("largest\ndifference", justify="right")
     for many, one in zip(distributed, single, strict=True):
-        for i, phase in enumerate(PHASES):
-            losses = getattr(many, phase).loss, getattr(one, phase).loss
-            cells = [f"{loss:.7f}" for loss in losses] + [f"{abs(losses[0] - losses[1]):.1e}"]
-            table.add_row("" if i else str(many.number), phase, *cells)
+        losses = [getattr(epoch, phase).loss for phase in PHASES for epoch in (many, one)]
+        difference = max_loss_difference([many], [one])
+        table.add_row(str(many.number), *(f"{loss:.7f}" for loss in losses), f"{difference:.1e}")
     return table
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     import keras
 
 _Kind = TypeVar("_Kind", bound=type)
+#: Arguments that a layer was not given, in Keras's messages.
+_ABSENT = re.compile(r"\n  • \w+=(None|<class 'inspect\._empty'>)(?=\n|$)")
 
 # Classes of which Keras exports subclasses only: they are found among the bases of one, by name.
 
@@ -381,6 +384,20 @@ def is_of_empty_generator(error: BaseException) -> bool:
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     module = frame.f_globals.get("__name__")
     return isinstance(error, IndexError) and module == "keras.src.trainers.data_adapters.generator_data_adapter"
+
+
+def is_of_a_layer(error: BaseException) -> bool:
+    """Returns whether a layer's call failed, so that Keras has told in the message what the layer was given."""
+    # Without the name: the message stays as it is.
+    return hasattr(error, "_keras_call_info_injected")
+
+
+def name_given_arguments_alone(error: BaseException) -> None:
+    """Shortens the message of a layer's call: it names no arguments that were not given or are None."""
+    if is_of_a_layer(error) and error.args:
+        told, heading, arguments = str(error.args[0]).rpartition("\n\nArguments received by ")
+        if heading:
+            error.args = (told.replace("\n\n", "\n", 1) + heading[1:] + _ABSENT.sub("", arguments),)
 
 
 def check_compiled(model: keras.Model, call: str) -> None:

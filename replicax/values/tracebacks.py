@@ -1,8 +1,8 @@
 """Short tracebacks: an error shows the user's own code, and not the frames of replicax, JAX and Keras in between.
 
 A step passes through some seventy frames before it reaches the user's function. The decorator `entry_point` of public
-functions removes those frames from the traceback; `REPLICAX_TRACEBACK=full` keeps them. Type, message and cause of the
-error stay.
+functions removes those frames from the traceback; `REPLICAX_TRACEBACK=full` keeps them. Type and cause of the
+error stay, and its message does, but for what Keras adds about arguments that a layer was not given.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import jax
 
+import replicax.compat.keras as keras
 import replicax.context as context
 from replicax.checks.environment_names import TRACEBACK
-from replicax.compat.keras import leave_own_scopes
 from replicax.contracts.called_as import translation_of
 from replicax.errors import ReplicaxError
 
@@ -50,7 +50,7 @@ def entry_point(fn: Callable[_P, _T]) -> Callable[_P, _T]:
         except BaseException as error:
             context.replace(before)  # An interrupt may have come while a context was being entered or left.
             if before.frame is None:
-                leave_own_scopes()
+                keras.leave_own_scopes()
             if isinstance(error, Exception) and not shows_all:
                 _simplify(error)
             raise
@@ -75,6 +75,7 @@ def _simplify(error: Exception) -> None:
         shown = list(_shown_frames(each))
         removed += len(list(traceback.walk_tb(each.__traceback__))) - len(shown)
         each.__traceback__ = _linked(shown)
+        keras.name_given_arguments_alone(each)
     notes = [note for note in getattr(error, "__notes__", ()) if _NOTE_OF_JAX not in note and note != _NOTE]
     if removed or len(notes) < len(getattr(error, "__notes__", ())):
         error.__notes__ = [*notes, _NOTE]
@@ -90,11 +91,12 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def _shown_frames(error: BaseException) -> Iterator[types.TracebackType]:
     hidden, own = _hidden_folders(), isinstance(error, ReplicaxError)
+    passing_on = (__file__, keras.__file__) if keras.is_of_a_layer(error) else (__file__,)
     found = error.__traceback__
     while found is not None:
         file = found.tb_frame.f_code.co_filename
-        # If replicax itself fails, or makes a wrong call, its line shows where.
-        is_last = found.tb_next is None and not own and file.startswith(_OWN) and file != __file__
+        # If replicax itself fails, or makes a wrong call, its line shows where. Keras removes the frames of its own.
+        is_last = found.tb_next is None and not own and file.startswith(_OWN) and file not in passing_on
         if is_last or not file.startswith(hidden):
             yield found
         found = found.tb_next

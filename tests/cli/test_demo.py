@@ -42,6 +42,10 @@ def test_the_demo_learns_the_digits_equally_on_eight_devices_and_on_one(tmp_path
     picture = tmp_path / "new" / "folder" / "curves.png"
     assert picture.stat().st_size > 10_000
     assert f"Wrote {picture}\n" in done.output
+    shown = [line for line in done.output.splitlines() if not line.startswith(("… ", "RESULT "))]
+    assert len(shown) <= 20  # With those of `make`, and the prompt: a terminal has 24.
+    assert max(len(line) for line in shown if str(picture) not in line) <= 80
+    assert shown[-4] == "Next"
 
 
 def test_without_matplotlib_the_demo_draws_nothing_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -49,7 +53,7 @@ def test_without_matplotlib_the_demo_draws_nothing_and_says_so(tmp_path: Path, m
         monkeypatch.setitem(sys.modules, name, None)  # Python then finds no such module.
     done = replicax("demo", "--epochs", 1, "--limit", 100, "--output", tmp_path)
     assert done.exit_code == 0, done.output
-    assert "matplotlib is not installed. pip install 'replicax[demo]' brings it." in done.output
+    assert "matplotlib is not installed. pip install 'replicax[plots]' brings it." in done.output
     assert list(tmp_path.iterdir()) == []
 
 

@@ -19,7 +19,7 @@ import replicax as rx
 import replicax.context as context
 from replicax.values.tracebacks import entry_point
 
-MOST_LINES = 25
+MOST_LINES = 20
 ROWS = np.ones((4, 2), np.float32)
 PLACES = [str(pathlib.Path(module.__file__).parent) + os.sep for module in (rx, jax, keras)]
 
@@ -124,6 +124,16 @@ def test_a_mistake_in_a_keras_step_is_shown_in_few_lines(two, loop):
     with pytest.raises(KeyError) as caught:
         getattr(model, loop)(ROWS, ROWS[:, :1])
     check(caught.value, "key")
+
+
+def test_a_layer_that_fails_in_fit_names_what_it_was_given_and_shows_no_wrapper(two):
+    with two.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+    with pytest.raises(ValueError, match="expected axis -1") as caught:
+        model.fit(ROWS, ROWS[:, :1])  # here
+    check(caught.value, "inputs=jnp.ndarray(shape=(4, 2), dtype=float32)")
+    assert "mask=" not in printed(caught.value)
 
 
 def test_the_cause_of_an_error_stays_and_is_shown_in_few_lines(two):

@@ -24,7 +24,7 @@ DARK_COLORS = ("#56b4e9", "#f5874f", "#2fc99b", "#e3a3c8", "#f0b13c", "#9bd3f5")
 
 #: Small and even figures: inches, and pixels an inch of a PNG.
 SIZE, DPI = (7.2, 3.8), 160
-_PAD_WITH_LEGEND = 28  # points
+_LEGEND_COLUMNS, _LEGEND_ROW, _PAD_WITH_LEGEND = 6, 14, 28  # the last two: points
 
 
 class Palette(NamedTuple):
@@ -76,7 +76,7 @@ def style(dark: bool = False) -> Iterator[Palette]:
     except ImportError as error:
         raise ArgumentError(
             f"Plots are drawn with matplotlib, which cannot be imported ({error}). Install it: pip install "
-            "'replicax[demo]'."
+            "'replicax[plots]'."
         ) from error
     colors = palette(dark)
     look: dict[Any, Any] = {
@@ -193,12 +193,13 @@ def _write(figure: Figure, path: Path) -> None:
 
 
 def legend_above(axes: Axes, **arguments: object) -> None:
-    """Puts the legend in one row between the title and the plot."""
-    axes.legend(
-        loc="lower left", bbox_to_anchor=(0, 1.0), ncols=6, borderaxespad=0, borderpad=0.2, handlelength=1.0,
-        columnspacing=1.6, **arguments,
+    """Puts the legend between the title and the plot: in one row if it has six entries."""
+    legend = axes.legend(
+        loc="lower left", bbox_to_anchor=(0, 1.0), ncols=_LEGEND_COLUMNS, borderaxespad=0, borderpad=0.2,
+        handlelength=1.0, columnspacing=1.6, **arguments,
     )  # fmt: skip
-    axes.set_title(axes.get_title(loc="left"), pad=_PAD_WITH_LEGEND)
+    more_rows = (len(legend.get_texts()) - 1) // _LEGEND_COLUMNS
+    axes.set_title(axes.get_title(loc="left"), pad=_PAD_WITH_LEGEND + more_rows * _LEGEND_ROW)
 
 
 def with_unit(num_bytes: float) -> str:
