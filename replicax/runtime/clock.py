@@ -89,7 +89,8 @@ class Clock:
         self._wall = time.time() - self._begin
         self._base = self._current = USER
         self._sections: list[str] = []
-        self._seconds: dict[str, float] = dict.fromkeys(CLASSES, 0.0)
+        self._seconds: dict[str, float] = dict.fromkeys(CLASSES, 0.0)  # since the last line, ...
+        self._written: dict[str, float] = dict.fromkeys(CLASSES, 0.0)  # ... and in all lines
         self._steps: dict[str, int] = {}  # by program, its calls
         self._stepped = 0.0  # when the last one began
         self._places: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -199,6 +200,12 @@ class Clock:
         with self._lock:
             self._notes.append({"at": self._wall + time.monotonic(), **keys})
             self._write()
+
+    def seconds(self) -> dict[str, float]:
+        """Returns by class how long the thread has done that until now."""
+        with self._lock:
+            self._count(time.monotonic())
+            return {name: self._written[name] + seconds for name, seconds in self._seconds.items()}
 
     def later(self, work: Callable[[], None]) -> None:
         """Lets the clock's thread do something that takes a while."""
@@ -314,7 +321,8 @@ class Clock:
         self._count(at)
         line: dict[str, Any] = {"at": round(self._wall + at, 6), "in": self._current}
         line["s"] = {name: round(seconds, 6) for name, seconds in self._seconds.items() if seconds}
-        for name in self._seconds:
+        for name, seconds in self._seconds.items():
+            self._written[name] += seconds
             self._seconds[name] = 0.0
         if self._steps:
             line["n"], self._steps = self._steps, {}
