@@ -293,7 +293,12 @@ class Checkpoint(Advised):
         if save_path is None:
             coordinated("Restoring no checkpoint", timeout_s, _check_none, alone=lambda: None)
             return LoadStatus({}, None)
-        path = place_of(save_path)
+        return self._restore(place_of(save_path), absolute(save_path).parent, partial, verify, mapping, strict)
+
+    @clock.restoring
+    def _restore(
+        self, path: Place, folder: Place, partial: bool, verify: bool, mapping: TensorMapping | None, strict: bool
+    ) -> LoadStatus:
         name = f"Restoring the checkpoint {path}"
         if not (path / FILE).is_file() and is_tensorflow(path):
             coordination = Coordination(name, timeout_s)
@@ -329,8 +334,7 @@ class Checkpoint(Advised):
         unused, unmatched = differences(found.names, found.expected)
         if partial and jax.process_index() == 0:
             warn_of_left_out(path, found.names, found.expected)
-        self._restored(found, absolute(save_path).parent)
-        clock.note(restored=True)
+        self._restored(found, folder)
         matched = len(found.values) + len(found.large) + len(states)
         return LoadStatus(self._take_values(found), path, matched, unused, unmatched, found.waiting)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -35,6 +36,7 @@ class Contents:
     state: Mapping[str, object] = dataclasses.field(default_factory=dict)  # what JSON can hold, as in this process
     step: int | None = None
     notes: Mapping[str, object] = dataclasses.field(default_factory=dict)  # small values, of the checkpoint as a whole
+    at: float = dataclasses.field(default_factory=time.time, compare=False)  # when it was so, in seconds since 1970
 
 
 class Described(Protocol):

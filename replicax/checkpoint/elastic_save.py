@@ -8,6 +8,7 @@ that the others know, without a word from the writer, that it is done.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import threading
 import time
@@ -180,7 +181,7 @@ class ElasticSave:
         target = staging(self.path, new_name(self.path))
         try:
             files = save_files(target, contents, is_chief=True, index=0)
-            commit(target, Contents(contents.arrays, {}, contents.step, notes), files, processes=1)
+            commit(target, dataclasses.replace(contents, notes=notes), files, processes=1)
         except BaseException:
             target.discard()
             raise
@@ -208,4 +209,4 @@ def _on_host(contents: Contents) -> Contents:
         name: host_copy(array) if isinstance(array, jax.Array) else np.array(array)
         for name, array in contents.arrays.items()
     }
-    return Contents(arrays, contents.state, contents.step, contents.notes)
+    return dataclasses.replace(contents, arrays=arrays)

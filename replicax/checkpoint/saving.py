@@ -7,11 +7,12 @@ one of them writes all, and the next one does when it is lost (`elastic_save.py`
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from replicax.checkpoint.background import BackgroundSave
-from replicax.checkpoint.contents import Contents, ToSave
+from replicax.checkpoint.contents import ToSave
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.copies import copied
 from replicax.checkpoint.places import Place
@@ -76,7 +77,7 @@ def begin_save(
             return None
         path = path_of()
         contents = coordination.tried(PREPARED, what.contents, could_not_write(where))
-        contents = Contents(copied(contents.arrays), contents.state, contents.step, contents.notes)
+        contents = dataclasses.replace(contents, arrays=copied(contents.arrays))
 
     def write() -> None:
         with _explained(where, failed):

@@ -13,6 +13,7 @@ until the next but one.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import logging
 import math
@@ -106,7 +107,7 @@ class MemorySnapshots:
         found = Contents({})
         try:
             found = contents()  # It may compute together with the other processes.
-            found = Contents(copied(found.arrays), found.state, found.step, found.notes)
+            found = dataclasses.replace(found, arrays=copied(found.arrays))
         except Exception as error:
             raised = error
         arguments = (step, found, coordination, raised, now, seconds / calls if calls else 0.0)

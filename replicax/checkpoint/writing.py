@@ -95,7 +95,6 @@ class Save:
         self._target = staging(path, self.name)
 
     @activity.phase(activity.CHECKPOINT)
-    @clock.saving
     @writing()
     def write(
         self,
@@ -170,13 +169,14 @@ def save_files(target: Staging, contents: Contents, is_chief: bool, index: int) 
 
 
 def commit(target: Staging, contents: Contents, files: Mapping[str, tuple[int, str]], processes: int) -> None:
-    """Makes a checkpoint appear under its name when all is written."""
+    """Makes a checkpoint appear under its name when all is written; the ledger notes of when it is."""
     folders = folders_of(contents.arrays)
     arrays = {
         name: Entry(tuple(np.shape(array)), np.dtype(array.dtype), folders[name])
         for name, array in contents.arrays.items()
     }
     target.commit(metadata_file(arrays, files, contents.step, contents.notes, processes))
+    clock.note(saved=round(contents.at, 6))
 
 
 def folders_of(arrays: Mapping[str, SavedArray]) -> dict[str, str]:

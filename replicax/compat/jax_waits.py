@@ -39,21 +39,16 @@ def follow(get_clock: Callable[[], _Clock | None]) -> None:
     if hasattr(kind, _MARK):
         return
 
-    def own() -> _Clock | None:
-        clock = get_clock()
-        return clock if clock is not None and clock.thread == threading.get_ident() else None
-
     def note(event: str, duration_secs: float, **_: str | int) -> None:
-        told = _KINDS.get(event)
-        clock = own() if told is not None else None
-        if clock is not None and told is not None:
+        told, clock = _KINDS.get(event), get_clock()
+        if told is not None and clock is not None and clock.thread == threading.get_ident():
             clock.compiled(told, duration_secs)
 
     def waited(wait: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(wait, assigned=("__name__", "__doc__"))
         def waiting(self: Any) -> Any:
-            clock = own()
-            if clock is None:
+            clock = get_clock()
+            if clock is None or clock.thread != threading.get_ident() or self.is_ready():
                 return wait(self)
             before = clock.waits()
             try:

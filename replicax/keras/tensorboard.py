@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from replicax.errors import ArgumentError
+from replicax.runtime import clock
 from replicax.runtime.ending import finish_at_end, finished, only_here
 
 _log = logging.getLogger(__name__)
@@ -49,6 +50,8 @@ class _TensorBoard:
       on), and in `train` the `epoch_learning_rate`,
     - each evaluation, in `validation`, `evaluation_<name>_vs_iterations`, over the optimizer's steps,
     - every `update_freq` training steps, `batch_<name>`, over the steps since `fit` began,
+    - each epoch, where [a ledger](../guides/where-did-my-day-go.md) is kept, in `train`: which part of this process's
+      time was `ledger/computing`, `ledger/waiting_for_input` ...,
     - every `histogram_freq` epochs, for each weight, `<path of the weight>/histogram`, of its finite values.
 
     Files are closed when training ends, also when it ends with an error.
@@ -120,6 +123,7 @@ class _TensorBoard:
         self._steps_before_epoch = self._steps
         self._epoch_speed: float | None = None
         self._epoch_clock, self._batch_clock = _Clock(self._steps), _Clock(self._steps)
+        self._spent_before = _spent()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         del logs
@@ -149,6 +153,7 @@ class _TensorBoard:
         event.scalars("epoch_", _learning_rates(self.model.optimizer))
         if self.write_steps_per_second:
             event.scalars("epoch_", {"steps_per_second": self._epoch_speed})
+        event.scalars("ledger/", _shares(self._spent_before, _spent()))
         if self.histogram_freq and epoch % self.histogram_freq == 0:
             event.histograms(self.model.weights)
         if validation:
@@ -249,6 +254,19 @@ class _Clock:
     def speed(self, steps: int) -> float:
         """Returns the number of steps per second."""
         return (steps - self._steps) / max(time.perf_counter() - self._start, 1e-9)
+
+
+def _spent() -> dict[str, float]:
+    """Returns by class of the ledger the seconds of this process; none if it keeps no ledger."""
+    return clock.running.seconds() if clock.running is not None else {}
+
+
+def _shares(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """Returns by class which part of the time between it was: of those that were there, and of computing always."""
+    spent = {name: seconds - before.get(name, 0.0) for name, seconds in after.items()}
+    whole = sum(spent.values())
+    shown = {name: seconds for name, seconds in spent.items() if whole and (seconds or name == clock.COMPUTING)}
+    return {name.replace(" ", "_"): seconds / whole for name, seconds in shown.items()}
 
 
 def _learning_rates(optimizer: Any) -> dict[str, float]:

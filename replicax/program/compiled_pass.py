@@ -234,7 +234,7 @@ class CompiledPass:
                 raise told from None
             raise
         if call is not None:
-            call.sent(next(iter([*new_values[:1], *leaves[:1]]), None))
+            call.sent(new_values[0] if new_values else leaves[0] if leaves else None)
         if self._is_partial:
             return self._store_partial(leaves, new_values, arrays)
         if self.returned.changes:

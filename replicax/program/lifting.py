@@ -18,6 +18,7 @@ For example, the step of a loop that adds to a variable `w`:
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Sequence
 
 import jax
@@ -44,6 +45,7 @@ from replicax.program.pytrees import Structure, flatten_outputs
 from replicax.program.results import Counts, marked_with
 from replicax.program.storing import shown_names
 from replicax.program.tracing import Pass, trace_function
+from replicax.runtime import clock
 from replicax.runtime.garbage import collected_later
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 
@@ -68,6 +70,8 @@ class Program:
         name = self._name()
         objects = [leaf for _, leaf in structure.static]
         self._modules = UsedModules(self._get_users(), structure)
+        if clock.running is not None:
+            clock.makes(name, _code_of(self._get_users()), map(_kind, arrays))
         before = set() if is_tracing() else arrays_outside(self._get_users(), objects)
         with activity.phase(activity.COMPILE), collected_later():
             passes = self._trace(name, arrays, replicas)
@@ -89,6 +93,7 @@ class Program:
         for where in before & self._watched.traced:
             advise_of_lost_state(last.strategy, name, where)
         if same is not None:
+            clock.made(name)  # No first call will tell.
             self._watched.goes_on(same[0]._watched, same[1])
         for each, change in earlier if same is None else ():
             each._watched.depends_on(change)
@@ -242,6 +247,15 @@ class Program:
         """Returns the arguments of the function, with `arrays` in the places of their arrays."""
         args, kwargs = self._structure.rebuild(arrays)
         return args, kwargs
+
+
+def _code_of(fn: PyTreeFunction) -> str:
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
+
+
+def _kind(array: jax.Array | jax.ShapeDtypeStruct) -> str:
+    return f"{array.dtype}{list(array.shape)}" if hasattr(array, "shape") else type(array).__name__
 
 
 def _lacks_memory(error: RuntimeError) -> bool:

@@ -54,6 +54,19 @@ _CLASSES = {
 }
 
 
+def class_of(phase: str) -> str:
+    """Returns the ledger's name for a phase."""
+    return _CLASSES.get(phase, clock.USER)
+
+
+def is_computed(array: jax.Array | None) -> bool:
+    """Returns whether the devices compute an array still."""
+    try:
+        return array is not None and not array.is_ready()  # type: ignore[attr-defined]  # Missing in JAX's stub.
+    except Exception:  # It was donated to the next program, or is not an array on a device.
+        return False
+
+
 _NOTHING: tuple[str, tuple[int, ...]] = ("", ())
 
 
@@ -127,7 +140,7 @@ class Activity:
         time_now = monotonic()
         running = clock.running
         if running is not None:
-            running.turn(_CLASSES.get(phase, clock.USER), time_now)
+            running.turn(class_of(phase), time_now)
         self.at = (phase, time_now)
         return time_now
 
@@ -136,16 +149,12 @@ class Activity:
         time_now = monotonic()
         running = clock.running
         if running is not None:
-            running.sent(program, self.computes, _CLASSES.get(phase, clock.USER), time_now)
+            running.sent(program, self.computes, class_of(phase), time_now)
         self.at = (phase, time_now)
 
     def computes(self) -> bool:
         """Returns whether the last program is still running: its devices compute, or wait for others' devices."""
-        array = self.result() if self.result is not None else None
-        try:
-            return array is not None and not array.is_ready()  # type: ignore[attr-defined]  # Missing in JAX's stub.
-        except Exception:  # It was donated to the next program, or is not an array on a device.
-            return False
+        return self.result is not None and is_computed(self.result())
 
     def waits_since(self) -> float | None:
         """Returns since when this process has been waiting for the others; None if it does not."""

@@ -7,6 +7,7 @@ and not when the wait has taken too long.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import re
 import weakref
@@ -21,7 +22,18 @@ import jax
 import numpy as np
 
 from replicax.runtime import clock
-from replicax.runtime.activity import COMPILE, IDLE, START, STEP, WAIT, ProgramMonitor, now, phase
+from replicax.runtime.activity import (
+    COMPILE,
+    IDLE,
+    START,
+    STEP,
+    WAIT,
+    ProgramMonitor,
+    class_of,
+    is_computed,
+    now,
+    phase,
+)
 from replicax.runtime.call_order import CallDescription
 from replicax.runtime.garbage import collected_later
 
@@ -80,6 +92,7 @@ class Calls:
         self._name, self._shared = name, shared
         self._prepared: dict[Hashable, _ComparedProgram] = {}
         self._samples: Samples | None = None
+        self._own: _OwnCall | None = None
         self._is_new = True
 
     def one(self) -> AbstractContextManager[Call | None]:
@@ -88,18 +101,23 @@ class Calls:
         if self._shared:
             return Call(self._name, self._prepared, COMPILE if was_new else STEP, samples=self._sampled())
         if was_new:
-            return _quiet(COMPILE)
-        samples = self._sampled()
-        return _NOTHING if samples is None else _OwnCall(self._name, samples)
+            return _first(self._name)
+        if clock.running is None or get_ident() != now.thread:
+            return _NOTHING
+        if self._own is None:
+            from replicax.runtime.samples import Samples  # A step outside of jobs needs none of it.
+
+            self._own = _OwnCall(self._name, Samples(self._name, False))
+        return self._own
 
     def _sampled(self) -> Samples | None:
         """Returns what decides which calls are awaited; None if no ledger is kept."""
         if clock.running is None:
             return None
         if self._samples is None:
-            from replicax.runtime.samples import Samples  # A step outside of jobs needs none of it.
+            from replicax.runtime.samples import Samples
 
-            self._samples = Samples(self._name, self._shared)
+            self._samples = Samples(self._name, True)
         return self._samples
 
 
@@ -186,6 +204,8 @@ class Call:
                 if self._sample is not None:
                     self._sample.end(_last_result())
                 now.go_on(self._before, self._name)
+                if self._phase == COMPILE:
+                    clock.made(self._name)
 
     def prepare(
         self, lower: Callable[[], jax.stages.Lowered] | None, signature: Callable[[], Hashable] = tuple
@@ -234,32 +254,67 @@ class Call:
     def sent(self, result: jax.Array | None) -> None:
         """Notes an array that the program computes. Until it is ready, this process waits for the devices."""
         if self._before is not None and result is not None:
-            try:  # contextlib.suppress would cost more than the rest.
-                now.result = weakref.ref(result)
-            except TypeError:  # It has no weak references.
-                now.result = None
+            now.result = _weak(result)
 
 
 class _OwnCall(Call):
-    """One call of a program that only this process runs: the ledger alone wants to know of it."""
+    """The calls of a program that only this process runs, one after the other: the ledger alone wants to know of them.
 
-    __slots__ = ()
+    The phase stays what it is: in such a call, however long, no process waits for others.
+    """
+
+    __slots__ = ("_last", "_result")
+
+    _samples: Samples
 
     def __init__(self, name: str, samples: Samples):
-        self._name, self._samples, self._phase = name, samples, STEP
-        self._before = self._sample = None
+        super().__init__(name, {}, STEP, samples=samples)
+        self._result: jax.Array | None = None
+        self._last: weakref.ref[jax.Array] | None = None  # of the last call, if that was still computed
 
-    def __enter__(self) -> Call:
-        if get_ident() == now.thread:
-            self._before = now.at[0]
-            self._turn()
-            now.result = None
+    def __enter__(self) -> _OwnCall:
+        running = clock.running
+        if running is not None:
+            at = monotonic()
+            running.step(self._name, at)
+            if at >= self._samples.due:
+                self._sample = self._samples.begun(running, at, None if self._last is None else self._last())
         return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        result, self._result = self._result, None
+        if self._sample is not None:
+            self._sample.end(result)
+            self._sample = None
+        running, self._last = clock.running, None
+        if running is not None:
+            computes = None
+            if is_computed(result):
+                self._last = _weak(result)
+                computes = functools.partial(_is_computed, self._last)
+            running.sent(self._name, computes, class_of(now.at[0]), monotonic())
 
     def prepare(
         self, lower: Callable[[], jax.stages.Lowered] | None, signature: Callable[[], Hashable] = tuple
     ) -> None:
         """There is nobody to compare it with."""
+
+    def sent(self, result: jax.Array | None) -> None:
+        """Notes an array that the program computes."""
+        self._result = result
+
+
+def _is_computed(reference: weakref.ref[jax.Array] | None) -> bool:
+    return reference is not None and is_computed(reference())
+
+
+def _weak(result: jax.Array | None) -> weakref.ref[jax.Array] | None:
+    try:
+        return None if result is None else weakref.ref(result)
+    except TypeError:  # It has no weak references.
+        return None
 
 
 def _last_result() -> jax.Array | None:
@@ -289,9 +344,11 @@ def _note(running: ProgramMonitor | None, program: CallDescription) -> None:
 
 
 @contextlib.contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    with phase(name), collected_later():
+def _first(name: str) -> Iterator[None]:
+    """Compiles a program that only this process runs, by its first call."""
+    with phase(COMPILE), collected_later():
         yield None
+    clock.made(name)
 
 
 _NOTHING: AbstractContextManager[None] = contextlib.nullcontext()

@@ -26,7 +26,8 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
@@ -63,6 +64,7 @@ _SECONDS_BETWEEN_LOOKS = 0.1  # at what the script does; at imports more often
 _SECONDS_BETWEEN_LOOKS_AT_IMPORTS = 0.02
 _SECONDS_ASLEEP = 1.5  # If the clock's thread comes so much later than it wanted, the process may not have run.
 _MOST_PLACES = 3  # in a line
+_LONGEST = 200  # text of shapes
 _READER = "replicax-prefetch"  # The thread that the thread that trains waits for.
 _IMPORTLIB = "<frozen importlib"
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -79,11 +81,16 @@ class Clock:
         # The thread that trains counts at each turn, and the clock's own where it looks. Reentrant: a signal's handler
         # may turn the clock in the middle of a turn.
         self._lock = threading.RLock()
+        # Turns that are not counted yet: base, time, and the program if one is called. While nothing decides over them
+        # but what is in them (`_is_plain`), the thread that trains only appends them, which takes no lock.
+        self._turns: collections.deque[tuple[str, float, str | None]] = collections.deque()
+        self._is_plain = True
         self._since = self._begin = time.monotonic()
         self._wall = time.time() - self._begin
         self._base = self._current = USER
         self._sections: list[str] = []
-        self._seconds: dict[str, float] = dict.fromkeys(CLASSES, 0.0)
+        self._seconds: dict[str, float] = dict.fromkeys(CLASSES, 0.0)  # since the last line, ...
+        self._written: dict[str, float] = dict.fromkeys(CLASSES, 0.0)  # ... and in all lines
         self._steps: dict[str, int] = {}  # by program, its calls
         self._stepped = 0.0  # when the last one began
         self._places: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -106,23 +113,31 @@ class Clock:
 
     def turn(self, base: str, at: float) -> None:
         """Notes that the thread begins to do something else."""
+        if self._is_plain:
+            self._turns.append((base, at, None))
+            return
         with self._lock:
             self._turn(base, at)
 
     def step(self, program: str, at: float) -> None:
         """Notes that the thread calls a program."""
+        if self._is_plain:
+            self._turns.append((COMPUTING, at, program))
+            return
         with self._lock:
             self._turn(COMPUTING, at)
             if not self._sections:
-                self._steps[program] = self._steps.get(program, 0) + 1
-                self._stepped = at
+                self._note_step(program, at)
 
-    def sent(self, program: str, computes: Callable[[], bool], base: str, at: float) -> None:
-        """Notes that the thread goes on while the devices compute a program, as long as `computes` says so."""
+    def sent(self, program: str, computes: Callable[[], bool] | None, base: str, at: float) -> None:
+        """Notes that the thread goes on; the devices compute a program as long as `computes`, if given, says so."""
+        if computes is None:
+            self.turn(base, at)
+            return
         with self._lock:
             self._turn(base, at)
             self._until = (self._until if self._until > at else at) + self._takes.get(program, 0.0)
-            self._computes = computes
+            self._computes, self._is_plain = computes, False
 
     def enter(self, section: str) -> None:
         """Puts a name over what is done from now on, until `leave`."""
@@ -144,6 +159,7 @@ class Clock:
     def waits(self) -> str:
         """Notes that the thread begins to wait for an array; returns what it did, for `goes_on`."""
         with self._lock:
+            self._take_turns()
             before = self._base
             if before in _ABSORBED:
                 self._turn(COMPUTING, time.monotonic())
@@ -152,10 +168,11 @@ class Clock:
     def goes_on(self, before: str) -> None:
         """Notes that it has its array."""
         with self._lock:
+            self._take_turns()
             if before is not self._base:
                 self._turn(before, time.monotonic())
             if self._computes is not None and not self._computes():
-                self._computes = None
+                self._end_computing()
 
     def compiled(self, kind: str, seconds: float) -> None:
         """Notes that the thread has traced or compiled until now, for so many seconds, whatever it does else."""
@@ -184,6 +201,12 @@ class Clock:
             self._notes.append({"at": self._wall + time.monotonic(), **keys})
             self._write()
 
+    def seconds(self) -> dict[str, float]:
+        """Returns by class how long the thread has done that until now."""
+        with self._lock:
+            self._count(time.monotonic())
+            return {name: self._written[name] + seconds for name, seconds in self._seconds.items()}
+
     def later(self, work: Callable[[], None]) -> None:
         """Lets the clock's thread do something that takes a while."""
         self._later.put(work)
@@ -195,19 +218,29 @@ class Clock:
             self._is_ending = True
             self._choose(self._since)
 
+    def _take_turns(self) -> None:
+        """Counts the turns until now; with the lock."""
+        turns = self._turns
+        while turns:
+            base, at, program = turns.popleft()
+            current = self._current
+            self._seconds[current] += at - self._since
+            self._since, self._base = at, base
+            if base is not current:
+                self._current, self._entered = base, at
+                if self._pieces:
+                    self._pieces.clear()
+            if program is not None:
+                self._note_step(program, at)
+
+    def _note_step(self, program: str, at: float) -> None:
+        self._steps[program] = self._steps.get(program, 0) + 1
+        self._stepped = at
+
     def _turn(self, base: str, at: float) -> None:
-        current = self._current
-        if self._sections or self._is_ending or (self._computes is not None and current in _HIDDEN):
-            self._count(at)
-            self._base = base
-            self._choose(at)
-            return
-        self._seconds[current] += at - self._since
-        self._since, self._base = at, base
-        if base is not current:
-            self._current, self._entered = base, at
-            if self._pieces:
-                self._pieces.clear()
+        self._count(at)
+        self._base = base
+        self._choose(at)
 
     def _choose(self, at: float) -> None:
         base = ENDING if self._is_ending and self._base == USER else self._base
@@ -215,20 +248,26 @@ class Clock:
         if current != self._current:
             self._current, self._entered = current, at
             self._pieces.clear()
+        self._is_plain = not self._sections and not self._is_ending and self._computes is None
 
     def _count(self, at: float, instead: str | None = None) -> None:
+        self._take_turns()
         since, self._since = self._since, at
         until = since
         if self._computes is not None and self._current in _HIDDEN:
             until = at
             if not self._computes():
                 until = min(max(self._until, since), at)
-                self._computes, self._until = None, 0.0
+                self._end_computing()
             self._seconds[COMPUTING] += until - since
         self._seconds[instead or self._current] += at - until
         counted = at if instead else until
         if counted > since:
             self._pieces.append((since, counted))
+
+    def _end_computing(self) -> None:
+        self._computes, self._until = None, 0.0
+        self._is_plain = not self._sections and not self._is_ending
 
     # The clock's own thread.
 
@@ -241,6 +280,7 @@ class Clock:
             self._stops.wait(pause)
             before, woken, cpu_before, cpu = woken, time.monotonic(), cpu, time.process_time()
             with self._lock:
+                self._take_turns()
                 asleep = woken - before - pause
                 if asleep > _SECONDS_ASLEEP and cpu - cpu_before < asleep / 4:
                     self._count(woken)
@@ -281,7 +321,8 @@ class Clock:
         self._count(at)
         line: dict[str, Any] = {"at": round(self._wall + at, 6), "in": self._current}
         line["s"] = {name: round(seconds, 6) for name, seconds in self._seconds.items() if seconds}
-        for name in self._seconds:
+        for name, seconds in self._seconds.items():
+            self._written[name] += seconds
             self._seconds[name] = 0.0
         if self._steps:
             line["n"], self._steps = self._steps, {}
@@ -372,6 +413,22 @@ def restoring(restore: Callable[_P, _T]) -> Callable[_P, _T]:
         return result
 
     return restored
+
+
+def makes(program: str, code: str, shapes: Iterable[str]) -> None:
+    """Notes that the thread that counts traces a program, of this code, for arguments of these shapes."""
+    clock = running
+    if clock is not None and threading.get_ident() == clock.thread:
+        text = " ".join(shapes)
+        short = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} {zlib.crc32(text.encode()):08x}"
+        clock.note(makes=program, code=code, of=short)
+
+
+def made(program: str) -> None:
+    """Notes that the thread that counts has compiled a program and called it once."""
+    clock = running
+    if clock is not None and threading.get_ident() == clock.thread:
+        clock.note(made=program)
 
 
 def note(**keys: object) -> None:

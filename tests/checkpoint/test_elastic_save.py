@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +65,10 @@ def begun(
 def test_the_first_worker_writes_and_says_so_when_it_is_complete(tmp_path):
     complete = []
     path = tmp_path / "7"
-    begun(Worlds(0, 0, 1), path, committed=lambda: complete.append(path.exists())).wait()
+    with rx.ledger.recording(tmp_path):
+        begun(Worlds(0, 0, 1), path, committed=lambda: complete.append(path.exists())).wait()
+    assert '"saved": ' in (tmp_path / "ledger" / "worker-0.jsonl").read_text()
+    shutil.rmtree(tmp_path / "ledger")
     assert complete == [True]
     assert read_metadata(path).step == 7
     target = rx.Checkpoint(w=np.zeros(6, np.float32), epoch=0)

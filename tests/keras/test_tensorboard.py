@@ -41,6 +41,15 @@ def test_epochs_are_written_to_two_runs(mirrored, tmp_path, devices):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train", "validation"]
 
 
+def test_parts_of_the_time_are_written_where_a_ledger_is_kept(three, tmp_path):
+    with rx.ledger.recording(tmp_path / "kept"):
+        trained(made(three, classifier), X, Y, callbacks=[rx.keras.TensorBoard(tmp_path)])
+    parts = {name: dict(found) for name, found in scalars(tmp_path / "train").items() if name.startswith("ledger/")}
+    assert parts.keys() >= {"ledger/computing", "ledger/callbacks_and_user_code"}
+    for epoch in range(2):
+        assert sum(found.get(epoch, 0.0) for found in parts.values()) == pytest.approx(1.0, abs=1e-5)
+
+
 def test_evaluations_are_written_where_gradients_are_accumulated(eight, tmp_path):
     """Keras's optimizer then counts its updates in an array that it computes."""
     model = made(eight, classifier)

@@ -20,7 +20,7 @@ import jax
 
 import replicax as rx
 from replicax.job.launching import Options, Terminal, launch
-from replicax.tools.ledger.culprits import FAILING, RECOMPILING, SLOW_DEVICES
+from replicax.tools.ledger.culprits import FAILING, NEW_SHAPES, RECOMPILING, SLOW_DEVICES
 from tests.soak.ledger_truth import errors_of
 
 SCRIPT = Path(__file__).with_name("ledger_job.py")
@@ -39,7 +39,6 @@ class Case(NamedTuple):
 
 CASES = [
     Case("none"),
-    Case("none", workers=1),
     Case("hidden", workers=1),
     Case("slow_input", "", "waiting for input"),
     Case("slow_input", "", "waiting for input", workers=1),
@@ -53,6 +52,7 @@ CASES = [
     Case("slow_backward:2", "worker 2", SLOW_DEVICES, workers=3),
     Case("save", "", "checkpoint"),
     Case("evaluate", "", "evaluation"),
+    Case("new_shapes", "", NEW_SHAPES),
     Case("recompile", "", RECOMPILING),
     Case("kill:1", "worker 1", FAILING, restarts=1),
     Case("error:0", "worker 0", FAILING, restarts=1),
@@ -73,7 +73,7 @@ def run(case: Case, folder: Path) -> tuple[rx.ledger.Ledger, float]:
     return rx.ledger.read(folder / "logs"), wall
 
 
-def cost_us(steps: int = 3000, rounds: int = 10) -> float:
+def cost_us(steps: int = 500, rounds: int = 60) -> float:
     """Returns how many microseconds of a processor a ledger adds to a step of a loop that reads each result."""
     strategy = rx.MirroredStrategy()
     with strategy.scope():
@@ -85,10 +85,10 @@ def cost_us(steps: int = 3000, rounds: int = 10) -> float:
         return count.value
 
     def loop() -> float:
-        begin = time.thread_time()  # Other programs run on this machine.
+        begin = time.process_time()  # Other programs run on this machine.
         for _ in range(steps):
             step(1.0).block_until_ready()
-        return (time.thread_time() - begin) / steps
+        return (time.process_time() - begin) / steps
 
     loop()
     without, with_one = [], []

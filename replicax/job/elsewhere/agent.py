@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import BinaryIO
 
 from replicax.job.elsewhere.messages import (
@@ -20,6 +21,7 @@ from replicax.job.elsewhere.messages import (
     HostFacts,
     Meets,
     News,
+    Noted,
     Order,
     Output,
     Remains,
@@ -27,6 +29,7 @@ from replicax.job.elsewhere.messages import (
 )
 from replicax.job.elsewhere.script_files import unpack_sources
 from replicax.job.processes.events import CallReturned, Event, ProcessEnded, ScriptEnded, WaitingForOthers
+from replicax.job.processes.job_ledger import NewLines
 from replicax.job.processes.output import NoLog
 from replicax.job.processes.ports import reserved_ports
 from replicax.job.processes.processes import Outlets, Process
@@ -51,6 +54,7 @@ class WorkerAgent:
         self._outbox = Outbox()
         self._result: BinaryIO | None = None
         self._sources: str | None = None
+        self._kept: _Kept | None = None  # the ledger of the process
         self._closed = threading.Event()
         self._watch = threading.Thread(target=self._watch_client, name="replicax-host-lease", daemon=True)
         self._watch.start()
@@ -81,7 +85,10 @@ class WorkerAgent:
         self._outbox = Outbox()
         common = common_environment(_own_environment(), order.devices, order.token, order.attempt)
         task = order.task.with_environment({**common, **order.task.environment})
-        outlets = Outlets((_Relay(self._outbox, False), _Relay(self._outbox, True)), NoLog(), order.size)
+        if order.keeps_ledger:
+            self._kept = _Kept(self._guard, task.log_name)
+        log = self._kept or NoLog()
+        outlets = Outlets((_Relay(self._outbox, False), _Relay(self._outbox, True)), log, order.size)
         with contextlib.ExitStack() as files:
             program = Program(order.kind, order.target, order.arguments)
             if payload is not None and order.kind != "call":
@@ -114,6 +121,9 @@ class WorkerAgent:
         """Returns what has happened since it was asked before; waits for something, at most so many seconds."""
         self._asked = time.monotonic()
         news = self._outbox.take(wait_s)
+        kept = self._kept  # Another thread may tidy it up.
+        if kept is not None:
+            news += kept.take()
         self._asked = time.monotonic()
         return Reply(time.monotonic(), news)
 
@@ -137,6 +147,9 @@ class WorkerAgent:
         if self._result is not None:
             self._result.seek(0)
             result = self._result.read() or None
+        if self._kept is not None:
+            for noted in self._kept.take():
+                self._outbox.put_noted(noted)
         self._forget()
         self._ports.close()
         return Remains(returncode, process.has_left, result)
@@ -164,7 +177,9 @@ class WorkerAgent:
         if self._sources is not None:
             shutil.rmtree(self._sources, ignore_errors=True)
             self._guard.forget_folder(self._sources)
-        self._process = self._result = self._sources = None
+        if self._kept is not None:
+            self._kept.delete()
+        self._process = self._result = self._sources = self._kept = None
 
     def _watch_client(self) -> None:
         """Kills the process if its client, whose network may be lost, has asked for no news for `lease_s`."""
@@ -209,6 +224,10 @@ class Outbox:
             self._bytes += len(chunk)
             self._put(Output(chunk, error))
 
+    def put_noted(self, noted: Noted) -> None:
+        """Takes lines of the ledger."""
+        self._put(noted)
+
     def take(self, wait_s: float) -> tuple[News, ...]:
         """Returns all news; waits for some, at most so many seconds."""
         end = time.monotonic() + wait_s
@@ -230,6 +249,31 @@ class Outbox:
         with self._changed:
             self._news.append(news)
             self._changed.notify_all()
+
+
+class _Kept(NoLog):
+    """The log of a process that keeps a ledger: none, but a folder in which the ledger is until the client has it."""
+
+    def __init__(self, guard: Guard, log_name: str):
+        self._guard, self._folder = guard, tempfile.mkdtemp(prefix="replicax-ledger-")
+        guard.watch_folder(self._folder)
+        self.path = Path(self._folder, log_name)
+        self._new = NewLines(Path(self._folder))
+        self._lock = threading.Lock()
+
+    def take(self) -> tuple[Noted, ...]:
+        """Returns the lines that have been written since."""
+        with self._lock:
+            try:
+                return tuple(Noted(*each) for each in self._new.take())
+            except OSError:  # It has just been closed, or the disk is broken: then there are no lines.
+                return ()
+
+    def delete(self) -> None:
+        """Deletes the folder, when the process has ended."""
+        with self._lock:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._guard.forget_folder(self._folder)
 
 
 class _Relay:

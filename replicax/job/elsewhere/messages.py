@@ -61,6 +61,7 @@ class Order:
     token: str = dataclasses.field(default="", repr=False)
     attempt: int = 0
     size: tuple[int, int] | None = None  # columns and rows of the terminal that it shall see; None for a pipe
+    keeps_ledger: bool = False
 
 
 class Output(NamedTuple):
@@ -68,6 +69,13 @@ class Output(NamedTuple):
 
     chunk: bytes
     error: bool  # to standard error
+
+
+class Noted(NamedTuple):
+    """Whole lines of a worker's ledger."""
+
+    file: str  # its name
+    lines: bytes
 
 
 class Failed(NamedTuple):
@@ -98,7 +106,7 @@ class Ended(NamedTuple):
     time: float  # by the host's `time.monotonic`
 
 
-News = Output | Failed | Meets | CallEnded | Ended
+News = Output | Noted | Failed | Meets | CallEnded | Ended
 
 
 class Reply(NamedTuple):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from replicax.cluster.patience import Patience
 from replicax.errors.exit_codes import ExitCode
-from replicax.job.elsewhere.messages import CallEnded, Ended, Failed, Meets, News, Order, Output, Remains, Reply
+from replicax.job.elsewhere.messages import CallEnded, Ended, Failed, Meets, News, Noted, Order, Output, Remains, Reply
 from replicax.job.processes.events import (
     CallReturned,
     EventSink,
@@ -19,6 +19,7 @@ from replicax.job.processes.events import (
     ScriptEnded,
     WaitingForOthers,
 )
+from replicax.job.processes.job_ledger import append
 from replicax.job.processes.output import last_words
 from replicax.job.processes.processes import Outlets
 from replicax.job.processes.task import PlannedTask
@@ -160,6 +161,9 @@ class RemoteProcess:
         if isinstance(news, Output):
             self._outlets.log.write(news.chunk)
             self._outlets.streams[news.error].feed(news.chunk)
+        elif isinstance(news, Noted):
+            if self.log_path is not None:
+                append(self.log_path.parent, news.file, news.lines)
         elif isinstance(news, Meets):
             self.meets, watches = news
             self._events.put(WaitingForOthers(self, self.meets, watches))

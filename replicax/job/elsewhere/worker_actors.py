@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from replicax.checks.environment_names import LEDGER
 from replicax.cluster.addresses import join_address
 from replicax.cluster.patience import Patience
 from replicax.cluster.signing import new_token
@@ -100,7 +101,8 @@ class WorkerGroup:
             given = outlets(number, task)
             of_call = ("result",) if job.wanted(number) else ()
             arguments = of_call if job.kind == "call" else job.arguments
-            order = Order(task, job.kind, job.target, arguments, job.devices, token, attempt, given.size)
+            keeps_ledger = given.log.path is not None and job.environment.get(LEDGER) != "0"
+            order = Order(task, job.kind, job.target, arguments, job.devices, token, attempt, given.size, keeps_ledger)
             yield RemoteProcess(host, order, payload, given, events)
 
     def _task(self, number: int, addresses: list[str], job: Job) -> PlannedTask:

@@ -56,8 +56,8 @@ def launch(
     check_script(options)
     log_dir = make_log_dir(options)
     inherited = dict(os.environ if environment is None else environment)
-    ledger, code = JobLedger(log_dir, options.workers, inherited), None
     terminal = terminal or Terminal(sys.stdout, sys.stderr)
+    ledger, code = JobLedger(log_dir, options.workers, inherited, terminal), None
     told = inherited.get(TOKEN) if options.join_listener is not None else None  # Those who join must know it.
     job = Job(options, inherited, told or new_token(), os.getpid())
     keep_within(cache_folder(inherited))

@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from replicax.checks.environment_names import LEDGER
 from replicax.cluster import ClusterSpec
 from replicax.errors import LaunchError
 from replicax.job.elsewhere.script_files import packed_sources
 from replicax.job.elsewhere.worker_actors import PATIENCE, Job, WorkerGroup
 from replicax.job.options import Options, check_script, make_log_dir
 from replicax.job.processes.events import Event, Events
+from replicax.job.processes.job_ledger import JobLedger
 from replicax.job.processes.outlets import outlets_to
 from replicax.job.processes.output import Log
 from replicax.job.processes.processes import Outlets
@@ -48,12 +51,13 @@ def launch_elsewhere(options: Options, elsewhere: Elsewhere, terminal: Terminal 
     check_elsewhere(options, elsewhere)
     check_script(options)
     script = Path(options.script)
+    told = {LEDGER: os.environ[LEDGER]} if LEDGER in os.environ else {}
     job = Job(
         kind="module" if options.module else "file",
         target=options.script if options.module else script.name,
         arguments=options.arguments,
         payload=packed_sources(Path.cwd() if options.module else script.parent),
-        environment=elsewhere.variables,
+        environment={**told, **elsewhere.variables},
         devices=options.devices_per_worker,
     )
     log_dir = make_log_dir(options)
@@ -71,7 +75,12 @@ def launch_elsewhere(options: Options, elsewhere: Elsewhere, terminal: Terminal 
         with contextlib.closing(group), signals_as(events):
             yield Tasks(group.start(job, attempt, outlets, events))
 
-    return show_end(run_job(start, JobPolicy.of(options), terminal, events), terminal)
+    ledger, code = JobLedger(log_dir, options.workers, {**os.environ, **elsewhere.variables}, terminal), None
+    try:
+        code = show_end(run_job(start, JobPolicy.of(options), terminal, events), terminal)
+        return code
+    finally:
+        ledger.end(code)
 
 
 def check_elsewhere(options: Options, elsewhere: Elsewhere) -> None:

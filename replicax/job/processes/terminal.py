@@ -1,4 +1,7 @@
-"""One terminal for the output of many processes: whole lines, each with the name of its task, and one progress bar."""
+"""One terminal for the output of many processes: whole lines, each with the name of its task, and one progress bar.
+
+Behind the bar, or in its place while there is none, stands how the job is doing.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class Terminal:
         self._out, self._err = out, err
         self._colored = not environment.get("NO_COLOR")
         self._lock = threading.Lock()
-        self._bar = ""
+        self._bar = self._status = ""
         self._broken: set[TextIO] = set()
 
     @property
@@ -43,15 +46,31 @@ class Terminal:
     def bar(self, task: str, number: int, text: str) -> None:
         """Redraws the progress bar, which stays below all lines until `end_bar`."""
         with self._lock:
-            self._bar = f"{self._colored_tag(self._out, task, number)}{_NO_WRAP}{_closed(text)}{_WRAP}"
-            self._put(self._out, f"{_CLEAR_LINE}{self._bar}")
+            self._bar = f"{self._colored_tag(self._out, task, number)}{_NO_WRAP}{_closed(text)}"
+            self._put(self._out, f"{_CLEAR_LINE}{self._last_line}")
 
     def end_bar(self) -> None:
         """Removes the bar."""
         with self._lock:
             if self._bar:
                 self._bar = ""
-                self._put(self._out, _CLEAR_LINE)
+                self._put(self._out, f"{_CLEAR_LINE}{self._last_line}")
+
+    def status(self, text: str) -> None:
+        """Redraws how the job is doing, where lines can be rewritten; "" removes it."""
+        if not self.shows_bars:
+            return
+        with self._lock:
+            self._status = text
+            self._put(self._out, f"{_CLEAR_LINE}{self._last_line}")
+
+    @property
+    def _last_line(self) -> str:
+        if not self._bar and not self._status:
+            return ""
+        bar = self._bar or f"{self._styled(self._out, _tag('replicax'), 'bold')}{_NO_WRAP}"
+        between = "  " if self._bar and self._status else ""
+        return f"{bar}{between}{self._status}{_WRAP}"
 
     def say(self, text: str) -> None:
         """Writes a line of the launcher itself."""
@@ -63,11 +82,11 @@ class Terminal:
 
     def _write(self, stream: TextIO, text: str) -> None:
         with self._lock:
-            if self._bar:
+            if self._last_line:
                 self._put(self._out, _CLEAR_LINE)
             self._put(stream, text)
-            if self._bar:
-                self._put(self._out, self._bar)
+            if self._last_line:
+                self._put(self._out, self._last_line)
 
     def _put(self, stream: TextIO, text: str) -> None:
         """Writes, unless the pipe is closed. That must not stop the tasks, whose logs go on."""

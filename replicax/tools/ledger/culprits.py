@@ -13,17 +13,20 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from replicax.runtime import clock
-from replicax.tools.ledger.lines import Job, Slice
+from replicax.tools.ledger.lines import AGAIN, SHAPES, Job, Slice
 
 _LEAST = 0.05  # the part of the time since the first step that a culprit has cost
 _COMMON = (clock.INPUT, clock.USER, clock.CHECKPOINT, clock.EVALUATION, clock.STALL)
-_PREPARING = (clock.TRACE, clock.COMPILE)
+_CLASSES_OF_PREPARING = (clock.TRACE, clock.COMPILE)
 _AGAIN = (clock.LOST, clock.RESTART)
 _STARTING = (clock.START, clock.IMPORT, clock.MEETING, clock.TRACE, clock.COMPILE, clock.FIRST_VALUES)
 
+PREPARING = "compiling"
 RECOMPILING = "compiling again"
+NEW_SHAPES = "compiling for new shapes"
 FAILING = "failure and restart"
 SLOW_DEVICES = "slow inside of steps"
+_MAKING = {"": PREPARING, AGAIN: RECOMPILING, SHAPES: NEW_SHAPES}
 INCIDENTS = (clock.STALL, FAILING)  # no part of the job's work
 
 _ADVICE = {
@@ -32,7 +35,9 @@ _ADVICE = {
     clock.CHECKPOINT: "Save in the background (`rx.CheckpointManager` does, unless async_=False) or less often.",
     clock.EVALUATION: "Evaluate less often, on fewer batches, or in a process of its own (`--evaluator`).",
     clock.STALL: "The page 'My job hangs' says how to find the cause.",
-    RECOMPILING: "Give all batches one shape, and make no new function in a loop: `rx.function` warns of it.",
+    PREPARING: "These are new programs, or those of operations outside of `rx.function`.",
+    RECOMPILING: "Make no new function in a loop, and change no object that a step reads: `rx.function` warns of it.",
+    NEW_SHAPES: "Give all batches one shape, or a few: pad them, or leave the last one out.",
     FAILING: "Save more often, so that less is lost.",
     SLOW_DEVICES: "The program is that of the others: look at this machine, and at how many rows it has.",
 }
@@ -44,7 +49,8 @@ class Culprit:
 
     Attributes:
         worker: The worker for which the others have waited; "" if all workers have lost the time.
-        what: A class, `"compiling again"`, `"failure and restart"`, or `"slow inside of steps"`.
+        what: A class, `"compiling"` (programs for the first time), `"compiling for new shapes"`, `"compiling again"`
+            (for the same shapes), `"failure and restart"`, or `"slow inside of steps"`.
         seconds: How much longer the job took for it, about.
         where: The line of the user's code that was seen most while it happened; "" if none was.
         advice: A thing that may help.
@@ -124,20 +130,24 @@ def culprit_of(job: Job, timelines: Mapping[str, Sequence[Slice]], evidence: Evi
     totals = _totals(since)
     found = [
         # The seconds may count as lost work now.
-        Culprit(worker, RECOMPILING if what in _PREPARING else what, min(seconds, totals[worker].get(what, seconds)))
+        Culprit(
+            worker,
+            _most_prepared(since[worker]) if what in _CLASSES_OF_PREPARING else what,
+            min(seconds, totals[worker].get(what, seconds)),
+        )
         for (worker, what), seconds in evidence.blamed.items()
     ]
     mean = {name: sum(seconds[name] for seconds in totals.values()) / len(totals) for name in clock.CLASSES}
     found += [Culprit("", name, mean[name] - _blamed(evidence, name, len(since))) for name in _COMMON]
     attempts = len({process.attempt for process in job.processes}) + len({p.life for p in job.processes}) - 1
     again = sum(mean[name] for name in _AGAIN)
-    preparing = sum(mean[name] for name in _PREPARING)
     if attempts > 1:  # The failure is why programs are prepared again.
         again += sum(mean[name] for name in _STARTING)
         failed = min(job.processes, key=lambda each: each.failed)
         found.append(Culprit(failed.task if failed.failed < math.inf else "", FAILING, again))
     else:
-        found.append(Culprit("", RECOMPILING, preparing))
+        prepared = [_prepared(slices) for slices in since.values()]
+        found += [Culprit("", what, sum(each[what] for each in prepared) / len(since)) for what in _MAKING.values()]
     waited = mean[clock.WAITING]
     unexplained = max(0.0, waited - evidence.waited)
     best = max(found, key=lambda each: each.seconds, default=None)
@@ -151,6 +161,19 @@ def culprit_of(job: Job, timelines: Mapping[str, Sequence[Slice]], evidence: Evi
         return None, unexplained
     where, advice = _where(since, best.what, best.worker), _ADVICE.get(best.what, "")
     return dataclasses.replace(best, where=where, advice=advice), unexplained
+
+
+def _prepared(slices: Sequence[Slice]) -> dict[str, float]:
+    """Returns the seconds of tracing and compiling, by why that was."""
+    found = dict.fromkeys(_MAKING.values(), 0.0)
+    for each in slices:
+        found[_MAKING[each.making]] += sum(each.seconds.get(name, 0.0) for name in _CLASSES_OF_PREPARING)
+    return found
+
+
+def _most_prepared(slices: Sequence[Slice]) -> str:
+    prepared = _prepared(slices)
+    return max(prepared, key=lambda what: prepared[what])
 
 
 def first_step(slices: Sequence[Slice]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import math
@@ -12,6 +13,8 @@ from typing import Any
 from replicax.errors import LaunchError
 from replicax.job.processes.job_ledger import FOLDER, OF_JOB
 from replicax.runtime import clock
+
+AGAIN, SHAPES = "again", "shapes"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Slice:
     attempt: int = 0  # of the job
     stepped: float = -math.inf  # when its last call began
     doing: str = ""  # the class at its end
+    making: str = ""  # why a program was traced and compiled in it: `AGAIN`, `SHAPES`; "" if it was the first, or JAX's
 
 
 @dataclasses.dataclass
@@ -137,6 +141,7 @@ def _take(process: Process, lines: list[dict[str, Any]]) -> None:
     at, doing, attempt = first["begin"], clock.START, process.attempt
     begun = {clock.START: at - process.begin}
     process.slices.append(Slice(process.begin, max(at, process.begin), begun, attempt=attempt))
+    making, made = "", collections.defaultdict[tuple[str, str], set[str]](set)  # by program, the shapes
     for line in rest:
         process.slices.append(
             Slice(
@@ -148,9 +153,17 @@ def _take(process: Process, lines: list[dict[str, Any]]) -> None:
                 attempt=attempt,
                 stepped=line.get("last", -math.inf),
                 doing=line["in"],
+                making=making,
             )
         )
-        process.notes += line.get("notes", [])
+        for note in line.get("notes", []):
+            process.notes.append(note)
+            if "makes" in note:
+                known = made[note["makes"], note["code"]]
+                making = AGAIN if note["of"] in known else SHAPES if known else ""
+                known.add(note["of"])
+            elif "made" in note:
+                making = ""
         at, doing = line["at"], line["in"]
     if process.end is not None and process.end > at:
         # After its last line it did what it did then, for all that is known, unless it ended by itself.

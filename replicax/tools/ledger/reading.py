@@ -46,8 +46,10 @@ class Worker:
         name: Its name, such as `"worker 0"`.
         seconds: By class, how long it did that. Their sum is `wall`.
         wall: How long the job took, in seconds, as far as this worker is concerned.
-        steps: How many calls of compiled programs it has made.
-        own_step: How many seconds of a step its own devices compute, as far as profiles tell; None if they do not.
+        steps: How many steps it has made: calls of `program`.
+        own_step: How many seconds its own devices compute in a step, as profiles tell, without what they wait for
+            others' devices; None if too few steps have been profiled.
+        program: The program that it has called most, such as `"train_step"`; "" if it has called none.
 
     Example:
         >>> import replicax as rx
@@ -61,6 +63,7 @@ class Worker:
     wall: float
     steps: int = 0
     own_step: float | None = None
+    program: str = ""
     slices: tuple[Slice, ...] = dataclasses.field(default=(), repr=False, compare=False)
 
 
@@ -146,15 +149,19 @@ def ledger_of(job: Job) -> Ledger:
     workers = []
     for task, slices in timelines.items():
         seconds: collections.Counter[str] = collections.Counter()
+        calls: collections.Counter[str] = collections.Counter()
         for each in slices:
             seconds.update(each.seconds)
+            calls.update(each.steps)
+        program, steps = calls.most_common(1)[0] if calls else ("", 0)
         workers.append(
             Worker(
                 task,
                 {name: float(seconds[name]) for name in clock.CLASSES if seconds[name]},
                 job.end - job.begin,
-                sum(sum(each.steps.values()) for each in slices),
-                _own_step(own.get(task, {}), slices),
+                steps,
+                _own_step(own.get(task, {}).get(program, ())),
+                program,
                 tuple(slices),
             )
         )
@@ -251,13 +258,9 @@ def _own_steps(job: Job) -> dict[str, dict[str, list[float]]]:
     return found
 
 
-def _own_step(own: Mapping[str, Sequence[float]], slices: Sequence[Slice]) -> float | None:
-    """Returns the own seconds of a worker's step, of the program that it has called most."""
-    calls: collections.Counter[str] = collections.Counter()
-    for each in slices:
-        calls.update(each.steps)
-    known = [name for name, _ in calls.most_common() if len(own.get(name, ())) >= _FEWEST_PROFILES]
-    return statistics.median(own[known[0]]) if known else None
+def _own_step(own: Sequence[float]) -> float | None:
+    """Returns the own seconds of a worker's step."""
+    return statistics.median(own) if len(own) >= _FEWEST_PROFILES else None
 
 
 def _clear(own: Mapping[str, Mapping[str, Sequence[float]]], tasks: Sequence[str], program: str) -> dict[str, float]:

@@ -58,7 +58,9 @@ def table(ledger: Ledger) -> Table:
             shown.add_row(name, *cells, f"{mean / ledger.wall:.1%}")
     shown.add_section()
     shown.add_row("sum", *(f"{sum(worker.seconds.values()):,.1f}" for worker in ledger.workers), "")
-    shown.add_row("steps", *(f"{worker.steps:,}" for worker in ledger.workers), "")
+    programs = {worker.program for worker in ledger.workers}
+    steps = f"steps ({programs.pop()})" if len(programs) == 1 and ledger.workers[0].program else "steps"
+    shown.add_row(steps, *(f"{worker.steps:,}" for worker in ledger.workers), "")
     if any(worker.own_step is not None for worker in ledger.workers):
         own = ["" if each.own_step is None else f"{1000 * each.own_step:,.2f}" for each in ledger.workers]
         shown.add_row("own ms of a step", *own, "")

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import replicax as rx
 from replicax.errors import LaunchError
 from replicax.job.launching import Options, parse_hosts, parse_variables
 from replicax.job.launching.remote_job import Elsewhere, launch_elsewhere
@@ -150,6 +151,11 @@ def test_a_script_and_the_files_beside_it_run_at_the_servers_and_once_more_after
     folders = {line.split()[-1] for line in out.splitlines() if "ours" in line}
     assert len(folders) == 3 or len(folders) == 4  # Worker 0 may be ended before it prints.
     wait_for(lambda: not any(Path(folder).exists() for folder in folders))
+    ledger = rx.ledger.read(tmp_path / "logs")  # Its lines have come from the servers.
+    assert ([worker.name for worker in ledger.workers], ledger.attempts) == (["worker 0", "worker 1"], 2)
+    for worker in ledger.workers:
+        assert sum(worker.seconds.values()) == pytest.approx(ledger.wall, rel=1e-3)
+        assert any(each.doing for each in worker.slices)
 
 
 @pytest.mark.slow

@@ -109,6 +109,28 @@ def test_on_a_terminal_the_bar_is_drawn_over_and_stays_below_the_lines():
     assert out.getvalue() == f"{CLEAR}[worker 0] 100%\n"
 
 
+def test_how_the_job_is_doing_stands_behind_the_bar_or_below_the_lines():
+    bars, out = stream(0, Screen())
+    alone = "[replicax] " + BAR.format("71% computing")
+    bars._terminal.status("71% computing")
+    assert out.getvalue() == CLEAR + alone
+    bars.feed(b"\r 10%")
+    assert out.getvalue().endswith(CLEAR + "[worker 0] " + BAR.format(" 10%  71% computing"))
+    out.truncate(out.seek(0))
+    bars.feed(b"\r100%\n")
+    assert out.getvalue() == f"{CLEAR}{alone}{CLEAR}[worker 0] 100%\n{alone}"
+    out.truncate(out.seek(0))
+    bars._terminal.status("")
+    bars._terminal.line("worker 1", 1, "hello")
+    assert out.getvalue() == f"{CLEAR}[worker 1] hello\n"
+
+
+def test_without_a_terminal_nothing_says_how_the_job_is_doing():
+    lines, out = stream()
+    lines._terminal.status("71% computing")
+    assert out.getvalue() == ""
+
+
 def drawn_by_rich(out):
     """Lets a task draw a bar of rich's, which comes in small pieces; returns what is written to `out`."""
     raw = io.StringIO()

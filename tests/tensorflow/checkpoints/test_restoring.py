@@ -29,8 +29,10 @@ def values_of(objects):
     ["tf_keras_conv", "keras215_gru", "tf_keras_attention", "keras3_lstm", "tf_keras_legacy_h5_nested",
      "tf_keras_h5_subclassed", "saved_model_keras", "tf_keras_shared", "estimator_model_fn", "saver_partitioned"],
 )  # fmt: skip
-def test_a_restored_model_computes_what_it_computed_in_tensorflow(name):
-    objects = restored.restored(name)
+def test_a_restored_model_computes_what_it_computed_in_tensorflow(name, tmp_path):
+    with rx.ledger.recording(tmp_path):
+        objects = restored.restored(name)
+    assert '"restored": true' in (tmp_path / "ledger" / "worker-0.jsonl").read_text()
     assert restored.output_difference(name, objects["model"]) < 1e-5
     with np.load(restored.FIXTURES / name / "model.npz") as stored:
         weights = [stored[key] for key in stored.files if key.startswith("weight")]

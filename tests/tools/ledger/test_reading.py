@@ -6,7 +6,7 @@ import pytest
 
 import replicax as rx
 from replicax.errors import LaunchError
-from replicax.tools.ledger.culprits import FAILING, SLOW_DEVICES
+from replicax.tools.ledger.culprits import FAILING, NEW_SHAPES, PREPARING, RECOMPILING, SLOW_DEVICES
 from replicax.tools.ledger.showing import words
 from tests.tools.ledger.written import BEGIN, job, lines_of, restarted, write
 
@@ -103,6 +103,40 @@ def test_no_culprit_has_cost_more_than_a_worker_has_spent_on_it(tmp_path, name, 
     files = {f"worker-{i}": lines_of(i, 1.0, [(one, two)[(i + n) % 2] for n in range(20)], **STEP) for i in (0, 1)}
     found = rx.ledger.read(write(tmp_path, job(2, 22.0), files))
     assert 0 < found.culprit.seconds <= max(worker.seconds[found.culprit.what] for worker in found.workers)
+
+
+def compiling(folder, *made):
+    """Returns the ledger of a worker that compiles, from second 4 on and every third one, programs of these shapes."""
+    lines = lines_of(0, 1.0, [BUSY] * 20, **STEP)
+    for number, notes in enumerate(made):
+        second = 3 * number + 4
+        lines[second - 1]["notes"] = notes
+        lines[second].update(s={"compile": 1.0}, notes=[{"at": BEGIN, "made": "train"}])
+    return rx.ledger.read(write(folder, job(1, 22.0), {"worker-0": lines}))
+
+
+def makes(of, code="train.py:3"):
+    return [{"at": BEGIN, "makes": "train", "code": code, "of": of}]
+
+
+@pytest.mark.parametrize(
+    ("made", "what"),
+    [
+        ([makes("a"), makes("a"), makes("a")], RECOMPILING),
+        ([makes("a"), makes("b"), makes("c")], NEW_SHAPES),
+        ([makes("a"), makes("a", "other.py:3"), []], PREPARING),
+    ],
+)
+def test_why_programs_are_compiled_is_told_apart(tmp_path, made, what):
+    found = compiling(tmp_path, *made)
+    assert (found.culprit.worker, found.culprit.what) == ("", what)
+    assert found.culprit.seconds == pytest.approx({RECOMPILING: 2.0, NEW_SHAPES: 2.0, PREPARING: 3.0}[what])
+
+
+def test_steps_are_calls_of_the_program_that_is_called_most(tmp_path):
+    lines = lines_of(0, 1.0, [BUSY] * 20, n={"reset": 1, "train": 10})
+    (worker,) = rx.ledger.read(write(tmp_path, job(1, 22.0), {"worker-0": lines})).workers
+    assert (worker.steps, worker.program) == (200, "train")
 
 
 def test_the_line_that_was_seen_most_is_named(tmp_path):

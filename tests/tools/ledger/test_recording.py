@@ -6,11 +6,14 @@ import threading
 import time
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import replicax as rx
 from replicax.errors import ArgumentError
 from replicax.runtime import activity, clock
+from replicax.runtime.calls import Calls
+from replicax.tools.ledger.lines import AGAIN, SHAPES, read_lines
 
 SHORT = 0.05
 
@@ -48,8 +51,53 @@ def test_a_step_is_traced_compiled_computed_and_counted(tmp_path):
         for _ in range(5):
             step(0.5).block_until_ready()
     worker = recorded(tmp_path)
-    assert worker.steps == 4  # The first only compiles it, and no other process waits for that.
+    assert (worker.steps, worker.program) == (
+        4,
+        "step",
+    )  # The first call only compiles it.
     assert min(worker.seconds[name] for name in ("trace", "compile", "computing")) > 0
+
+
+def notes_of(folder, kind):
+    return [note[kind] for each in read_lines(folder).processes for note in each.notes if kind in note]
+
+
+def test_shapes_that_are_new_and_programs_that_are_made_again_are_told_apart(tmp_path):
+    def double(x):
+        return 2 * x
+
+    with rx.ledger.recording(tmp_path):
+        for rows, fn in ((2, step := rx.function(double)), (3, step), (3, step), (3, rx.function(double))):
+            fn(jnp.ones(rows)).block_until_ready()
+    assert notes_of(tmp_path, "of") == ["float32[2]", "float32[3]", "float32[3]"]
+    (process,) = read_lines(tmp_path).processes
+    prepared = dict.fromkeys(("", SHAPES, AGAIN), 0.0)
+    for each in process.slices:
+        prepared[each.making] += each.seconds.get("compile", 0.0)
+    assert min(prepared.values()) > 0
+    assert process.slices[-1].making == ""
+
+
+def test_a_call_of_an_own_program_is_no_wait_for_other_processes(tmp_path):
+    calls, phases = Calls("own", False), []
+    with rx.ledger.recording(tmp_path):
+        for _ in range(2):
+            with calls.one():
+                phases.append(activity.now.at[0])
+    assert phases == [activity.COMPILE, activity.IDLE]
+    assert recorded(tmp_path).steps == 1
+
+
+def test_saves_and_restores_are_noted_whoever_writes_them(tmp_path):
+    source = rx.Checkpoint(w=np.ones(2, np.float32))
+    with rx.ledger.recording(tmp_path):
+        begin = time.time()
+        path = source.write(tmp_path / "own")
+        source.restore(path)
+        source.restore(None)
+    (saved,) = notes_of(tmp_path, "saved")
+    assert begin <= saved <= time.time()
+    assert notes_of(tmp_path, "restored") == [True]
 
 
 def test_sections_keep_their_time_but_what_prepares_programs_stays_what_it_is(tmp_path):
