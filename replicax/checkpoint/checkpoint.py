@@ -279,25 +279,11 @@ class Checkpoint(Advised):
                 shape differs; or it is not clear which tensor of TensorFlow's belongs to which variable. An object's
                 `build` raises it if it turns out then that it is another object.
         """
-        return self.restore_within(TIMEOUT_S, save_path, partial or not strict, verify, mapping)
-
-    def restore_within(
-        self,
-        timeout_s: float,
-        save_path: Directory | None,
-        partial: bool = False,
-        verify: bool = True,
-        mapping: TensorMapping | None = None,
-    ) -> LoadStatus:
-        """Restores a checkpoint as `restore` does; waits for each stage of the other processes for `timeout_s`."""
-        if save_path is None:
-            coordinated("Restoring no checkpoint", timeout_s, _check_none, alone=lambda: None)
-            return LoadStatus({}, None)
-        return self._restore(place_of(save_path), absolute(save_path).parent, partial, verify, mapping, strict)
+        return restore_within(TIMEOUT_S, self, save_path, partial or not strict, verify, mapping)
 
     @clock.restoring
     def _restore(
-        self, path: Place, folder: Place, partial: bool, verify: bool, mapping: TensorMapping | None, strict: bool
+        self, path: Place, folder: Place, partial: bool, verify: bool, mapping: TensorMapping | None, timeout_s: float
     ) -> LoadStatus:
         name = f"Restoring the checkpoint {path}"
         if not (path / FILE).is_file() and is_tensorflow(path):
@@ -444,6 +430,22 @@ class ReadCheckpoint:
     states: dict[str, PyTree]
     waiting: list[DeferredRestore]
     metadata: Metadata
+
+
+def restore_within(
+    timeout_s: float,
+    checkpoint: Checkpoint,
+    save_path: Directory | None,
+    partial: bool = False,
+    verify: bool = True,
+    mapping: TensorMapping | None = None,
+) -> LoadStatus:
+    """Restores a checkpoint as its `restore` does; each stage of the other processes may take `timeout_s`."""
+    if save_path is None:
+        coordinated("Restoring no checkpoint", timeout_s, _check_none, alone=lambda: None)
+        return LoadStatus({}, None)
+    folder = absolute(save_path).parent
+    return checkpoint._restore(place_of(save_path), folder, partial, verify, mapping, timeout_s)
 
 
 # Managers know what they have saved; so do their counterparts in a worker that joins later.

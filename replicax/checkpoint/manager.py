@@ -13,7 +13,7 @@ import numpy as np
 import replicax.compat.keras as keras_door
 import replicax.runtime.activity as activity
 from replicax.checkpoint.background import wait_for
-from replicax.checkpoint.checkpoint import Checkpoint
+from replicax.checkpoint.checkpoint import Checkpoint, restore_within
 from replicax.checkpoint.checkpoint_folder import CheckpointFolder
 from replicax.checkpoint.contents import ToSave
 from replicax.checkpoint.coordination import TIMEOUT_S, Coordination, coordinated
@@ -310,7 +310,7 @@ class CheckpointManager(Advised):
         if step is not None:
             self._restore(step)
         elif of_tensorflow is not None:
-            self.checkpoint.restore_within(self._timeout, of_tensorflow)
+            restore_within(self._timeout, self.checkpoint, of_tensorflow)
             return tensorflow_checkpoints().open_checkpoint(of_tensorflow).step or 0
         elif self._init_fn is not None:
             self._init_fn()
@@ -329,7 +329,7 @@ class CheckpointManager(Advised):
         return coordinated(name, self._timeout, look, alone=self.latest_step)
 
     def _restore(self, step: int, partial: bool = False, verify: bool = True) -> LoadStatus:
-        status = self.checkpoint.restore_within(self._timeout, self.path(step), partial, verify)
+        status = restore_within(self._timeout, self.checkpoint, self.path(step), partial, verify)
         self.snapshots.clear()  # It is of a step that is now made again.
         self._go_on_from(step)
         return status

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from replicax.checkpoint.checkpoint import Checkpoint
+from replicax.checkpoint.checkpoint import Checkpoint, restore_within
 from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.copies import copied
@@ -151,7 +151,7 @@ class MemorySnapshots:
         if not step:
             return None
         try:
-            status = checkpoint.restore_within(timeout_s, self.path(int(step)))
+            status = restore_within(timeout_s, checkpoint, self.path(int(step)))
         except CheckpointError as error:  # It does not fit the objects, say: all processes go on from a checkpoint.
             _log.warning("The snapshot in memory of step %s is not used, but the newest checkpoint: %s", step, error)
             return None

@@ -48,8 +48,8 @@ from replicax.runtime import clock
 from replicax.runtime.ending import only_here, pass_by_garbage
 
 #: `silence` counts where no launcher tells who has ended: who gives no sign of life for so long is left out. While a
-#: process waits for a sum, it looks ten times a second whether somebody is lost. After a broken connection, whoever shows
-#: no life for `end` has ended.
+#: process waits for a sum, it looks ten times a second whether somebody is lost. After a broken connection, whoever
+#: shows no life for `end` has ended.
 PATIENCE = Patience(start=300.0, silence=15.0, end=10.0, again=0.1, stall=300.0)
 # A call of another member is heard at once; all else may take a second. Each look costs all workers, and the job store.
 _SECONDS_BETWEEN_WATCHES = 1.0
