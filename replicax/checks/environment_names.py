@@ -62,7 +62,7 @@ RAY_FOLDER = "REPLICAX_RAY_FOLDER"
 MEETING = "REPLICAX_MEETING"
 #: With how few workers an elastic job goes on, and how many it may have ("2:8").
 ELASTIC = "REPLICAX_ELASTIC"
-#: The address of the job that this machine joins.
+#: No more used: the option `--join` had it as its default, and says what to do instead.
 JOIN = "REPLICAX_JOIN"
 #: The folder for snapshots in memory.
 SNAPSHOTS = "REPLICAX_SNAPSHOTS"

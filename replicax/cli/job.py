@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from replicax.checks.environment_names import JOIN
 from replicax.cli.job_file import ARGUMENTS, MODULE, SCRIPT, read_job_file
 from replicax.errors import LaunchError
 from replicax.job.launching import (
     Options,
-    join,
     launch,
     parse_elastic,
     parse_hosts,
@@ -59,6 +59,11 @@ def checked_job(
     grace: float | None,
 ) -> tuple[Options, Callable[[Options], int]]:
     """Returns the job that options of the command line describe, and what runs it; nothing has started yet."""
+    if joins is not None:
+        raise LaunchError(
+            f"--join {joins} (or {JOIN}) is no more: machines join an elastic job by Ray. Start the job with --elastic "
+            "MIN:MAX --on HEAD:PORT, and run `ray start --address=HEAD:PORT` on each machine that is to join."
+        )
     script, *arguments = command or [""]
     named = parse_hosts(hosts) if hosts is not None else ()
     range_of_members = None if elastic is None else parse_elastic(elastic)
@@ -82,12 +87,6 @@ def checked_job(
     )
     variables = parse_variables(env or [], os.environ)
     here = on is None and hosts is None
-    if options.goes_on and not here:
-        which = "--islands" if islands else "--elastic"
-        raise LaunchError(f"{which} is for workers on this machine: leave out --on and --hosts.")
-    if joins is not None:
-        _check_join(workers, options, on, hosts)
-        return options, lambda options: join(options, joins, start_timeout)
     if here and variables:
         raise LaunchError("--env is for workers elsewhere. Workers here inherit the environment: set it there.")
     if here:
@@ -98,18 +97,3 @@ def checked_job(
     elsewhere = Elsewhere(on, named, variables, start_timeout)
     check_elsewhere(options, elsewhere)
     return options, lambda options: launch_elsewhere(options, elsewhere)
-
-
-def _check_join(workers: str | None, options: Options, on: str | None, hosts: str | None) -> None:
-    given = {
-        "--workers": workers is not None,
-        "--elastic": options.elastic is not None,
-        "--islands": options.islands,
-        "--ps": options.ps > 0,
-        "--evaluator": options.evaluator,
-        "--on": on is not None,
-        "--hosts": hosts is not None,
-    }
-    wrong = [name for name, is_given in given.items() if is_given]
-    if wrong:
-        raise LaunchError(f"--join starts one worker of a job that runs already: leave out {', '.join(wrong)}.")

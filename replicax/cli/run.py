@@ -86,19 +86,12 @@ At = Annotated[
     str | None,
     typer.Option(
         "--address",
-        metavar="HOST[:PORT]",
-        help="With --elastic: where workers on other machines join. With it --workers may be 0.",
+        metavar="HOST",
+        hidden=True,
+        help="With --elastic: where workers that have networks of their own, such as containers, reach this machine.",
     ),
 ]
-Join = Annotated[
-    str | None,
-    typer.Option(
-        "--join",
-        metavar="HOST:PORT or DIR",
-        envvar=environment_names.JOIN,
-        help="Run one more worker of an elastic job, given its --address or, on this machine, its folder for logs.",
-    ),
-]
+Join = Annotated[str | None, typer.Option("--join", envvar=environment_names.JOIN, hidden=True)]
 Restarts = Annotated[
     int | None,
     typer.Option(
@@ -151,8 +144,8 @@ def run(
 
     With --islands a worker that is lost is started again alone, --restarts times in all, and the others go on: for
     rx.LocalSGDStrategy(elastic=True) and rx.DiLoCoStrategy(elastic=True). With --elastic MIN:MAX so is one of
-    workers in step: for rx.MultiWorkerMirroredStrategy(elastic=...). With --join the script is one more worker of such
-    a job that runs already, here or on another machine.
+    workers in step: for rx.MultiWorkerMirroredStrategy(elastic=...). With --on or --hosts workers join such a job
+    whenever a machine of the Ray cluster has room, and a machine joins by `ray start`.
 
     With --config these options come from a job file, which `replicax config` writes.
 

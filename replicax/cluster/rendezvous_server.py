@@ -18,7 +18,7 @@ from typing import TypedDict, cast
 from replicax.cluster.addresses import parse_address
 from replicax.cluster.lines import decoded, encoded, is_number
 from replicax.cluster.patience import Patience
-from replicax.cluster.token_proof import Strangers
+from replicax.cluster.strangers import Strangers
 from replicax.errors import ClusterError
 
 LONGEST_GREETING = 2**16

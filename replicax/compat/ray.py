@@ -71,6 +71,20 @@ def forget_token() -> None:
         raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
+def is_draining() -> bool:
+    """Returns whether Ray was told that the node of this process, an actor, is about to go."""
+    # Without the names: nobody is told, and a node that goes is a loss. Ray's public functions tell it nowhere.
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return False
+    state: Any = getattr(importlib.import_module("ray._private.state"), "state", None)
+    draining = getattr(state, "get_draining_nodes", dict)
+    try:
+        return ray.get_runtime_context().get_node_id() in draining()
+    except Exception:  # Ray raises of any kind, for example while its head is out of reach.
+        return False
+
+
 @contextlib.contextmanager
 def waiting_for_node(seconds: float) -> Iterator[None]:
     """Lets Ray wait longer for its own processes to come up than its 30 s, while the block runs."""

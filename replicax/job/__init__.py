@@ -18,9 +18,9 @@ among the many that follow from it. `subprocess.Popen` in a loop does none of th
 5. `supervision/restart_policy.py` decides by the exit codes (`errors/exit_codes.py`) whether there is another attempt.
 
 On other machines, `elsewhere/`: an actor of Ray is the agent of each worker (`agent.py`); it starts the same processes,
-and sends the same events to `remote_process.py`, so steps 4 and 5 do not know the difference. A machine that joins an
-elastic job (`replicax run --join`) has a launcher of its own (`launching/joining.py`), which talks to
-`supervision/joined_workers.py`. `templates/` writes manifests for schedulers, which start processes themselves.
+and sends the same events to `remote_process.py`, so steps 4 and 5 do not know the difference. The agents of a fixed job
+have their places all at once; those of an elastic one (`worker_actors.AgentPool`) have them one by one, when a machine
+has room. `templates/` writes manifests for schedulers, which start processes themselves.
 
 The mistakes that it guards against: a process that outlives its job; a second failure that hides the first; a restart
 that only repeats an error; a worker that ends with 0 while others still need it; strangers at a port.

@@ -6,21 +6,18 @@ import dataclasses
 import importlib.machinery
 import math
 import os
-import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from replicax.checks import is_int
-from replicax.cluster import Address, parse_address
-from replicax.errors import ClusterError, LaunchError
+from replicax.errors import LaunchError
 from replicax.group.membership.launcher_news import ElasticRange, parse_range
 
 _GRACE_OF_SURVIVORS = 5.0  # `--grace` replaces both: of those that are left when one has failed,
 _GRACE_OF_ALL = 30.0  # and of all when the job is told to end. They may have to save.
 _MOST_SINGLE_RESTARTS = 1000
-_ENDS_WITH_PORT = re.compile(r"(^[^:]*|\]):[^:]*$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +38,7 @@ class Options:
     # With how few workers the job goes on when some are lost, and how many it may have; see
     # `rx.MultiWorkerMirroredStrategy(elastic=...)`. A worker that is lost is started again alone.
     elastic: ElasticRange | None = None
-    # "host" or "host:port" at which other machines reach this one, so that their workers may join an elastic job; None:
-    # only this machine's may. With it `workers` may be 0: all of them join.
+    # Where the workers of an elastic job reach this machine, if they have networks of their own; None: by loopback.
     address: str | None = None
     # How often all tasks start again after a failure; with `islands` or `elastic`, how often any of them does. None:
     # never, but the lost workers of an elastic job always start again.
@@ -54,9 +50,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.min_workers is None:
             object.__setattr__(self, "min_workers", self.workers)
-        least = 0 if self.elastic and self.address else 1
-        _check_number("--workers", self.workers, least)
-        _check_number("The smaller number of --workers", self.fewest_workers, least)
+        _check_number("--workers", self.workers, 1)
+        _check_number("The smaller number of --workers", self.fewest_workers, 1)
         if self.fewest_workers > self.workers:
             raise LaunchError(
                 f"--workers {self.fewest_workers}:{self.workers} is not a range: write the smaller number first."
@@ -79,33 +74,19 @@ class Options:
 
     def _check_elastic(self) -> None:
         if self.elastic is None:
-            if self.join_listener is not None:
-                raise LaunchError("--address is for jobs that others join: it needs --elastic MIN:MAX.")
+            if self.address is not None:
+                raise LaunchError("--address is for elastic jobs: it needs --elastic MIN:MAX.")
             return
         if self.ps or self.islands:
             other, why = ("--ps", "they come and go anyway") if self.ps else ("--islands", "islands train alone")
             raise LaunchError(f"--elastic and {other} exclude each other: --elastic is for workers in step, {why}.")
-        least = 0 if self.address else self.elastic.fewest  # Others may join where there is an address.
-        if self.fewest_workers != self.workers or not least <= self.workers <= self.elastic.most:
+        least, most = self.elastic
+        if self.fewest_workers != self.workers or not least <= self.workers <= most:
             told = f"{self.workers}" if self.fewest_workers == self.workers else f"{self.fewest_workers}:{self.workers}"
             raise LaunchError(
                 f"With --elastic {self.elastic} --workers is the number to start with, from {least} to "
-                f"{self.elastic.most}, got {told}."
+                f"{most}, got {told}."
             )
-
-    @property
-    def join_listener(self) -> Address | None:
-        """`address`, parsed; its port is 0 if any will do."""
-        if self.address is None:
-            return None
-        with_port = _ENDS_WITH_PORT.search(self.address) is not None
-        try:
-            found = parse_address(self.address if with_port else f"{self.address}:1", "--address")
-        except ClusterError as error:
-            raise LaunchError(
-                f"--address must be HOST or HOST:PORT, got {self.address!r}: it {error.problem}."
-            ) from error
-        return found if with_port else found._replace(port=0)
 
     @property
     def goes_on(self) -> bool:

@@ -42,7 +42,7 @@ class Plan:
 
 def count_ports(options: Options, workers: int) -> int:
     """Returns the number of ports that `make_plan` needs."""
-    return 0 if options.ps else (workers if options.join_listener is None else 0) + options.goes_on
+    return 0 if options.ps else (workers if options.address is None else 0) + options.goes_on
 
 
 def make_plan(job: Job, workers: int, attempt: int, ports: Sequence[int], log_dir: Path | None = None) -> Plan:
@@ -66,7 +66,7 @@ def make_plan(job: Job, workers: int, attempt: int, ports: Sequence[int], log_di
             own[ELASTIC] = str(options.elastic)
         return PlannedTask(kind, index, port, {**common, **own})
 
-    if options.elastic is not None and options.join_listener is not None:
+    if options.elastic is not None and options.address is not None:
         own = [member_environment(options.elastic, meeting, Incarnation(index, 0), workers) for index in range(workers)]
         tasks = [PlannedTask(WORKER, index, None, {**common, **each}) for index, each in enumerate(own)]
     else:
@@ -82,25 +82,12 @@ def flags_for_workers(flags: str) -> str:
 
 def meeting_host(options: Options) -> str:
     """Returns the name or IP address at which the workers reach this machine."""
-    return HOST if options.join_listener is None else options.join_listener.host
+    return HOST if options.address is None else options.address
 
 
 def meeting_address(options: Options, ports: Sequence[int]) -> str:
     """Returns where workers that come and go meet, given the ports of `make_plan`."""
     return join_address(meeting_host(options), ports[-1])
-
-
-#: The variables of `member_environment`; a worker that joins takes no others from the job.
-MEMBER_VARIABLES = frozenset(
-    {
-        environment_names.COORDINATOR,
-        environment_names.NUM_PROCESSES,
-        environment_names.PROCESS_ID,
-        MEETING,
-        LIFE,
-        ELASTIC,
-    }
-)
 
 
 def member_environment(elastic: ElasticRange, meeting: str, incarnation: Incarnation, workers: int) -> dict[str, str]:

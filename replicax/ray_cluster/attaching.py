@@ -39,6 +39,7 @@ _log = logging.getLogger(__name__)
 _READY_MEMORY = {"RAY_preallocate_plasma_memory": "1"}
 _SHARED_GPU = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 _CONNECTION = {"logging_level": logging.WARNING, "log_to_driver": True}
+_WITHOUT_LOGS = {"log_to_driver": False}
 
 
 def embed(dashboard: bool, patience: Patience = PATIENCE) -> contextlib.ExitStack:
@@ -81,27 +82,27 @@ def _embed(dashboard: bool, patience: Patience) -> contextlib.ExitStack:
         return ending.pop_all()
 
 
-def attach(address: str) -> contextlib.ExitStack:
-    """Connects with an existing Ray cluster."""
+def attach(address: str, shows_logs: bool = True) -> contextlib.ExitStack:
+    """Connects with an existing Ray cluster; may show here what its processes write to their logs."""
     with contextlib.ExitStack() as ending:
         with starting({**optional_token(os.environ), **outliving(limit())}) as ray:
             _disconnect_by(ending, ray)
-            _init(ray, address)
+            _init(ray, address, **({} if shows_logs else _WITHOUT_LOGS))
         return ending.pop_all()
 
 
 def attach_to_tasks(
-    spec: ClusterSpec, deadline: Deadline, connected: bool, who: str = COORDINATOR
+    spec: ClusterSpec, deadline: Deadline, connected: bool, who: str = COORDINATOR, waits: bool = True
 ) -> contextlib.ExitStack:
-    """Connects with the Ray cluster of these tasks, and waits until all of them are there."""
+    """Connects with the Ray cluster of these tasks, and waits until all of them are there, unless it need not."""
     with contextlib.ExitStack() as ending:
         if not connected:
             _connect_with_head(spec, ending, deadline, who)
-        tasks = serving_tasks(spec)
+        tasks = serving_tasks(spec) if waits else []
 
         def missing() -> list[str]:
             there = {name for resources in alive_resources() for name in resources}
-            return [describe(spec, task) for task in missing_tasks(spec, there)]
+            return [describe(spec, task) for task in missing_tasks(spec, there)] if waits else []
 
         wait_for(missing, len(tasks), who, head_address(spec), deadline)
         return ending.pop_all()
@@ -121,7 +122,8 @@ def _connect_with_head(spec: ClusterSpec, ending: contextlib.ExitStack, deadline
         own_node = node_options(node.folder.path)
     with starting({**token, **outliving(limit(default=HEAD_LIMIT))}, SETTINGS, own) as ray:
         _disconnect_by(ending, ray)
-        _init(ray, join_address(ip, parse_address(head, "address").port), **own_node)
+        logs = {} if who == COORDINATOR else _WITHOUT_LOGS
+        _init(ray, join_address(ip, parse_address(head, "address").port), **own_node, **logs)
 
 
 def _init(ray: ModuleType, address: str, **options: object) -> None:

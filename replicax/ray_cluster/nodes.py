@@ -23,7 +23,7 @@ from replicax.ray_cluster.deadline import PATIENCE
 from replicax.ray_cluster.folder import Folder
 from replicax.ray_cluster.memory import object_store_memory
 from replicax.ray_cluster.ray_environment import QUIET, import_ray
-from replicax.ray_cluster.tasks import head_address, head_task, resource_name
+from replicax.ray_cluster.tasks import ROOM, SERVER, head_address, head_task, resource_name
 
 _STARTED = "Ray runtime started."
 _SECONDS_BETWEEN_LOOKS = 0.1
@@ -44,7 +44,8 @@ SETTINGS = {
 def task_arguments(spec: ClusterSpec, task: Task, dashboard: bool) -> list[str]:
     """Returns the arguments of `ray start` for a task: the first that serves hosts the head at its own port."""
     port = str(parse_address(spec.task_address(task.type, task.index), "address").port)
-    arguments = ["--resources", json.dumps({resource_name(task): 1})]
+    room = {} if SERVER in spec.jobs else {ROOM: 1}
+    arguments = ["--resources", json.dumps({resource_name(task): 1, **room})]
     arguments += ["--object-store-memory", str(object_store_memory())]
     if task == head_task(spec):
         return ["--head", "--port", port, "--include-dashboard", str(dashboard).lower(), *arguments]

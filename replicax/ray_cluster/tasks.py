@@ -16,6 +16,8 @@ SERVER, WORKER, COORDINATOR = "ps", "worker", "chief"
 CLIENT = "client"
 _ASYNCHRONOUS, _SYNCHRONOUS = (SERVER, WORKER), (COORDINATOR, WORKER)
 _PREFIX = "replicax_"
+#: The resource of each server of a cluster without parameter servers: one worker of an elastic job has room there.
+ROOM = f"{_PREFIX}room"
 
 
 def check_cluster(spec: ClusterSpec, field: str = "cluster") -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from replicax.checks import is_int
 from replicax.cluster import ClusterSpec, Task
+from replicax.cluster.own_address import own_ip
 from replicax.errors import ClusterError, ClusterTimeoutError
 from replicax.ray_cluster.actor_placement import alive_resources, gpu_share
 from replicax.ray_cluster.attaching import attach, attach_to_tasks
@@ -17,6 +19,7 @@ from replicax.ray_cluster.ending_actors import end_process
 from replicax.ray_cluster.head import Head
 from replicax.ray_cluster.tasks import (
     CLIENT,
+    ROOM,
     WORKER,
     check_workers,
     describe,
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 _TRACE = 0.001
+_AUTO = "auto"
 
 
 class Place(NamedTuple):
@@ -43,13 +47,43 @@ class Place(NamedTuple):
 class WorkerCluster:
     """A Ray cluster that this process is connected with, and the workers that it may place there, the chief first."""
 
-    def __init__(self, places: list[Place], head: Head | None, ending: contextlib.ExitStack):
+    def __init__(
+        self, places: list[Place], head: Head | None, ending: contextlib.ExitStack, address: str | None = None
+    ):
         self.places, self.head, self._ending = tuple(places), head, ending
+        self._address = address  # of the cluster, as the user has told it; None if that of the head is known
         self.is_of_servers = head is not None  # Each worker has a server of its own, which serves one client at a time.
 
     def lost_head(self) -> str | None:
         """Returns the name of the server with Ray's head if nobody listens there any more, at two looks; else None."""
         return self.head.name if self.head is not None and self.head.is_gone() else None
+
+    def own_ip(self, timeout_s: float) -> str:
+        """Returns the address of this machine at which the workers reach it; names may take `timeout_s` to resolve."""
+        import ray
+
+        if self.head is not None:
+            there = self.head.address
+        elif ray.util.client.ray.is_connected():
+            told = self._address if self._address != _AUTO else os.environ.get("RAY_ADDRESS")
+            there = str(told).removeprefix("ray://")
+        else:
+            there = ray.get_runtime_context().gcs_address
+        return own_ip("This launcher", "", [there], timeout_s)
+
+    def options(self, number: int) -> dict[str, object]:
+        """Returns the keyword arguments for `ActorClass.options` of an actor that waits, alone, for room for a worker.
+
+        Ray finds it a place as soon as some machine has room, also one that joins later.
+        """
+        bundle = self.places[number].bundle
+        own = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")}
+        return {
+            "num_cpus": bundle.get("CPU", 0),
+            "num_gpus": bundle.get("GPU", 0),
+            "resources": own,
+            "scheduling_strategy": "SPREAD",
+        }
 
     def reserve(self) -> Reservation:
         """Asks for the places of all workers at once; `Reservation.is_ready` says when they are there."""
@@ -103,8 +137,12 @@ def connect_workers(
     address: str | None = None,
     workers: int | None = None,
     start_timeout: float = PATIENCE.start,
+    most: int | None = None,
 ) -> WorkerCluster:
-    """Connects this process, as a client, with the servers of `cluster`, or with the Ray cluster at `address`."""
+    """Connects this process, as a client, with the servers of `cluster`, or with the Ray cluster at `address`.
+
+    If `most` is given, there are as many places for workers that come and go, wherever machines have room.
+    """
     deadline = Deadline(start_timeout)
     ray = sys.modules.get("ray")
     # A connection that the user has made by `ray.init` is used, and stays open.
@@ -113,12 +151,15 @@ def connect_workers(
         if address is not None or workers is not None:
             raise ClusterError("remote_cluster", None, "tells all of it", "Leave the number of workers out.")
         check_workers(cluster, "remote_cluster")
-        ending = attach_to_tasks(cluster, deadline, connected, CLIENT)
+        ending = attach_to_tasks(cluster, deadline, connected, CLIENT, waits=most is None)
         head = Head(describe(cluster, head_task(cluster)), head_address(cluster))
-        return WorkerCluster(_places_of(cluster), head, ending)
+        return WorkerCluster(_places_of(cluster) if most is None else _places_for_anyone(most, ROOM), head, ending)
+    if most is not None:
+        ending = contextlib.ExitStack() if connected or address is None else attach(address, shows_logs=False)
+        return WorkerCluster(_places_for_anyone(most, "CPU"), None, ending, address)
     if not is_int(workers) or workers < 1:
         raise ClusterError("workers", workers, "must be an int of at least 1", "Say how many workers shall run there.")
-    ending = contextlib.ExitStack() if connected or address is None else attach(address)
+    ending = contextlib.ExitStack() if connected or address is None else attach(address, shows_logs=False)
     return WorkerCluster(_places(int(workers)), None, ending)
 
 
@@ -128,8 +169,15 @@ def _places_of(spec: ClusterSpec) -> list[Place]:
     for task in serving_tasks(spec):
         name = resource_name(task)
         gpus = sum(node.get("GPU", 0) for node in nodes if name in node)
-        found.append(Place(task, describe(spec, task), {name: 1.0, **({"GPU": gpus} if gpus else {})}))
+        found.append(Place(task, describe(spec, task), {name: 1.0, ROOM: 1.0, **({"GPU": gpus} if gpus else {})}))
     return found
+
+
+def _places_for_anyone(most: int, resource: str) -> list[Place]:
+    """Returns places wherever one of a resource is free; a worker gets a GPU if the cluster has any."""
+    gpus = min(1.0, sum(node.get("GPU", 0) for node in alive_resources()))
+    bundle = {resource: 1.0, **({"GPU": gpus} if gpus else {})}
+    return [Place(Task(WORKER, index), f"{WORKER}:{index}", dict(bundle)) for index in range(most)]
 
 
 def _places(workers: int) -> list[Place]:
@@ -138,8 +186,8 @@ def _places(workers: int) -> list[Place]:
     return [Place(Task(WORKER, index), f"{WORKER}:{index}", dict(bundle)) for index in range(workers)]
 
 
-def no_room(cluster: WorkerCluster, deadline: Deadline) -> ClusterTimeoutError:
-    """Returns the error that says that the places of the workers are not free."""
-    wanted = [f"{place.name} (needs {place.bundle})" for place in cluster.places]
+def no_room(cluster: WorkerCluster, deadline: Deadline, fewest: int | None = None) -> ClusterTimeoutError:
+    """Returns the error that says that the places of the workers, or of the fewest of them, are not free."""
+    wanted = [f"{place.name} (needs {place.bundle})" for place in cluster.places[:fewest]]
     note = ": the cluster has no room for them, or something else runs there"
     return ClusterTimeoutError("The client", deadline.seconds, wanted, "the Ray cluster", note)

@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from replicax.cluster import rendezvous, token_proof
+from replicax.cluster import rendezvous, strangers
 from replicax.cluster.patience import CONNECTING
 from replicax.cluster.signing import shown
 from replicax.errors import ClusterError, ClusterTimeoutError
@@ -263,7 +263,7 @@ def test_those_who_say_nothing_delay_nobody():
         with meeting(address, 1, 2) as others:
             pass
         assert len(others) == 2
-        assert time.monotonic() - begun < token_proof.SECONDS_TO_PROVE
+        assert time.monotonic() - begun < strangers.SECONDS_TO_PROVE
     assert len(found[0]) == 3
 
 

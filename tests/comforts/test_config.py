@@ -47,7 +47,7 @@ def test_every_option_may_stand_in_the_file(tmp_path, started):
 def test_all_options_are_known(tmp_path):
     """Each one that `replicax run --help` names may stand in a job file: its value is checked, not its name."""
     shown = call("run", "--help").output
-    for name in ("on", "hosts", "env", "start-timeout", "islands", "elastic", "address", "join", "restarts", "grace"):
+    for name in ("on", "hosts", "env", "start-timeout", "islands", "elastic", "restarts", "grace"):
         assert f"--{name}" in shown
         found = call("run", "--config", job_file(tmp_path, f"{name}: [[wrong]]"))
         assert found.exit_code == ExitCode.USAGE
@@ -111,8 +111,8 @@ def test_config_writes_what_it_was_told(tmp_path, started, monkeypatch):
         (["script=none", "module=true"], "There is no module 'none'"),
         (["script=a.py", "on=auto", "env=NOT_SET_HERE"], "the NAME of a variable that is set here"),
         (["script=a.py", "env=A=1"], "--env is for workers elsewhere"),
-        (["script=a.py", "elastic=2:3", "on=auto"], "leave out --on"),
-        (["script=a.py", "join=a:1", "ps=1"], "leave out --ps"),
+        (["script=a.py", "islands=true", "on=auto"], "leave out --on"),
+        (["script=a.py", "join=a:1"], "--elastic MIN:MAX --on HEAD:PORT"),
         (["script=a.py", "on=auto", "hosts=a:1"], "--on and --hosts"),
     ],
 )

@@ -15,6 +15,7 @@ ray = pytest.importorskip("ray")
 NAMES = {
     "ray._private.worker": ["_global_node", "custom_excepthook", "normal_excepthook", "shutdown"],
     "ray._private.services": [NODE, NODE_IP_ADDRESS],
+    "ray._private.state": ["state.get_draining_nodes"],
     "ray._raylet": ["Config.initialize", "AuthenticationTokenLoader.instance"],
     "ray.scripts.scripts": ["main"],
     CHANNELS: ["Channel.read", "Channel.write"],

@@ -25,6 +25,11 @@ def test_the_others_join_it_and_listen_at_theirs():
     assert "--include-dashboard" not in arguments
 
 
+def test_servers_without_parameter_servers_have_room_for_a_worker_of_any_job():
+    spec = ClusterSpec({"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]})
+    assert '{"replicax_worker_1": 1, "replicax_room": 1}' in task_arguments(spec, Task("worker", 1), dashboard=False)
+
+
 def test_nothing_can_be_placed_on_the_node_of_a_coordinator():
     arguments = visitor_arguments(SPEC)
     assert arguments[:6] == ["--address", "10.0.0.1:2222", "--num-cpus", "0", "--num-gpus", "0"]

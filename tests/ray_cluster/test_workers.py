@@ -21,9 +21,9 @@ def ray_of(monkeypatch: pytest.MonkeyPatch):
     def made(*nodes: dict[str, float]) -> list[object]:
         attached: list[object] = []
         monkeypatch.setattr(workers, "alive_resources", lambda: list(nodes))
-        monkeypatch.setattr(workers, "attach", lambda address: attached.append(address) or contextlib.ExitStack())
+        monkeypatch.setattr(workers, "attach", lambda address, **_: attached.append(address) or contextlib.ExitStack())
         monkeypatch.setattr(
-            workers, "attach_to_tasks", lambda spec, *rest: attached.append(rest[-1]) or contextlib.ExitStack()
+            workers, "attach_to_tasks", lambda spec, *rest, **_: attached.append(rest[-1]) or contextlib.ExitStack()
         )
         return attached
 
@@ -32,6 +32,7 @@ def ray_of(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_worker_has_its_servers_resource_whole_and_all_of_its_gpus(ray_of):
     attached = ray_of({"replicax_chief_0": 1.0, "GPU": 2.0}, {"replicax_worker_0": 1.0}, {"replicax_worker_1": 1.0})
+    room = {"replicax_room": 1.0}
     cluster = connect_workers(SERVERS)
     assert attached == ["client"]
     assert cluster.is_of_servers
@@ -39,9 +40,21 @@ def test_a_worker_has_its_servers_resource_whole_and_all_of_its_gpus(ray_of):
         "chief:0 at 127.0.0.1:3", "worker:0 at 127.0.0.1:1", "worker:1 at 127.0.0.1:2",
     ]  # fmt: skip
     assert [place.bundle for place in cluster.places] == [
-        {"replicax_chief_0": 1.0, "GPU": 2.0}, {"replicax_worker_0": 1.0}, {"replicax_worker_1": 1.0},
+        {"replicax_chief_0": 1.0, "GPU": 2.0, **room}, {"replicax_worker_0": 1.0, **room},
+        {"replicax_worker_1": 1.0, **room},
     ]  # fmt: skip
     cluster.close()
+
+
+def test_workers_that_come_and_go_have_room_wherever_there_is_some(ray_of):
+    ray_of({"CPU": 2.0, "replicax_room": 1.0}, {"CPU": 4.0, "GPU": 2.0})
+    at_servers, anywhere = connect_workers(SERVERS, most=2), connect_workers(address="host:1", most=3)
+    assert [place.bundle for place in at_servers.places] == [{"replicax_room": 1.0, "GPU": 1.0}] * 2
+    assert [place.name for place in anywhere.places] == ["worker:0", "worker:1", "worker:2"]
+    assert anywhere.options(2) == {
+        "num_cpus": 1.0, "num_gpus": 1.0, "resources": {}, "scheduling_strategy": "SPREAD",
+    }  # fmt: skip
+    assert at_servers.options(0)["resources"] == {"replicax_room": 1.0}
 
 
 def test_workers_in_any_ray_cluster_share_its_gpus(ray_of):

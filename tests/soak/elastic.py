@@ -1,12 +1,15 @@
 """Strikes an elastic job of four workers at random, and proves that its training ends as if nothing had been.
 
-    python tests/soak/elastic.py --faults 200 [--seed 0] [--fit] [--log-dir DIR]
+    python tests/soak/elastic.py --faults 200 [--seed 0] [--fit] [--hosts] [--log-dir DIR]
 
 `replicax run --elastic 2:4` starts the workers, and lost ones again. They are killed, stopped for longer than the stall
 time-out, cut off (each worker has a network namespace of its own, where root allows that) and preempted: at the start,
 while all is well, two at once, while the others recover, while a replacement joins, and near the end. Then the logs are
 read: each row of each step has counted exactly once, no two groups have gone on, the survivors have kept their
 processes, and the parameters are those of one undisturbed process that saw the same global batches.
+
+With `--hosts` each worker runs at a server, a real node of Ray on this machine. No cable is cut then; instead servers
+are killed, all but the first, and come back after a while.
 """
 
 from __future__ import annotations
@@ -29,10 +32,12 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
+from replicax.checks import environment_names  # noqa: E402
 from replicax.errors import WorkersFailedError  # noqa: E402
 from replicax.testing import ElasticJob, why_no_cables  # noqa: E402
 from tests.soak import elastic_history as history  # noqa: E402
 from tests.soak.elastic_faults import FEWEST, STALL_S, WORKERS, Striker  # noqa: E402
+from tests.soak.elastic_hosts import TOKEN, Servers  # noqa: E402
 from tests.soak.elastic_training import end_after  # noqa: E402
 
 PAUSE_S = 0.05
@@ -51,13 +56,18 @@ def job_environment() -> dict[str, str]:
 def disturbed(folder: Path, script: Path, args: argparse.Namespace, kinds: tuple[str, ...]) -> tuple[Striker, bool]:
     """Runs the job and strikes it; returns what has struck it, and whether it has ended well."""
     chance, deadline = random.Random(args.seed), time.monotonic() + args.limit
+    servers, environment = None, job_environment()
+    if args.hosts:
+        of_workers = {**os.environ, **environment, environment_names.STALL_TIMEOUT: str(STALL_S)}
+        servers = Servers(WORKERS, folder, of_workers)
+        environment[environment_names.TOKEN] = TOKEN
     job = ElasticJob(
-        script, folder, PAUSE_S, workers=WORKERS, min_workers=FEWEST, stall_timeout=STALL_S,
-        environment=job_environment(), log_dir=folder / "logs", cables="cut" in kinds,
+        script, folder, PAUSE_S, workers=WORKERS, min_workers=FEWEST, stall_timeout=STALL_S, environment=environment,
+        log_dir=folder / "logs", cables="cut" in kinds, options=servers.options if servers is not None else (),
     )  # fmt: skip
-    striker = Striker(job, folder, chance, kinds)
+    striker = Striker(job, folder, chance, kinds, servers)
     code = None
-    with job:
+    with contextlib.closing(servers) if servers is not None else contextlib.nullcontext(), job:
         try:
             striker.strike_at_start()
             while len(striker.faults) < args.faults - 1 and time.monotonic() < deadline:
@@ -148,12 +158,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kinds", default="kill,stop,cut,preempt", help="those that may strike")
+    parser.add_argument("--kinds", help="those that may strike; by default kill,stop,preempt and cut, or node")
+    parser.add_argument("--hosts", action="store_true", help="run the workers at servers, as nodes of Ray")
     parser.add_argument("--limit", type=float, default=7200.0, help="seconds after which no more faults come")
     parser.add_argument("--fit", action="store_true", help="train with Model.fit")
     parser.add_argument("--log-dir", type=Path, help="a new folder that is kept")
     args = parser.parse_args()
-    kinds, problem = tuple(args.kinds.split(",")), why_no_cables()
+    usual = f"kill,stop,preempt,{'node' if args.hosts else 'cut'}"
+    kinds, problem = tuple((args.kinds or usual).split(",")), why_no_cables()
     if problem and "cut" in kinds:
         print(f"No cable is cut: {problem}")
         kinds = tuple(kind for kind in kinds if kind != "cut")

@@ -14,12 +14,13 @@ from replicax.errors import ArgumentError, WorkersFailedError
 from replicax.testing import ElasticJob
 from replicax.testing.elastic_job import Run
 from tests.soak.elastic_history import Fault, Line, read_last
+from tests.soak.elastic_hosts import Servers
 
 WORKERS, FEWEST = 4, 2
 STALL_S = 7.0
 LONGEST_WAIT_S = 120.0  # for the job to have all its members again: then it is a hang
 _MOMENTS = ("steady", "two", "two", "recovery", "join")
-_WEIGHTS = {"kill": 8, "preempt": 4, "stop": 4, "cut": 4}
+_WEIGHTS = {"kill": 8, "preempt": 4, "stop": 4, "cut": 4, "node": 4}
 _LONGEST_STEADY_S, _LONGEST_RECOVERY_S, _LONGEST_JOIN_S = 0.5, 1.5, 6.0
 _LOOK_S = 0.05
 _SECONDS_FOR_STACKS = 2.0
@@ -33,6 +34,7 @@ class Striker:
         folder: Where its workers tell of their steps.
         chance: Draws everything.
         kinds: The kinds of faults that this machine allows.
+        servers: Where the workers run; None if they are processes of the launcher.
 
     Attributes:
         faults: Those that have struck.
@@ -40,10 +42,18 @@ class Striker:
         survived: After how many faults it has.
     """
 
-    def __init__(self, job: ElasticJob, folder: Path, chance: random.Random, kinds: tuple[str, ...]):
+    def __init__(
+        self,
+        job: ElasticJob,
+        folder: Path,
+        chance: random.Random,
+        kinds: tuple[str, ...],
+        servers: Servers | None = None,
+    ):
         self.faults: list[Fault] = []
         self.hangs = self.survived = 0
         self._job, self._folder, self._chance, self._kinds = job, folder, chance, kinds
+        self._servers = servers
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._open: list[Fault] = []  # faults after which the job has not yet had all its members
 
@@ -145,7 +155,7 @@ class Striker:
         for worker in chosen:
             (kind,) = self._chance.choices(kinds, [_WEIGHTS[kind] for kind in kinds])
             try:
-                run = self._one(kind, worker)
+                kind, run = self._one(kind, worker)
             except ArgumentError:  # It has ended by itself: it was a start behind a cable that is cut.
                 continue
             fault = Fault(kind, moment, run, now)
@@ -154,16 +164,24 @@ class Striker:
             present = membership.present
             print(f"{len(self.faults)}: {kind} of worker {worker} ({moment}), members {present}", flush=True)
 
-    def _one(self, kind: str, worker: int) -> Run:
+    def _one(self, kind: str, worker: int) -> tuple[str, Run]:
+        """Strikes a worker; returns the kind, and the run. The first server is not struck, but its worker."""
         job, longer = self._job, STALL_S + self._chance.uniform(0.5, 3.0)
         if kind == "stop":
             run = job.stop(worker)
             self._in(longer, lambda: job.resume(run))
-            return run
+            return kind, run
         if kind == "cut":
             self._in(longer, lambda: job.mend(worker))
-            return job.cut(worker)
-        return job.kill(worker) if kind == "kill" else job.preempt(worker)
+            return kind, job.cut(worker)
+        if kind == "node" and self._servers is not None:
+            servers, run = self._servers, job.run_of(worker)
+            server = servers.with_worker(run.pid)
+            if server:
+                servers.lose(server)
+                self._in(self._chance.uniform(0.0, 4.0), lambda: servers.start(server))
+                return kind, run
+        return ("preempt", job.preempt(worker)) if kind == "preempt" else ("kill", job.kill(worker))
 
     def _in(self, seconds: float, action: Callable[[], None]) -> None:
         self._later.append((time.monotonic() + seconds, action))

@@ -48,7 +48,7 @@ class Fault:
     """A fault that has struck.
 
     Attributes:
-        kind: `"kill"`, `"stop"`, `"cut"` or `"preempt"`.
+        kind: `"kill"`, `"stop"`, `"cut"`, `"preempt"` or `"node"`.
         moment: When it came: `"start"`, `"steady"`, `"two"`, `"recovery"`, `"join"` or `"end"`.
         run: The run of the worker that it struck.
         time: When, in seconds since 1970.

@@ -121,14 +121,15 @@ def _servers(folder: Path) -> list[list[str]]:
     ]
 
 
-def _joins(folder: Path) -> list[list[str]]:
-    return [_replicax("run", "--join", folder / "logs", "--log-dir", folder / "own", _JOB, "elastic", folder, PAUSE_S)]
+def _elastic_there(folder: Path) -> list[list[str]]:
+    return _run("--elastic", "1:2", "--hosts", ",".join(_cluster(folder)["worker"]), "elastic")(folder)
 
 
 _TWO = ("--workers", 2)
 KINDS = {
     "fixed": Kind(2, 2, _worker(0), _worker(1)),
-    "elastic": Kind(3, 3, _run(*_TWO, "--elastic", "1:3", "elastic"), _joins),
+    "elastic": Kind(3, 3, _run("--elastic", "1:3", "elastic")),
+    "elastic_servers": Kind(2, 2, _servers, _elastic_there),
     "islands": Kind(2, 2, _run(*_TWO, "--islands", "islands")),
     "ps": Kind(1, 1, _run(*_TWO, "--ps", 1, "ps")),
     "servers": Kind(2, 2, _servers, _script("servers")),

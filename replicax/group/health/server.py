@@ -20,7 +20,7 @@ from http import HTTPStatus
 from typing import Protocol, TypeAlias
 
 from replicax.cluster.lines import decoded, is_number
-from replicax.cluster.token_proof import Strangers
+from replicax.cluster.strangers import Strangers
 from replicax.group.health.client import TOKEN_HEADER
 from replicax.runtime.call_order import order_from
 

@@ -6,6 +6,7 @@ import collections
 import contextlib
 import os
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -13,13 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
+from replicax.compat.ray import is_draining
 from replicax.job.elsewhere.messages import (
-    CallEnded,
+    SAID,
     Client,
+    Drains,
     Ended,
     Failed,
     HostFacts,
-    Meets,
     News,
     Noted,
     Order,
@@ -28,7 +30,7 @@ from replicax.job.elsewhere.messages import (
     Reply,
 )
 from replicax.job.elsewhere.script_files import unpack_sources
-from replicax.job.processes.events import CallReturned, Event, ProcessEnded, ScriptEnded, WaitingForOthers
+from replicax.job.processes.events import Event, FoundSilent, ProcessEnded, ScriptEnded
 from replicax.job.processes.job_ledger import NewLines
 from replicax.job.processes.output import NoLog
 from replicax.job.processes.ports import reserved_ports
@@ -37,6 +39,9 @@ from replicax.job.processes.reaper import Guard
 from replicax.job.processes.task import PlannedTask, Program, common_environment
 
 _SECONDS_BETWEEN_LOOKS = 0.5
+_SECONDS_BETWEEN_NOTICES = 2.0  # Each look asks Ray's head; machines are told half a minute before they go, or more.
+# Whoever starts several servers numbers them; the numbers of a job's workers are others.
+_RANKS = ("SLURM_PROCID", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _MOST_BYTES = 4 * 2**20  # A worker that prints more than the client takes has to wait, as with any pipe.
 
 
@@ -58,6 +63,8 @@ class WorkerAgent:
         self._closed = threading.Event()
         self._watch = threading.Thread(target=self._watch_client, name="replicax-host-lease", daemon=True)
         self._watch.start()
+        self._notice = threading.Thread(target=self._watch_machine, name="replicax-host-notice", daemon=True)
+        self._notice.start()
 
     def client(self) -> Client:
         """Returns whom it serves."""
@@ -162,6 +169,7 @@ class WorkerAgent:
         self._guard.close()
         self._starter.shutdown()
         self._watch.join()
+        self._notice.join()
 
     def _end(self) -> None:
         """Ends an earlier process, if there is one that its client has not tidied up."""
@@ -189,10 +197,21 @@ class WorkerAgent:
                 self._outbox.close()
                 process.kill()
 
+    def _watch_machine(self) -> None:
+        """Tells the process by SIGTERM, and the client, that Ray has been told that this machine is about to go."""
+        told: Process | None = None
+        while not self._closed.wait(_SECONDS_BETWEEN_NOTICES):
+            process, outbox = self._process, self._outbox
+            if process is not None and process is not told and is_draining():
+                told = process
+                outbox.drain()
+                process.send(signal.SIGTERM)
+
 
 def _own_environment() -> dict[str, str]:
     """Returns the machine's environment without what Ray has set for this actor, above all its secret."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    others = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return {name: value for name, value in others.items() if name not in _RANKS}
 
 
 class Outbox:
@@ -206,16 +225,18 @@ class Outbox:
 
     def put(self, event: Event) -> None:
         """Takes an event of the process."""
-        process = getattr(event, "process", None)
-        assert isinstance(process, Process)
         if isinstance(event, ScriptEnded):
-            self._put(Failed(event.code, event.time, process.last_words, event.blames))
-        elif isinstance(event, WaitingForOthers):
-            self._put(Meets(event.size, event.watches))
-        elif isinstance(event, CallReturned):
-            self._put(CallEnded(event.threads))
+            self._put(Failed(event.code, event.time, event.process.last_words, event.blames))
         elif isinstance(event, ProcessEnded):
             self._put(Ended(event.time))
+        elif isinstance(event, FoundSilent):
+            self._put(event)
+        elif isinstance(event, SAID):
+            self._put(event._replace(process=None))
+
+    def drain(self) -> None:
+        """Takes the notice that the machine is about to go."""
+        self._put(Drains())
 
     def put_output(self, chunk: bytes, error: bool) -> None:
         """Takes some output; waits while there is too much of it."""

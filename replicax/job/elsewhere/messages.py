@@ -6,8 +6,9 @@ import dataclasses
 import os
 import socket
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from replicax.job.processes.events import CallReturned, ClusterLeft, FoundSilent, MemberNews, WaitingForOthers
 from replicax.job.processes.task import PlannedTask
 
 
@@ -87,17 +88,8 @@ class Failed(NamedTuple):
     blames: tuple[str, ...]  # the names of the tasks that caused it
 
 
-class Meets(NamedTuple):
-    """A worker now needs the others."""
-
-    processes: int  # in the cluster that it joins
-    watches: bool = False  # it ends by itself when one of them is lost
-
-
-class CallEnded(NamedTuple):
-    """A worker's function has returned, and its process has not ended yet."""
-
-    threads: tuple[str, ...]  # the names of those that keep it alive
+class Drains(NamedTuple):
+    """The worker's machine is about to go: nothing more can start there."""
 
 
 class Ended(NamedTuple):
@@ -106,7 +98,20 @@ class Ended(NamedTuple):
     time: float  # by the host's `time.monotonic`
 
 
-News = Output | Noted | Failed | Meets | CallEnded | Ended
+#: Things that a process says of itself: they pass through a host as they are, without the process.
+SAID = (CallReturned, ClusterLeft, MemberNews, WaitingForOthers)
+News = (
+    Output
+    | Noted
+    | Failed
+    | Drains
+    | Ended
+    | FoundSilent
+    | CallReturned[Any]
+    | ClusterLeft[Any]
+    | MemberNews[Any]
+    | WaitingForOthers[Any]
+)
 
 
 class Reply(NamedTuple):

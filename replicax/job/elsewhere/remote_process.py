@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -10,19 +12,33 @@ from typing import TYPE_CHECKING, cast
 
 from replicax.cluster.patience import Patience
 from replicax.errors.exit_codes import ExitCode
-from replicax.job.elsewhere.messages import CallEnded, Ended, Failed, Meets, News, Noted, Order, Output, Remains, Reply
+from replicax.job.elsewhere.messages import (
+    Drains,
+    Ended,
+    Failed,
+    HostFacts,
+    News,
+    Noted,
+    Order,
+    Output,
+    Remains,
+    Reply,
+)
 from replicax.job.processes.events import (
-    CallReturned,
+    ClusterLeft,
     EventSink,
+    FoundSilent,
     ProcessEnded,
     ProcessLike,
     ScriptEnded,
+    Started,
     WaitingForOthers,
 )
 from replicax.job.processes.job_ledger import append
 from replicax.job.processes.output import last_words
 from replicax.job.processes.processes import Outlets
 from replicax.job.processes.task import PlannedTask
+from replicax.ray_cluster.ending_actors import end_actor
 from replicax.runtime.threads import StoppedAtEnd
 
 if TYPE_CHECKING:
@@ -43,6 +59,8 @@ class RemoteAgent:
 
     def __init__(self, actor: ActorHandle[object], name: str, patience: Patience, lost_head: Callable[[], str | None]):
         self.actor, self.name, self.patience, self._lost_head = actor, name, patience, lost_head
+        self.facts: HostFacts | None = None  # where it runs; None until Ray has found a place and it has said so
+        self.drains = False  # its machine is about to go
 
     def ask(self, method: str, *args: object) -> ObjectRef[object]:
         """Calls a method; `answer` returns its result."""
@@ -87,9 +105,7 @@ class RemoteAgent:
 
 
 class RemoteProcess:
-    """A worker's process on another machine, like `Process` on this one."""
-
-    pid = 0
+    """A worker's process on another machine, like `Process` on this one; it may wait until its host has a place."""
 
     def __init__(
         self,
@@ -98,12 +114,14 @@ class RemoteProcess:
         payload: ObjectRef[bytes] | None,
         outlets: Outlets,
         events: EventSink,
+        waits: bool = False,
     ):
         self.task: PlannedTask = order.task
         self._host, self._outlets, self._events = host, outlets, events
         self.last_words = ""
         self.told: ScriptEnded[ProcessLike] | None = None
-        self.meets, self.has_left, self.is_lost = 0, False, False
+        self.pid, self.meets, self.has_left, self.is_lost = 0, 0, False, False
+        self.waits = waits
         self.result: bytes | None = None  # see `Remains`
         self.ended_early, self._is_call = False, order.kind == "call"
         self._returncode: int = ExitCode.PEER_LOST
@@ -121,11 +139,18 @@ class RemoteProcess:
         return self._outlets.log.path
 
     def send(self, number: int) -> None:
-        """Sends a signal to the task alone. A host that is gone gets none."""
+        """Sends a signal to the task alone. A host that is gone gets none; a task that waits for room ends."""
+        if self.waits:
+            self._returncode = -number
+            end_actor(self._host.actor)
+            return
         self._host.ask("send", number)
 
     def kill(self) -> None:
         """Kills the task and all processes that it started."""
+        if self.waits:
+            self.send(signal.SIGKILL)
+            return
         self._host.ask("kill")
 
     def tidy_up(self) -> int:
@@ -137,7 +162,11 @@ class RemoteProcess:
     def _follow(self, starting: ObjectRef[object]) -> None:
         """Asks for news until the process has ended."""
         try:
-            self._host.answer(starting)
+            self.pid = cast(int, self._host.answer(starting, math.inf if self._host.facts is None else None))
+            if self._host.facts is None:
+                self._host.facts = cast(HostFacts, self._host.answer(self._host.ask("about")))
+            self.waits = False
+            self._events.put(Started(self, self.pid, self._host.facts.ip, self.log_path))
             ended = None
             while ended is None:
                 reply = self._asked(_SECONDS_TO_WAIT_THERE)
@@ -164,11 +193,8 @@ class RemoteProcess:
         elif isinstance(news, Noted):
             if self.log_path is not None:
                 append(self.log_path.parent, news.file, news.lines)
-        elif isinstance(news, Meets):
-            self.meets, watches = news
-            self._events.put(WaitingForOthers(self, self.meets, watches))
-        elif isinstance(news, CallEnded):
-            self._events.put(CallReturned(self, news.threads))
+        elif isinstance(news, Drains):
+            self._host.drains = True
         elif isinstance(news, Failed):
             if news.words:
                 self._outlets.log.write(f"{news.words}\n".encode())
@@ -176,6 +202,13 @@ class RemoteProcess:
             event = ScriptEnded[ProcessLike](self, news.code, news.time + offset, news.blames)
             self.told = self.told or event  # The first says who is to blame; the end of the script may follow.
             self._events.put(event)
+        elif isinstance(news, FoundSilent):
+            self._events.put(news)
+        elif not isinstance(news, Ended):
+            if isinstance(news, WaitingForOthers):
+                self.meets = news.size
+            self.has_left = self.has_left or isinstance(news, ClusterLeft)
+            self._events.put(news._replace(process=self))
 
     def _end(self, remains: Remains, at: float) -> None:
         self._returncode, self.has_left, self.result = remains

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from replicax.checks.environment_names import LEDGER
@@ -22,6 +23,7 @@ from replicax.ray_cluster.calls_with_deadline import done_within
 from replicax.ray_cluster.deadline import Deadline
 from replicax.ray_cluster.ending_actors import end_actor
 from replicax.ray_cluster.workers import Reservation, WorkerCluster, no_room
+from replicax.runtime.threads import StoppedAtEnd
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -54,6 +56,11 @@ class Job(NamedTuple):
     # Whether the result of a call is wanted from the worker with this number.
     wanted: Callable[[int], bool] = lambda number: number == 0
 
+    def order(self, task: PlannedTask, arguments: tuple[str, ...], token: str, attempt: int, outlets: Outlets) -> Order:
+        """Returns the order to run the process of a worker; it keeps a ledger where its log is kept."""
+        keeps = outlets.log.path is not None and self.environment.get(LEDGER) != "0"
+        return Order(task, self.kind, self.target, arguments, self.devices, token, attempt, outlets.size, keeps)
+
 
 class WorkerGroup:
     """One actor for each worker of a cluster, in their places, until it is closed or this process ends in any way."""
@@ -61,16 +68,14 @@ class WorkerGroup:
     def __init__(self, cluster: WorkerCluster, patience: Patience = PATIENCE):
         self._cluster, self.places, self._patience = cluster, cluster.places, patience
         self._deadline = Deadline(patience.start)
-        self._me = Client.here()
         self._reservation: Reservation | None = None
         self._hosts: list[RemoteAgent] = []
-        self._facts: list[HostFacts] = []
         try:
             self._reservation = self._reserved()
             self._hosts = [self._host(number) for number in range(len(self.places))]
             asked = [host.ask("about") for host in self._hosts]
             for host, ref in zip(self._hosts, asked, strict=True):
-                self._facts.append(self._about(host, ref))
+                host.facts = self._about(host, ref)
         except BaseException:
             self.close()
             raise
@@ -87,11 +92,12 @@ class WorkerGroup:
         import ray
 
         token = new_token()
-        asked = [host.ask("reserve_port", facts.ip) for host, facts in zip(self._hosts, self._facts, strict=True)]
+        ips = [host.facts.ip for host in self._hosts if host.facts is not None]
+        asked = [host.ask("reserve_port", ip) for host, ip in zip(self._hosts, ips, strict=True)]
         addresses = []
-        for place, host, facts, ref in zip(self.places, self._hosts, self._facts, asked, strict=True):
+        for place, host, ip, ref in zip(self.places, self._hosts, ips, asked, strict=True):
             try:
-                addresses.append(join_address(facts.ip, cast(int, host.answer(ref))))
+                addresses.append(join_address(ip, cast(int, host.answer(ref))))
             except AgentLostError as error:
                 name = f"{place.task.type} {place.task.index}"
                 raise RemoteWorkerError(name, SERVER_LOST, f"replicax: {host.name} {error}.") from error
@@ -101,8 +107,7 @@ class WorkerGroup:
             given = outlets(number, task)
             of_call = ("result",) if job.wanted(number) else ()
             arguments = of_call if job.kind == "call" else job.arguments
-            keeps_ledger = given.log.path is not None and job.environment.get(LEDGER) != "0"
-            order = Order(task, job.kind, job.target, arguments, job.devices, token, attempt, given.size, keeps_ledger)
+            order = job.order(task, arguments, token, attempt, given)
             yield RemoteProcess(host, order, payload, given, events)
 
     def _task(self, number: int, addresses: list[str], job: Job) -> PlannedTask:
@@ -116,12 +121,7 @@ class WorkerGroup:
 
     def close(self) -> None:
         """Ends all processes and actors, gives the places back, and closes the cluster. It takes bounded time."""
-        is_lost = bool(self._hosts) and self._cluster.lost_head() is not None  # Then no host takes orders.
-        for host in [] if is_lost else self._hosts:
-            end_actor(host.actor)
-        for host, facts in [] if is_lost else zip(self._hosts, self._facts, strict=False):
-            if not host.is_gone(self._patience.end):  # A stopped process does not hear Ray.
-                self._cluster.end_process(facts.node_id, facts.pid)
+        is_lost = _end_all(self._hosts, self._cluster, self._patience)
         self._hosts.clear()
         if self._reservation is not None and not is_lost:
             self._reservation.give_back()
@@ -184,10 +184,99 @@ class WorkerGroup:
             raise ClusterError(host.name, None, f"cannot run anything: it {error}", cure) from error
 
     def _host(self, number: int) -> RemoteAgent:
-        import ray
-
         assert self._reservation is not None
         named = {"name": _NAME, "namespace": _NAMESPACE} if number == 0 and self._cluster.is_of_servers else {}
-        options = {**self._reservation.options(number), **named, "max_concurrency": _CALLS_AT_A_TIME}
-        actor: ActorHandle[object] = ray.remote(WorkerAgent).options(**options).remote(self._me, self._patience.stall)  # type: ignore[assignment]
-        return RemoteAgent(actor, self.places[number].name, self._patience, self._cluster.lost_head)
+        return _agent(self._cluster, number, {**self._reservation.options(number), **named}, self._patience)
+
+
+class AgentPool:
+    """The agents of workers that come and go, one for each that there may be.
+
+    Ray finds each a place as soon as there is room for it, also on a machine that joins later. An agent whose machine
+    is lost, or about to go, has a successor, which waits for room in its turn.
+    """
+
+    def __init__(self, cluster: WorkerCluster, fewest: int, wanted: int, patience: Patience = PATIENCE):
+        self._cluster, self._patience = cluster, patience
+        self.placed = 0  # How many of them had room at the start: those of the first workers.
+        self._agents: list[RemoteAgent] = []
+        self._last: dict[int, RemoteProcess] = {}  # of each worker
+        self._payload: ObjectRef[bytes] | None = None
+        self._token, self._job = "", Job()
+        try:
+            self._agents = [self._agent(number) for number in range(len(cluster.places))]
+            self._await_room(fewest, wanted)
+        except BaseException:
+            self.close()
+            raise
+
+    def begin(self, job: Job, token: str) -> None:
+        """Takes what all workers run, and their secret."""
+        import ray
+
+        self._job, self._token = job, token
+        self._payload = None if job.payload is None else ray.put(job.payload)
+
+    def start(self, task: PlannedTask, attempt: int, outlets: Outlets, events: EventSink) -> RemoteProcess:
+        """Starts a worker's process, at once or when there is room for it."""
+        index, job = task.index, self._job
+        before, agent = self._last.get(index), self._agents[index]
+        if agent.drains or (before is not None and before.is_lost):
+            StoppedAtEnd("replicax-end-host", end_actor, agent.actor).start()
+            self._agents[index] = agent = self._agent(index)
+        order = job.order(task, job.arguments, self._token, attempt, outlets)
+        self._last[index] = started = RemoteProcess(agent, order, self._payload, outlets, events, waits=True)
+        return started
+
+    def close(self) -> None:
+        """Ends all processes and actors, and closes the cluster. It takes bounded time."""
+        _end_all(self._agents, self._cluster, self._patience)
+        self._agents.clear()
+        self._cluster.close()
+
+    def _agent(self, number: int) -> RemoteAgent:
+        return _agent(self._cluster, number, self._cluster.options(number), self._patience)
+
+    def _await_room(self, fewest: int, wanted: int) -> None:
+        """Waits for room for the fewest workers, and for as many as are wanted as long as more of them find some."""
+        import ray
+
+        deadline, came = Deadline(self._patience.start), time.monotonic()
+        asked = {agent.ask("about"): agent for agent in self._agents}
+        while self.placed < fewest or (self.placed < wanted and time.monotonic() - came < self._patience.end):
+            found, _ = ray.wait([*asked], num_returns=1, timeout=_SECONDS_BETWEEN_LOOKS)
+            for ref in found:
+                agent, came = asked.pop(ref), time.monotonic()
+                with contextlib.suppress(AgentLostError):  # Its machine was lost at once: its successor waits.
+                    agent.facts = cast(HostFacts, agent.answer(ref))
+                    self.placed += 1
+                    continue
+                number = self._agents.index(agent)
+                self._agents[number] = successor = self._agent(number)
+                asked[successor.ask("about")] = successor
+            if self.placed < fewest and not deadline.left:
+                raise no_room(self._cluster, deadline, fewest)
+        self._agents.sort(key=lambda agent: agent.facts is None)
+        for agent, place in zip(self._agents, self._cluster.places, strict=True):
+            agent.name = place.name
+
+
+def _agent(cluster: WorkerCluster, number: int, options: Mapping[str, object], patience: Patience) -> RemoteAgent:
+    """Returns a new agent, which may have to wait for its place."""
+    import ray
+
+    made = ray.remote(WorkerAgent).options(**options, max_concurrency=_CALLS_AT_A_TIME)
+    actor: ActorHandle[object] = made.remote(Client.here(), patience.stall)  # type: ignore[assignment]
+    return RemoteAgent(actor, cluster.places[number].name, patience, cluster.lost_head)
+
+
+def _end_all(agents: Sequence[RemoteAgent], cluster: WorkerCluster, patience: Patience) -> bool:
+    """Ends agents with their processes; returns whether the head is lost, so that they take no orders."""
+    is_lost = bool(agents) and cluster.lost_head() is not None
+    for agent in [] if is_lost else agents:
+        end_actor(agent.actor)
+    for agent in [] if is_lost else agents:
+        # A stopped process does not hear Ray.
+        if agent.facts is not None and not agent.is_gone(patience.end):
+            cluster.end_process(agent.facts.node_id, agent.facts.pid)
+    return is_lost

@@ -48,8 +48,9 @@ class Started(NamedTuple, Generic[P]):
 
     process: P
     pid: int  # on its machine; 0 if it is not known
-    host: str = ""  # the name of its machine, if another launcher has started it there
+    host: str = ""  # its machine, if that is another one
     log_path: Path | None = None
+    waits: bool = False  # for a machine with room; this event comes again when its process runs
 
 
 class ScriptEnded(NamedTuple, Generic[P]):
@@ -98,14 +99,6 @@ class MemberNews(NamedTuple, Generic[P]):
     leaving: str = ""  # why it is going to leave the others; "" if it is not
 
 
-class Joined(NamedTuple, Generic[P]):
-    """A worker that was started elsewhere asks to join the job."""
-
-    process: P
-    host: str = ""  # the name of its machine
-    wanted: int | None = None  # the index that it would like to have; None if any will do
-
-
 class FoundSilent(NamedTuple):
     """A task has found that another one shows no sign of life."""
 
@@ -126,7 +119,6 @@ News = (
     | ClusterLeft[P]
     | CallReturned[P]
     | MemberNews[P]
-    | Joined[P]
     | FoundSilent
     | SignalReceived
 )
@@ -149,6 +141,8 @@ class ProcessLike(Protocol):
     told: ScriptEnded[ProcessLike] | None  # that its script has failed, if it has said so
     meets: int  # the number of processes in the cluster that it has begun to join; 0 before
     has_left: bool  # it has left the cluster normally, when Python exited
+    waits: bool  # for a machine with room for it
+    is_lost: bool  # nothing is heard of its machine any more
 
     @property
     def pid(self) -> int:
@@ -166,16 +160,6 @@ class ProcessLike(Protocol):
 
     def tidy_up(self) -> int:
         """Ends what an ended task has left behind; returns its return code, -n for signal n."""
-
-
-class JoinedWorkerLike(ProcessLike, Protocol):
-    """A process that was started elsewhere to join the job, such as `supervision.joined_workers.JoinedWorker`."""
-
-    def admit(self, index: int, environment: Mapping[str, str]) -> None:
-        """Gives it a place."""
-
-    def refuse(self, why: str) -> None:
-        """Sends it away: it ends, and does not come again."""
 
 
 def member_news(process: ProcessLike, told: Mapping[str, Any]) -> MemberNews[ProcessLike] | None:

@@ -58,6 +58,8 @@ class Outlets:
 class Process:
     """One task's process on this machine; create it in the main thread: Linux ends a child with its starting thread."""
 
+    waits = is_lost = False
+
     def __init__(self, task: PlannedTask, program: Program, outlets: Outlets, events: EventSink, guard: Guard):
         self.task = task
         self._log, self._streams, self._events, self._guard = outlets.log, outlets.streams, events, guard

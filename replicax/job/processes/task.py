@@ -31,7 +31,6 @@ _OF_ANOTHER_CLUSTER = (
     environment_names.MEETING,
     environment_names.LIFE,
     environment_names.ELASTIC,
-    environment_names.JOIN,
     PS_WORKERS,
     PS_SERVERS,
 )

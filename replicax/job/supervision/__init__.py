@@ -33,6 +33,4 @@ An elastic job of two workers loses one:
     'worker 1 ended with exit code 137: ended by SIGKILL. It starts again (restart 1 of 1); the others go on.'
     >>> actions[3].task
     TaskRun(type='worker', index=1, life=1)
-
-`joined_workers.py` listens for workers that other launchers have started.
 """

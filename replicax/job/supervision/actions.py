@@ -41,20 +41,6 @@ class StartAgain(NamedTuple):
     task: TaskRun
 
 
-class Admit(NamedTuple):
-    """Give a worker that asks to join a place."""
-
-    visitor: TaskRun
-    task: TaskRun  # which it is from here on
-
-
-class Refuse(NamedTuple):
-    """Send a worker away that asks to join, or has joined."""
-
-    task: TaskRun
-    why: str
-
-
 class TellEnd(NamedTuple):
     """Tell all workers that one is over."""
 
@@ -72,4 +58,4 @@ class Log(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-Action: TypeAlias = Say | ShowWords | Send | Kill | StartAgain | Admit | Refuse | TellEnd | TellEnding | Log
+Action: TypeAlias = Say | ShowWords | Send | Kill | StartAgain | TellEnd | TellEnding | Log

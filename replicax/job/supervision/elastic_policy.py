@@ -31,7 +31,6 @@ class ElasticPolicy(LossPolicy):
     tolerates = True
     fewest: int = 1  # with how few workers the others go on although a lost one does not start again
     limits: ElasticRange | None = None  # how many workers an elastic job may have; None for islands
-    awaits: bool = False
     useful_life: float = 5.0  # Seconds; whoever leaves before uses a restart.
     shortest_pause: float = 1.0  # before a newcomer that could not join is started again; each is twice the one before
     longest_pause: float = 30.0
@@ -39,9 +38,8 @@ class ElasticPolicy(LossPolicy):
     @classmethod
     def of(cls, options: Options) -> ElasticPolicy:
         """Returns the policy that a user has chosen."""
-        awaits = options.elastic is not None and options.workers == 0
         is_limited = options.restarts is not None
-        return cls(options.single_restarts, is_limited, options.fewest_left, options.elastic, awaits)
+        return cls(options.single_restarts, is_limited, options.fewest_left, options.elastic)
 
     @property
     def is_elastic(self) -> bool:
@@ -62,7 +60,11 @@ class ElasticPolicy(LossPolicy):
             return f"a restart would only repeat {describe(code)}"
         if failure.error and failure.error == members.error:
             return f"the error is that of the worker before it ({failure.error})"
-        if code == ExitCode.PEER_LOST and not (members_left and members.is_left_out(incarnation)):
+        if (
+            code == ExitCode.PEER_LOST
+            and not failure.is_lost
+            and not (members_left and members.is_left_out(incarnation))
+        ):
             return error_line(failure.words) or "the state of the training is lost"
         if code == ExitCode.RESUME and self.is_elastic and not leaves:
             return "all of them are to end and to be resumed"
@@ -91,17 +93,6 @@ class ElasticPolicy(LossPolicy):
         """Returns whether the training is done when this worker has ended with 0."""
         ends_it = members[incarnation].was_member or not members.world if self.is_elastic else incarnation.index == 0
         return members.is_done or ends_it
-
-    def place(self, members: Members, taken: Sequence[int], wanted: int | None) -> int | str:
-        """Returns the index that a worker had before, or the next free one; or why there is none."""
-        if self.limits is None:
-            return super().place(members, taken, wanted)
-        if members.is_done:
-            return "the training is done"
-        free = [index for index in range(self.limits.most) if index not in taken]
-        if not free:
-            return f"it has as many workers as it may have (--elastic {self.limits})"
-        return wanted if wanted in free else free[0]
 
 
 def _is_newcomer(members: Members, failure: Failure, left: Sequence[Incarnation]) -> bool:

@@ -20,10 +20,13 @@ class Failure(NamedTuple):
     words: str = ""  # the last ones of the task: its error
     told: bool = False  # its script has said how it failed
     log_path: Path | None = None  # of the culprit
+    is_lost: bool = False  # with its machine
 
     @property
     def how(self) -> str:
         """How it ended, in a few words."""
+        if self.is_lost:
+            return "the loss of its machine"
         if self.code == ExitCode.PEER_LOST and self.task == self.culprit and not self.told:
             return f"exit code {self.code}: it was gone, and others needed it"
         return describe(self.code)

@@ -23,10 +23,9 @@ class Succession(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LossPolicy:
-    """Decides about tasks that are lost alone, and about workers that ask to join; nothing here changes."""
+    """Decides about tasks that are lost alone; nothing here changes."""
 
     tolerates = False  # whether a task may be lost at all
-    awaits = False  # whether the job waits for its first workers, all of which are started elsewhere
     restarts: int = 0  # how many restarts of single tasks are left
     is_limited: bool = True  # A user has chosen that number.
 
@@ -58,8 +57,3 @@ class LossPolicy:
         """Returns whether the training is done when this worker has ended with 0."""
         del incarnation
         return members.is_done
-
-    def place(self, members: Members, taken: Sequence[int], wanted: int | None) -> int | str:
-        """Returns the index of a worker that asks to join, or why it cannot; `taken` are the indices of others."""
-        del members, taken, wanted
-        return "the job is not elastic"

@@ -28,7 +28,7 @@ from replicax.job.processes import events
 from replicax.job.processes.events import ScriptEnded, TaskRun
 from replicax.job.processes.task import WORKER, WORKERS
 from replicax.job.supervision import actions
-from replicax.job.supervision.actions import Action, Kill, Log, Refuse, Say, Send
+from replicax.job.supervision.actions import Action, Kill, Log, Say, Send
 from replicax.job.supervision.failure import Failure
 from replicax.job.supervision.members import TOO_LATE
 from replicax.job.supervision.state import Ended, Event, JobState, Task, Tick
@@ -79,8 +79,6 @@ class _Transition:
         match event:
             case events.Started():
                 self._started(event)
-            case events.Joined(visitor, host, wanted):
-                self._asked_to_join(visitor, host, wanted)
             case events.SignalReceived(number):
                 self._signaled(number)
             case events.FoundSilent(name, life):
@@ -88,7 +86,7 @@ class _Transition:
             case Tick():
                 pass
             case _ if event.process not in state.tasks:
-                pass  # Its loss was tolerated, or it was sent away.
+                pass  # Its loss was tolerated.
             case Ended():
                 self._ended(event)
             case events.WaitingForOthers(run, size, watches):
@@ -131,9 +129,13 @@ class _Transition:
     # Starts and ends.
 
     def _started(self, event: events.Started[TaskRun]) -> None:
-        run = event.process
-        self._note(run, log_path=event.log_path)
-        if run.type == WORKER and self.state.is_tolerant:
+        run, waited = event.process, event.process in self.state.waiting_workers
+        if run in self.state.tasks and not waited:
+            return  # It is known to run: a process elsewhere may say so twice.
+        self._note(run, log_path=event.log_path, waits=event.waits)
+        if run.type == WORKER and self.state.is_tolerant and not event.waits:
+            if waited and self.state.members.world:
+                self._say(f"{run.name} starts on {event.host}.")
             incarnation = run.incarnation
             members = self.state.members.with_worker(incarnation, pid=event.pid, began=self.state.now)
             self._set(members=members)
@@ -142,9 +144,12 @@ class _Transition:
     def _ended(self, event: Ended) -> None:
         run = event.process
         self._note(run, is_over=True, has_left=event.has_left, meets=event.meets)
+        if self.state.tasks[run].waits and not self.state.is_tolerant:
+            return  # It has never run.
         code, words = self._counted(event)
         told = event.told
-        failure = Failure(run, code, event.time, run, words, told is not None, self.state.tasks[run].log_path)
+        log_path = self.state.tasks[run].log_path
+        failure = Failure(run, code, event.time, run, words, told is not None, log_path, event.is_lost)
         if code != 0 and self.state.is_tolerant and self._tolerates(failure):
             self._succeed(failure)
             self._set(tasks={each: task for each, task in self.state.tasks.items() if each != run})
@@ -273,10 +278,11 @@ class _Transition:
         if code == ExitCode.OK and members[run.incarnation].was_member and not event.has_left:
             how = "ended with exit code 0 in the middle of the job, by os._exit or the like."
             code, words = ExitCode.FAILED, f"replicax: {run.name} {how}"
-        members = members.ended(run.incarnation, code, words, asked=not self.state.is_tolerant)
+        members = members.ended(run.incarnation, code, words, not self.state.is_tolerant, event.is_lost)
         self._set(members=members)
         record = members[run.incarnation]
-        self.actions.append(Log("end", (run.incarnation, record.pid, code, record.end)))
+        if not self.state.tasks[run].waits:
+            self.actions.append(Log("end", (run.incarnation, record.pid, code, record.end)))
         return code, words
 
     def _tolerates(self, failure: Failure) -> bool:
@@ -306,10 +312,6 @@ class _Transition:
         reason = members[run.incarnation].reason
         if reason == TOO_LATE:
             return
-        if self.state.tasks[run].has_joined:  # Whoever has started it may start it again.
-            how = f"has left ({reason})" if reason else f"ended with {failure.how}"
-            self._say(f"{run.name}, which had joined, {how}. The others go on.")
-            return
         found = losses.succession(members, failure, self.state.now)
         if found.could_not_join:
             members = dataclasses.replace(members, refusals={**members.refusals, run.index: failure.error})
@@ -324,6 +326,7 @@ class _Transition:
         self._set(members=dataclasses.replace(members, revived=revived, waiting=(*members.waiting, waiting)))
         how = f"has left ({reason})" if members[run.incarnation].is_leaving else f"ended with {failure.how}"
         again = f"It starts again in {found.pause:g} s" if found.pause else "It starts again"
+        again += " when there is room" if failure.is_lost else ""
         number = f" (restart {revived} of {losses.restarts})" if found.counts and losses.is_limited else ""
         self._say(f"{run.name} {how}. {again}{number}; the others go on.")
 
@@ -347,19 +350,6 @@ class _Transition:
         self.actions += [actions.StartAgain(run) for when, run in waiting if when <= now]
         left = tuple((when, run) for when, run in waiting if when > now)
         self._set(members=dataclasses.replace(members, waiting=left))
-
-    def _asked_to_join(self, visitor: TaskRun, host: str, wanted: int | None) -> None:
-        members = self.state.members
-        taken = [run.index for run in self.state.running_workers] + [run.index for _, run in members.waiting]
-        found = self.state.losses.place(members, taken, wanted) if self.state.is_tolerant else "the job is just ending"
-        if isinstance(found, str):
-            self.actions.append(Refuse(visitor, found))
-            return
-        run = TaskRun(WORKER, found, members.next_life(found))
-        self._set(members=members.with_worker(run.incarnation))
-        self._note(run, has_joined=True)
-        self.actions.append(actions.Admit(visitor, run))
-        self._say(f"{run.name} joins from {host}.")
 
     def _found_silent(self, name: str, life: int) -> None:
         for run in self.state.running if self.state.is_tolerant else ():
@@ -392,13 +382,15 @@ class _Transition:
         if losses.is_elastic:
             self.actions.append(actions.TellEnd(run.incarnation))
         members = dataclasses.replace(members, is_done=losses.is_done(members, run.incarnation))
+        for each in self.state.waiting_workers if members.is_done else ():
+            members = members.with_worker(each.incarnation, reason=TOO_LATE)
+            self.actions.append(Kill(each))
         workers = self.state.running_workers
         if members.is_done and members.world and not members.are_any(each.incarnation for each in workers):
             for each in workers:
                 self._say(f"{each.name} is ended: it came when the training was done.")
                 members = members.with_worker(each.incarnation, reason=TOO_LATE)
-                has_joined = self.state.tasks[each].has_joined
-                self.actions.append(Refuse(each, "the training is done") if has_joined else Kill(each))
+                self.actions.append(Kill(each))
         self._set(members=members)
 
     # Changes of the state.

@@ -16,7 +16,7 @@ from replicax.job.supervision.failure import Failure
 SILENT = "gave no sign of life"
 #: How newcomers end for whom nobody is left.
 TOO_LATE = "it came when the training was done"
-_FINISHED, _AT_ITS_END = "finished", "is at its end"
+_FINISHED, _AT_ITS_END, _LOST = "finished", "is at its end", "nothing is heard of its machine"
 
 
 class WorkerRecord(NamedTuple):
@@ -53,10 +53,6 @@ class Members:
     def __getitem__(self, incarnation: Incarnation) -> WorkerRecord:
         return self.workers.get(incarnation, WorkerRecord())
 
-    def next_life(self, index: int) -> int:
-        """Returns the number of the next run of a worker."""
-        return max((each.number for each in self.workers if each.index == index), default=-1) + 1
-
     def is_chief(self, incarnation: Incarnation) -> bool:
         """Returns whether a process is the first member of the newest world."""
         return self.present[:1] == (incarnation,)
@@ -87,10 +83,10 @@ class Members:
             after = after.with_worker(each, end=after[each].end or _AT_ITS_END)
         return after
 
-    def ended(self, incarnation: Incarnation, code: int, words: str, asked: bool) -> Members:
+    def ended(self, incarnation: Incarnation, code: int, words: str, asked: bool, is_lost: bool = False) -> Members:
         """Notes that a process has ended; `asked` says whether the launcher is ending all of them."""
         known = self[incarnation].reason
-        reason = known or _reason(code, words)
+        reason = known or (_LOST if is_lost else _reason(code, words))
         if asked and not known and code != ExitCode.OK:
             reason = f"the launcher has ended it ({reason})"
         return self.with_worker(incarnation, end=reason)

@@ -8,13 +8,12 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple, cast
 
 from replicax.checks.environment_names import LIFE
 from replicax.cluster.patience import Patience
-from replicax.contracts.group import Incarnation
 from replicax.errors.exit_codes import ExitCode, describe, from_returncode
 from replicax.group.membership.membership_log import MembershipLog
 from replicax.group.membership.store_process import Host
@@ -22,8 +21,6 @@ from replicax.job.options import Options
 from replicax.job.processes.events import (
     Event as ProcessEvent,
     Events,
-    Joined,
-    JoinedWorkerLike,
     ProcessEnded,
     ProcessLike,
     SignalReceived,
@@ -31,7 +28,7 @@ from replicax.job.processes.events import (
     TaskRun,
 )
 from replicax.job.processes.output import error_line, shortened
-from replicax.job.processes.task import WORKER, PlannedTask
+from replicax.job.processes.task import PlannedTask
 from replicax.job.processes.terminal import Terminal
 from replicax.job.supervision import actions
 from replicax.job.supervision.elastic_policy import ElasticPolicy
@@ -66,7 +63,6 @@ class ComingAndGoing(NamedTuple):
     store: Host
     log: MembershipLog | None
     start: Callable[[PlannedTask], ProcessLike]  # a task once more
-    newcomer: Callable[[Incarnation], Mapping[str, str]]  # returns the environment of a worker that joins
 
 
 class Tasks(NamedTuple):
@@ -129,7 +125,6 @@ class _Attempt:
         self._state, self._tasks, self._terminal, self._events = state, tasks, terminal, events
         self._processes: dict[TaskRun, ProcessLike] = {}  # those that have not ended
         self._plans: dict[str, PlannedTask] = {}  # by the names of the tasks
-        self._visitors = 0
 
     def run(self) -> Outcome:
         """Runs the tasks to their end."""
@@ -157,11 +152,6 @@ class _Attempt:
 
     def _as_value(self, event: ProcessEvent) -> Event | None:
         """Returns an event with a value in the place of its process; None if that is of another attempt."""
-        if isinstance(event, Joined):
-            self._visitors += 1
-            visitor = TaskRun(WORKER, -1, self._visitors)
-            self._processes[visitor] = event.process
-            return Joined(visitor, event.host, event.wanted)
         process = getattr(event, "process", None)
         if process is None:
             return cast(Event, event)
@@ -174,7 +164,7 @@ class _Attempt:
         del self._processes[run]
         told = process.told and process.told._replace(process=run)
         code = told.code if told else from_returncode(returncode)
-        return Ended(run, event.time, code, told, process.last_words, process.has_left, process.meets)
+        return Ended(run, event.time, code, told, process.last_words, process.has_left, process.meets, process.is_lost)
 
     def _tell(self, event: Event) -> None:
         """Tells the machine of an event, and carries out what it decides."""
@@ -197,12 +187,6 @@ class _Attempt:
                 plan = self._plans[run.name]
                 environment = {**plan.environment, LIFE: str(run.life)}
                 self._has_started(elastic.start(plan.with_environment(environment)))
-            case actions.Admit(visitor, run) if elastic is not None:
-                process = cast(JoinedWorkerLike, self._processes.pop(visitor))
-                self._processes[run] = process
-                process.admit(run.index, elastic.newcomer(run.incarnation))
-            case actions.Refuse(run, why):
-                cast(JoinedWorkerLike, self._processes[run]).refuse(why)
             case actions.TellEnd(incarnation) if elastic is not None:
                 elastic.store.tell_end(incarnation)
             case actions.TellEnding() if elastic is not None:
@@ -213,7 +197,7 @@ class _Attempt:
     def _has_started(self, process: ProcessLike) -> None:
         run = TaskRun.of(process.task)
         self._processes[run], self._plans[run.name] = process, process.task
-        self._tell(Started(run, process.pid, "", process.log_path))
+        self._tell(Started(run, process.pid, "", process.log_path, process.waits))
 
     def _kill_all(self) -> None:
         left = list(self._processes.values())

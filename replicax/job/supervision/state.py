@@ -49,6 +49,7 @@ class Ended(NamedTuple):
     words: str = ""  # its last ones
     has_left: bool = False
     meets: int = 0
+    is_lost: bool = False  # with its machine
 
 
 class Tick(NamedTuple):
@@ -63,7 +64,7 @@ class Task(NamedTuple):
     """One run of a task."""
 
     log_path: Path | None = None
-    has_joined: bool = False  # It was started by another launcher.
+    waits: bool = False  # for a machine with room: it has no process yet
     meets: int = 0  # the number of processes in the cluster that it has begun to join; 0 before
     watches: bool = False  # it watches the others of its cluster, and ends by itself when one is lost
     has_left: bool = False  # it has left the cluster normally, when Python exited
@@ -110,8 +111,13 @@ class JobState(NamedTuple):
 
     @property
     def running_workers(self) -> tuple[TaskRun, ...]:
-        """The workers that run."""
-        return tuple(run for run in self.running if run.type == WORKER)
+        """The workers that run; not those that wait for room."""
+        return tuple(run for run in self.running if run.type == WORKER and not self.tasks[run].waits)
+
+    @property
+    def waiting_workers(self) -> tuple[TaskRun, ...]:
+        """The workers that wait for a machine with room."""
+        return tuple(run for run in self.running if self.tasks[run].waits)
 
     @property
     def trains(self) -> bool:
@@ -125,9 +131,8 @@ class JobState(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether the attempt is over: no process runs, and none is awaited."""
-        awaits = self.is_tolerant and self.losses.awaits and not self.members.workers
-        return not self.running and not awaits
+        """Whether the attempt is over: no process runs."""
+        return not self.running
 
     @property
     def due(self) -> float:

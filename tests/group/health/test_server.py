@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from replicax.cluster.token_proof import Strangers
+from replicax.cluster.strangers import Strangers
 from replicax.group.health.client import TOKEN_HEADER, Client, in_parallel
 from replicax.group.health.diagnosis import Diagnosis, Limits, ProblemKind
 from replicax.group.health.monitor import Monitor

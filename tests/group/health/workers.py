@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Iterator
 
 from replicax.cluster.patience import Patience
-from replicax.cluster.token_proof import Strangers
+from replicax.cluster.strangers import Strangers
 from replicax.group.health.alarm import PATIENCE
 from replicax.group.health.client import Client
 from replicax.group.health.diagnosis import Limits

@@ -9,6 +9,7 @@ import textwrap
 
 import pytest
 
+from replicax.testing import free_ports
 from tests.job.launching.conftest import wait_for
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
@@ -39,18 +40,17 @@ checkpoint = rx.Checkpoint(total=total, steps=steps)
 
 
 class Job:
-    """A launcher, and those that join it."""
+    """A launcher."""
 
     def __init__(self, folder):
         self.folder, self.logs = folder, folder / "logs"
         self.started = []
 
-    def start(self, body, *options, arguments=()):
+    def start(self, body, *options, arguments=(), **more):
         script = self.folder / "script.py"
         script.write_text(SCRIPT + textwrap.dedent(body))
         command = [sys.executable, "-m", "replicax", "run", *options, str(script), str(self.folder), *arguments]
-        environment = {**os.environ, "XDG_CACHE_HOME": str(self.folder / "cache")}
-        environment.pop("REPLICAX_JOIN", None)
+        environment = {**os.environ, "XDG_CACHE_HOME": str(self.folder / "cache"), **more}
         process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -102,31 +102,75 @@ print("ends with", int(steps.numpy()), float(total.numpy()[0]), flush=True)
 """
 
 
+TOKEN = "0123456789abcdef" * 2
+
+
+# Tells Ray that a node is about to go, as `ray drain-node` does, which takes no loopback address.
+DRAIN = """
+import sys, time
+from ray._private import services
+services.get_node_ip_address = lambda *_: "127.0.0.1"
+from ray._raylet import GcsClient
+from ray.core.generated import autoscaler_pb2
+client = GcsClient(address=sys.argv[1])
+(node,) = [node.hex() for node, info in client.get_all_node_info().items() if sys.argv[2] in info.resources_total]
+reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+accepted, why = client.drain_node(node, reason, "a test", time.time_ns() // 1_000_000 + 60_000)
+assert accepted, why
+"""
+
+
+def drain(address, resource):
+    """Tells Ray that the node with a resource is about to go."""
+    own = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+    subprocess.run([sys.executable, "-c", DRAIN, address, resource], env=own, check=True, timeout=LIMIT_S)
+
+
 @pytest.mark.nightly
-@pytest.mark.timeout(400)
-def test_a_worker_joins_takes_the_state_and_leaves(job):
-    first = job.start(JOINS, "--elastic", "1:2", "--workers", "1", "--log-dir", str(job.logs), arguments=["0"])
-    job.wait_for_world(0)
-    own_logs = ["--log-dir", str(job.folder / "own-logs")]
-    second = job.start(JOINS, "--join", str(job.logs), *own_logs, arguments=["0"])
-    job.wait_for_world(0, 1)
-    second.send_signal(signal.SIGTERM)
-    assert job.end(second)[0] == 75
-    job.wait_for_world(0)
-    third = job.start(JOINS, "--join", str(job.logs), *own_logs, arguments=["0"])
-    job.wait_for_world(0, 1)
-    done = int((job.folder / "progress").read_text().splitlines()[-2])
-    (job.folder / "over.new").write_text(str(done + 100))
-    (job.folder / "over.new").rename(job.folder / "over")
-    code, said = job.end(first)
-    assert code == 0, said
-    assert job.end(third)[0] == 0
-    assert [world["why"] for world in job.worlds()][:4] == [  # One may lag at the end, in a world of its own.
+@pytest.mark.timeout(600)
+def test_machines_join_are_lost_and_are_to_go(job, tmp_path):
+    """Real nodes of Ray on this machine; what they train goes on."""
+    pytest.importorskip("ray", reason="needs Ray: pip install 'replicax[ray]'")
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(3)]
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    own = {**os.environ, **cache, "REPLICAX_TOKEN": TOKEN}
+
+    def server(index):
+        task = ["--cluster", json.dumps({"worker": addresses}), "--job", "worker", "--index", str(index)]
+        with (tmp_path / f"server-{index}.log").open("wb") as log:
+            command = [sys.executable, "-m", "replicax", "server", "--no-dashboard", *task]
+            return subprocess.Popen(command, env=own, stdout=log, stderr=log)
+
+    servers = [server(0)]
+    try:
+        options = ["--elastic", "1:2", "--hosts", addresses[0], "--log-dir", str(job.logs)]
+        launcher = job.start(JOINS, *options, arguments=["0"], REPLICAX_TOKEN=TOKEN)
+        job.wait_for_world(0)
+        servers.append(server(1))
+        job.wait_for_world(0, 1)
+        servers[1].kill()
+        job.wait_for_world(0)
+        servers.append(server(2))
+        job.wait_for_world(0, 1)
+        drain(addresses[0], "replicax_worker_2")
+        job.wait_for_world(0)
+        done = int((job.folder / "progress").read_text().splitlines()[-2])
+        (job.folder / "over.new").write_text(str(done + 50))
+        (job.folder / "over.new").rename(job.folder / "over")
+        code, said = job.end(launcher)
+        assert code == 0, said
+    finally:
+        for each in reversed(servers):
+            each.terminate()
+            each.wait(LIMIT_S)
+    assert [world["why"] for world in job.worlds()] == [
         "the job has begun",
         "worker 1 has joined",
-        "worker 1 has left (preempted: SIGTERM)",
+        "worker 1 was lost (nothing is heard of its machine)",
         "worker 1 is back",
+        "worker 1 has left (preempted: SIGTERM)",
     ]
+    assert f"ends with {done + 50} " in said
 
 
 SAVES = """

@@ -17,10 +17,13 @@ import pytest
 
 import replicax as rx
 from replicax.errors import LaunchError
+from replicax.errors.exit_codes import ExitCode
+from replicax.group.membership.launcher_news import ElasticRange
 from replicax.job.launching import Options, parse_hosts, parse_variables
 from replicax.job.launching.remote_job import Elsewhere, launch_elsewhere
 from replicax.ray_cluster.ray_environment import variables
 from replicax.testing import free_ports
+from replicax.testing.elastic_job import Membership
 
 LIMIT_S = 120.0
 OF_CLUSTERS = ("RAY_", "REPLICAX_", "TF_CONFIG", "JAX_COORDINATOR", "JAX_NUM_PROCESSES")
@@ -53,6 +56,8 @@ def test_variables_that_are_none(text: str):
         ({"workers": 3}, Elsewhere(hosts=("a", "b")), "--hosts names 2 servers, .* got 3:3"),
         ({"workers": 2, "min_workers": 1}, Elsewhere(hosts=("a", "b")), "--hosts names 2 servers, .* got 1:2"),
         ({}, Elsewhere("auto", start_timeout=0.0), "--start-timeout must be a number of seconds above 0, got 0.0"),
+        ({"islands": True}, Elsewhere("auto"), "--islands is for workers on this machine"),
+        ({"elastic": ElasticRange(1, 2), "address": "a"}, Elsewhere("auto"), "--address is for jobs on this machine"),
         ({"script": "absent.py"}, Elsewhere("auto"), "There is no file 'absent.py'"),
     ],
 )
@@ -156,6 +161,57 @@ def test_a_script_and_the_files_beside_it_run_at_the_servers_and_once_more_after
     for worker in ledger.workers:
         assert sum(worker.seconds.values()) == pytest.approx(ledger.wall, rel=1e-3)
         assert any(each.doing for each in worker.slices)
+
+
+# A worker that tells what a member of an elastic job tells, without JAX, until the file is there.
+MEMBER = """
+index, life = int(os.environ["REPLICAX_PROCESS_ID"]), int(os.environ["REPLICAX_LIFE"])
+def tell(**message):
+    os.write(int(os.environ["REPLICAX_NEWS"].partition(":")[2]), json.dumps(message).encode() + b"\\n")
+if index == life == 0:
+    tell(world=1, lives=[[0, 0]])
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+tell(leaves=True)
+"""
+
+
+@pytest.mark.slow
+def test_elastic_workers_begin_where_there_is_room_and_are_lost_with_their_machine_alone(
+    run: Run, hosts: str, environment: dict[str, str], tmp_path: Path
+):
+    def running() -> dict[int, Run]:
+        return Membership.read(tmp_path / "logs").running
+
+    over = tmp_path / "over"
+    job = run(MEMBER, str(over), options=("--elastic", "1:3", "--log-dir", "logs"))
+    wait_for(lambda: len(running()) == 2)
+    struck = running()[max(running())]
+    os.kill(struck.pid, signal.SIGKILL)  # Its machine is well: it starts there again.
+    wait_for(lambda: running().get(struck.worker, struck).life == 1)
+    well = set(running())
+    addresses = [*hosts.split(","), f"127.0.0.1:{free_ports(1)[0]}"]
+    task = ["--cluster", json.dumps({"worker": addresses}), "--job", "worker", "--index", "2"]
+    with (tmp_path / "third.log").open("wb") as log:
+        third = subprocess.Popen(
+            [sys.executable, "-m", "replicax", "server", "--no-dashboard", *task],
+            env=environment,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        wait_for(lambda: len(running()) == 3)
+        (late,) = set(running()) - well
+        newcomer = running()[late]
+    finally:
+        third.kill()
+        third.wait(LIMIT_S)
+    wait_for(lambda: set(running()) == well)
+    assert Membership.read(tmp_path / "logs").ended[newcomer] == ExitCode.PEER_LOST
+    over.touch()
+    out, err = job.communicate(timeout=LIMIT_S)
+    assert job.returncode == 0, err
+    assert f"worker {late} ended with the loss of its machine. It starts again" in out + err
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,6 +56,10 @@ class FakeWorkerCluster:
     def reserve(self) -> FakeReservation:
         return FakeReservation(self)
 
+    def options(self, number: int) -> dict[str, object]:
+        del number
+        return {}
+
     def lost_head(self) -> str | None:
         return self.lost
 
@@ -71,9 +76,11 @@ class RayOfHosts:
     Attributes:
         hosts: The hosts, in the order of their making.
         named: Actors by name.
+        room: How many more actors find a place; None for all that come.
     """
 
     def __init__(self) -> None:
+        self.room: threading.Semaphore | None = None
         self.hosts: list[WorkerAgent] = []
         self.actors: list[fakes.Handle] = []
         self.named: dict[str, fakes.Handle] = {}
@@ -83,6 +90,8 @@ class RayOfHosts:
 
         class Kept(cls):  # type: ignore[valid-type, misc]
             def __init__(self, *args: Any):
+                if outer.room is not None:
+                    outer.room.acquire()
                 super().__init__(*args)
                 outer.hosts.append(self)
 
@@ -93,7 +102,8 @@ class RayOfHosts:
 
             def remote(self, *args: Any) -> fakes.Handle:
                 handle = super().remote(*args)
-                handle.actor._self.result()
+                if outer.room is None:
+                    handle.actor._self.result()
                 outer.actors.append(handle)
                 if "name" in self._options:
                     outer.named[self._options["name"]] = handle
@@ -111,9 +121,9 @@ class RayOfHosts:
         """Ends an actor as the end of its process would: with the worker's process."""
         handle.actor.kill()
         self.named = {name: other for name, other in self.named.items() if other is not handle}
-        number = self.actors.index(handle)
-        if number < len(self.hosts):
-            self.hosts[number].kill()
+        made = handle.actor._self
+        if made.done() and made.exception() is None:
+            made.result().kill()
 
 
 @contextlib.contextmanager
@@ -128,5 +138,9 @@ def fake_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayOfHosts]:
         try:
             yield cluster
         finally:
+            if cluster.room is not None:
+                cluster.room.release(len(cluster.actors))
+                for actor in cluster.actors:
+                    actor.actor._self.result()
             for host in cluster.hosts:
                 host.close()

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from replicax.job.elsewhere.agent import Outbox, WorkerAgent
-from replicax.job.elsewhere.messages import Client, Ended, Failed, News, Order, Output
+from replicax.job.elsewhere.messages import Client, Drains, Ended, Failed, News, Order, Output
 from replicax.job.processes.call import Call, payload_of, result_of
+from replicax.job.processes.events import CallReturned, ClusterLeft, FoundSilent, MemberNews
 from replicax.job.processes.task import PlannedTask
 from tests.ray_cluster.conftest import wait_for
 
@@ -37,29 +38,59 @@ def printed(news: list[News]) -> bytes:
     return b"".join(each.chunk for each in news if isinstance(each, Output))
 
 
-def test_a_call_from_the_start_to_its_result(host: WorkerAgent):
+def test_a_call_from_the_start_to_its_result(host: WorkerAgent, monkeypatch: pytest.MonkeyPatch):
     def work() -> str:
         print("words", flush=True)
-        return os.environ.get("RAY_AUTH_TOKEN", "no token")
+        return os.environ.get("RAY_AUTH_TOKEN", "no token") + os.environ.get("SLURM_PROCID", ", no rank")
 
-    os.environ["RAY_AUTH_TOKEN"] = "secret"
-    try:
-        host.start(ORDER, payload_of(Call(work)))
-    finally:
-        del os.environ["RAY_AUTH_TOKEN"]
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
+    monkeypatch.setenv("SLURM_PROCID", "3")  # That of the server.
+    host.start(ORDER, payload_of(Call(work)))
     news = to_the_end(host)
     remains = host.tidy_up()
     assert printed(news) == b"words\n"
-    assert (remains.returncode, result_of(remains.result)) == (0, ("no token",))
+    assert (remains.returncode, result_of(remains.result)) == (0, ("no token, no rank",))
 
 
-def test_an_error_is_told_before_the_end(host: WorkerAgent):
+def test_what_a_process_says_of_the_others_passes_through(host: WorkerAgent):
+    def work() -> None:
+        from replicax.group.launcher_messages import tell_launcher
+
+        for told in (
+            {"world": 2, "lives": [[0, 1], [2, 0]]}, {"leaving": "preempted"}, {"silent": "worker 2", "life": 1},
+            {"leaves": True},
+        ):  # fmt: skip
+            assert tell_launcher(told)
+
+    host.start(ORDER, payload_of(Call(work)))
+    news = to_the_end(host)
+    assert host.tidy_up().returncode == 0
+    news += host.news(0.0).news
+    assert [each for each in news if not isinstance(each, (Output, Ended, CallReturned))] == [
+        MemberNews(None, 2, ((0, 1), (2, 0))), MemberNews(None, leaving="preempted"), FoundSilent("worker 2", 1),
+        ClusterLeft(None),
+    ]  # fmt: skip
+
+
+def test_a_machine_that_is_to_go_tells_its_process_once_and_the_client(
+    host: WorkerAgent, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("replicax.job.elsewhere.agent.is_draining", lambda: True)
+    host.start(ORDER, payload_of(Call(time.sleep, (100,))))
+    news = to_the_end(host)
+    assert news.count(Drains()) == 1
+    assert host.tidy_up().returncode == -signal.SIGTERM
+
+
+def test_an_error_is_told(host: WorkerAgent):
     host.start(ORDER, payload_of(Call(int, ("x",))))
     news = to_the_end(host)
+    code = host.tidy_up().returncode
+    news += host.news(0.0).news  # On a busy machine the end is noticed before the message.
     (failed,) = [each for each in news if isinstance(each, Failed)]
     assert failed.code == 1
     assert failed.words.endswith("ValueError: invalid literal for int() with base 10: 'x'")
-    assert host.tidy_up().returncode == 1
+    assert code == 1
 
 
 def test_a_silent_client_loses_its_worker():

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from replicax.errors import LaunchError
-from replicax.errors.exit_codes import is_restartable
+from replicax.errors.exit_codes import ExitCode, is_restartable
 from replicax.group.membership.launcher_news import ElasticRange
-from replicax.job.processes.events import FoundSilent, Joined, MemberNews, Started, TaskRun
-from replicax.job.supervision.actions import Admit, Log, Refuse, ShowWords, TellEnd
+from replicax.job.processes.events import FoundSilent, MemberNews, SignalReceived, Started, TaskRun
+from replicax.job.supervision.actions import Log, ShowWords, TellEnd
 from replicax.job.supervision.elastic_policy import ElasticPolicy
 from replicax.job.supervision.failure import Failure
 from replicax.job.supervision.members import Members
@@ -225,54 +225,67 @@ def test_an_end_with_0_in_the_middle_is_a_loss():
     assert any(isinstance(each, Log) and "in the middle of the job" in str(each.arguments) for each in job.actions)
 
 
-# Workers that join.
+# Workers that wait for a machine with room.
 
 
-def asks(job: Attempt, wanted: int | None = None) -> Admit | Refuse:
-    """Lets a worker ask to join; returns the answer."""
-    visitor = TaskRun("worker", -1, len(job.actions))
-    (found,) = (each for each in job.tell(Joined(visitor, "afar", wanted)) if isinstance(each, (Admit, Refuse)))
-    return found
+def waiting(job: Attempt, index: int, life: int = 0) -> TaskRun:
+    """Has a worker wait for a machine with room."""
+    job.tell(Started(worker(index, life), 0, waits=True))
+    return worker(index, life)
 
 
-def test_who_joins_gets_the_next_free_index():
+def test_the_loss_of_a_machine_is_that_of_a_member_whatever_its_exit_code():
     job = began()
-    assert asks(job).task == worker(3)
-    assert "worker 3 joins from afar." in job.said
-    assert asks(job).why == "it has as many workers as it may have (--elastic 1:4)"
+    actions = job.lose(worker(1), ExitCode.PEER_LOST, "replicax: worker:1 is gone.", is_lost=True)
+    assert again(actions) == [worker(1, 1)]
+    assert (
+        "worker 1 ended with the loss of its machine. It starts again when there is room (restart 1 of 2)" in job.said
+    )
+    job.meet(2, (0, 0), (2, 0))
+    assert reasons(job)[-1] == "worker 1 was lost (nothing is heard of its machine)"
 
 
-def test_who_joins_again_gets_its_index_back_as_another_life():
-    job = began(most=5)
-    assert asks(job, wanted=4).task == worker(4)
-    job.lose(worker(4), 129)
-    assert asks(job, wanted=4).task == worker(4, 1)
+def test_who_waits_for_room_is_none_of_those_who_are_left():
+    job = began(restarts=0, fewest=2)
+    waiting(job, 3)
+    job.lose(worker(0))
+    job.meet(2, (1, 0), (2, 0))
+    job.lose(worker(1))
+    assert "The job cannot go on: 1 of at least 2 workers are left" in job.said
 
 
-def test_one_that_has_joined_and_is_lost_is_not_started_here():
+def test_one_that_has_waited_begins_as_a_newcomer():
     job = began()
-    asks(job)
-    job.tell(Started(worker(3), PID, "afar"))
-    assert again(job.lose(worker(3), 129)) == []
-    assert "worker 3, which had joined, ended with exit code 129: ended by SIGHUP. The others go on." in job.said
-
-
-def test_one_that_was_sent_away_ends_unnoticed():
-    job = began()
-    job.lose(worker(0), 75)
-    answer = asks(job)
-    assert answer.why == "the job is just ending"
+    late = waiting(job, 3)
+    assert not [action for action in job.actions if isinstance(action, Log) and action.arguments[0] == late.incarnation]
+    job.tell(Started(late, PID, "host7"))
+    assert "worker 3 starts on host7." in job.said
     before = job.state
-    job.lose(answer.task, 129)
-    assert job.state.tasks == before.tasks
+    assert job.tell(Started(late, PID, "host7")) == []  # Whoever is slow may say so twice.
+    assert job.state == before
+    job.meet(2, (0, 0), (1, 0), (2, 0), (3, 0))
+    assert reasons(job)[-1] == "worker 3 has joined"
 
 
-def test_a_job_of_joined_workers_waits_for_the_first():
-    job = elastic(workers=0, address="127.0.0.1")
-    assert not job.state.is_over
-    asks(job)
-    job.lose(worker(0), 0)
-    assert job.state.is_over
+def test_nobody_waits_for_room_when_the_training_is_done():
+    job = began()
+    late, words = waiting(job, 3), job.said
+    job.lose(worker(0), 0, has_left=True)
+    assert job.killed == [late]
+    job.lose(late, 137, is_lost=True)
+    for each in (worker(1), worker(2)):
+        job.lose(each, 0, has_left=True)
+    assert (job.state.is_over, job.state.code, job.said) == (True, 0, words)
+
+
+def test_the_end_of_one_that_waits_is_no_failure_of_a_job_that_is_told_to_end():
+    job = began()
+    late = waiting(job, 3)
+    job.tell(SignalReceived(15))
+    job.lose(late, 143, is_lost=True)
+    for index in range(3):
+        job.lose(worker(index), 0, has_left=True)
+    assert (job.state.is_over, job.state.code) == (True, 0)
 
 
 def test_a_stopped_worker_that_wakes_after_the_others_left_it_out_ends_alone():
@@ -339,5 +352,3 @@ def test_whatever_has_happened_the_policy_decides_as_it_says(history, failure, l
     found = policy.succession(members, failure, now=100.0)
     assert not (found.again and found.counts and members.revived >= restarts)
     assert found.pause == 0.0 or (found.could_not_join and 1.0 <= found.pause <= 30.0)
-    place = policy.place(members, [each.index for each in left], None)
-    assert isinstance(place, str) or (is_elastic and place not in [each.index for each in left] and 0 <= place < 4)

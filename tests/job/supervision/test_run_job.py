@@ -22,6 +22,7 @@ class Process:
     """A process that ends with a code as soon as it is looked at."""
 
     pid, meets, has_left, told = 4, 0, False, None
+    waits = is_lost = False
     log_path = Path("worker.log")
 
     def __init__(self, code: int, words: str = "", index: int = 0):
