@@ -152,6 +152,7 @@ class StepByStep:
         if source is not None:
             self._check_same_source(source, self.channel)
         notes_of, tree = _NoteMaker(), None
+        structure, structured = None, None
         announced = (Announcement(batch, notes_of.note(batch), _size(batch.batch)) for batch in batches)
         described: list[BatchDescription | None] = [None] * self._workers.count
         with contextlib.closing(_closing(announced, batches)) as items:
@@ -173,7 +174,9 @@ class StepByStep:
                 keep = full or not drops_whole_steps or self._options.remainder == "exact"
                 kept = kept_rows(sum(rows), self._replicas, self._options.remainder) if keep else 0
                 tree = tree if own is None or own.batch is None else jax.tree.structure(own.batch)
-                structure = self._structure([d for d, n in zip(described, rows, strict=True) if d and n], tree, step)
+                told = [each for each, n in zip(described, rows, strict=True) if each and n]
+                if structure is None or structured != (tree is None, told):  # Mostly they are the same objects.
+                    structure, structured = self._structure(told, tree, step), (tree is None, told)
                 split = self._split_together(own, rows, kept, structure, step) if kept else None
                 yield InputStep(split, rows_read)
 
@@ -282,17 +285,20 @@ class _NoteMaker:
     """Makes the notes on a worker's own batches."""
 
     def __init__(self) -> None:
-        self._described: BatchDescription | None = None
+        self._told: object = None  # what the description that was told last depends on
 
     def note(self, batch: WorkerBatch) -> _WorkerBatchNote:
-        has_rows = batch.batch is not None
-        description = describe(batch.batch) if has_rows else self._described
-        new, self._described = description != self._described, description
+        rows, description = 0, None
+        if batch.batch is not None:
+            leaves, treedef = jax.tree.flatten(batch.batch)
+            rows, kind = len(leaves[0]), (treedef, [(leaf.dtype, leaf.shape[1:]) for leaf in leaves])
+            if kind != self._told:
+                self._told, description = kind, describe(batch.batch)
         return {
-            "rows": count_rows(batch.batch) if has_rows else 0,
+            "rows": rows,
             "rows_of_shards": batch.rows_of_shards,
             "full": batch.full,
-            "description": description if new else None,
+            "description": description,
         }
 
 

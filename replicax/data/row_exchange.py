@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 from typing import TypedDict
 
 import jax
@@ -87,12 +88,12 @@ class RowAssignment:
     kept: int  # how many of all rows are used: always the first ones
     everywhere: bool = False  # whether every worker needs all rows if not all replicas take part
 
-    @property
+    @functools.cached_property
     def replicas(self) -> int:
         """How many replicas take part."""
         return usable_replicas(self.kept, sum(self.workers.replicas))
 
-    @property
+    @functools.cached_property
     def per_replica(self) -> int:
         """Number of rows of each of them."""
         return self.kept // self.replicas
