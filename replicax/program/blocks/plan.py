@@ -13,6 +13,7 @@ from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core as jex_core
 
 from replicax.compat.jax_equations import location
@@ -224,7 +225,7 @@ class Plan:
     def block(
         self, stage: Stage, number: jax.Array, wholes: Sequence[jax.Array], given: Sequence[jax.Array]
     ) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Computes one block of a stage; returns what is passed on, and its parts of sums with a dimension in front."""
+        """Computes one block of a stage; returns what is passed on, and its parts of sums, of `wide` dtypes."""
         values = dict(zip([*stage.block_wholes, *stage.block_inputs], [*wholes, *given], strict=True))
         for item in stage.blocks:
             if isinstance(item, Part):
@@ -238,13 +239,13 @@ class Plan:
             results = blockwise(item.equation, operands, item.cut, values, number)
             values.update(zip(item.results, results, strict=True))
         parts = [values[item.part] for item in stage.sums]
-        return [values[var] for var in stage.block_outputs], [_kept_wide(part)[None] for part in parts]
+        return [values[var] for var in stage.block_outputs], [part.astype(wide(part.dtype)) for part in parts]
 
 
-def _kept_wide(part: jax.Array) -> jax.Array:
-    """Returns a part of a sum in the dtype in which the parts are added."""
-    is_short = jnp.issubdtype(part.dtype, jnp.floating) and jnp.finfo(part.dtype).bits < 32
-    return part.astype(jnp.float32) if is_short else part
+def wide(dtype: np.dtype) -> np.dtype:
+    """Returns the dtype in which the blocks' parts of a sum are added."""
+    is_short = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+    return np.dtype(np.float32) if is_short else dtype
 
 
 def _ordered(variables: Iterable[jex_core.Var]) -> list[jex_core.Var]:

@@ -6,13 +6,14 @@ device, of shapes that depend on the batch and the number of blocks only: one fo
 each device runs, and one for a block, which the devices run for their blocks, one after the other. Between devices
 travel sums alone. They are made in a binary tree over the blocks: those of one device by additions of two arrays,
 those of several by recursive doubling, where each device adds its sum and that of its partner. Such an addition has one
-result, whoever compiles it.
+result, whoever compiles it. All that is small travels in one array: each meeting of the devices takes a while.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -26,13 +27,14 @@ from replicax.compat.jax import is_random_key
 from replicax.compat.jax_cache import without_compilation_cache
 from replicax.compat.jax_executables import on_each
 from replicax.program.blocks.evaluation import flat, value_of
-from replicax.program.blocks.plan import Plan, Stage
+from replicax.program.blocks.plan import Plan, Stage, wide
 from replicax.program.blocks.rules import COMBINERS
 from replicax.program.ir.jaxprs import aval_of, is_literal
 from replicax.runtime.numbers import BLOCK_AXIS
 from replicax.runtime.transfer import put
 from replicax.typing import PyTree, PyTreeFunction
 
+_MOST_PACKED = 1 << 18  # elements of a part: to copy a larger one takes longer than a meeting of its own
 #: The options with which XLA's programs repeat themselves, by platform.
 _OPTIONS: dict[str, dict[str, Any]] = {"gpu": {"xla_gpu_deterministic_ops": True, "xla_gpu_autotune_level": 0}}
 
@@ -86,6 +88,8 @@ class _Compiled:
         blocks: int,
         mesh: Mesh,
     ):
+        # Of the last results, what each device has: mostly these are what the next step is given.
+        self._known: dict[int, tuple[weakref.ref[jax.Array], list[jax.Array]]] = {}
         found: list[jax.tree_util.PyTreeDef] = []
 
         def of_leaves(*leaves: jax.Array) -> list[jax.Array]:
@@ -172,9 +176,9 @@ class _Compiled:
 
     def _met(self, programs: _Programs, parts: list[list[jax.Array]]) -> list[list[jax.Array]]:
         """Returns the sums over the blocks of all devices, on each device."""
-        if self._mesh.size == 1:
-            return [programs.finish(0, parts[0])]
-        return self._apart(programs.exchange(self._assembled(parts)))
+        if self._mesh.size > 1:
+            parts = self._apart(programs.exchange(self._assembled(parts)))
+        return [programs.finish(j, each) for j, each in enumerate(parts)]
 
     def _gathered(self, programs: _Programs, parts: list[list[jax.Array]]) -> list[list[jax.Array]]:
         """Returns the blocks of all devices, on each device."""
@@ -193,7 +197,20 @@ class _Compiled:
 
     def _on_devices(self, values: Sequence[Any]) -> list[list[jax.Array]]:
         """Returns for each device of this process its copy of whole values."""
-        return self._apart([_on(value, self._whole) for value in values])
+        placed = [_on(value, self._whole) for value in values]
+        if len(self._own) == 1:
+            return self._apart(placed)
+        known = [self._known.get(id(value)) for value in placed]
+        others = self._apart([value for value, kept in zip(placed, known, strict=True) if kept is None])
+        found: list[list[jax.Array]] = []
+        for j, own in enumerate(others):
+            left = iter(own)
+            found.append([next(left) if kept is None else kept[1][j] for kept in known])
+        return found
+
+    def _keep(self, whole: jax.Array, each: list[jax.Array]) -> None:
+        known, key = self._known, id(whole)
+        known[key] = weakref.ref(whole, lambda _: known.pop(key, None)), each
 
     def _apart(self, values: Sequence[jax.Array]) -> list[list[jax.Array]]:
         if len(self._own) == 1:
@@ -230,6 +247,8 @@ class _Compiled:
         if sharding is not None and sharding.is_equivalent_to(self._whole, each[0].ndim):
             home = sharding
         whole: jax.Array = jax.make_array_from_single_device_arrays(each[0].shape, home, each)
+        if len(each) > 1:
+            self._keep(whole, each)
         return whole if sharding is None or sharding is home else put(whole, sharding)
 
 
@@ -239,9 +258,15 @@ class _Programs:
     def __init__(self, plan: Plan, stage: Stage, mesh: Mesh, groups: int, compiler: Callable[..., _OnEach], name: str):
         self.stage = stage
         self.whole = compiler(f"{name}_on_all_rows" if stage.blocks else name, functools.partial(plan.whole, stage))
-        self.block = compiler(name, functools.partial(plan.block, stage))
-        self._combiners = [COMBINERS[each.combiner] for each in stage.sums]
-        self._dtypes = [aval_of(each.result).dtype for each in stage.sums]
+        self._plan = plan
+        self.block = compiler(name, self._block)
+        self._results = [aval_of(each.result) for each in stage.sums]
+        alike: dict[tuple[object, ...], list[int]] = {}
+        for i, (each, result) in enumerate(zip(stage.sums, self._results, strict=True)):
+            alone = i if math.prod(result.shape) > _MOST_PACKED else None
+            alike.setdefault((each.combiner, wide(result.dtype), alone), []).append(i)
+        self._packs = list(alike.values())  # by pack, the parts in it
+        self._combiners = [COMBINERS[stage.sums[pack[0]].combiner] for pack in self._packs]
         self._dimensions = [each.dimension for each in stage.joined]
         self.add = compiler("add_blocks", self._add, donate=(0,))
         self.finish = compiler("sums_of_blocks", self._finish)
@@ -251,11 +276,22 @@ class _Programs:
         mapped = functools.partial(jax.shard_map, mesh=mesh, in_specs=split, out_specs=whole, check_vma=False)
         self.exchange, self.gather = jax.jit(mapped(self._exchange)), jax.jit(mapped(self._gather))
 
+    # The parts of sums are packed: each pack is flat, with a dimension in front over which devices share it.
+
+    def _block(self, *args: Any) -> tuple[list[jax.Array], list[jax.Array]]:
+        outputs, parts = self._plan.block(self.stage, *args)
+        return outputs, [jnp.concatenate([parts[i].ravel() for i in pack])[None] for pack in self._packs]
+
     def _add(self, first: list[jax.Array], second: list[jax.Array]) -> list[jax.Array]:
         return [add(a, b) for add, a, b in zip(self._combiners, first, second, strict=True)]
 
-    def _finish(self, parts: list[jax.Array]) -> list[jax.Array]:
-        return [part[0].astype(dtype) for part, dtype in zip(parts, self._dtypes, strict=True)]
+    def _finish(self, packs: list[jax.Array]) -> list[jax.Array]:
+        found: dict[int, jax.Array] = {}
+        for flat_parts, pack in zip(packs, self._packs, strict=True):
+            ends = np.cumsum([math.prod(self._results[i].shape) for i in pack])
+            for i, part in zip(pack, jnp.split(flat_parts[0], ends[:-1]), strict=True):
+                found[i] = part.reshape(self._results[i].shape).astype(self._results[i].dtype)
+        return [found[i] for i in range(len(self._results))]
 
     def _exchange(self, parts: list[jax.Array]) -> list[jax.Array]:
         step, place = 1, jax.lax.axis_index(BLOCK_AXIS)
@@ -271,7 +307,7 @@ class _Programs:
             is_told = (place >= first) & (place < first + self._groups)
             told = [jax.lax.ppermute(part, BLOCK_AXIS, pairs) for part in parts]
             parts = [jnp.where(is_told, b, a) for a, b in zip(parts, told, strict=True)]
-        return self._finish(parts)
+        return parts
 
     # A value's blocks are put together with the cut dimension in front.
 
