@@ -79,10 +79,16 @@ def is_random_key(value: object) -> TypeGuard[jax.Array]:
     return isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
+_put_parts = xla_client.batched_device_put
+
+
 def array_of_parts(
-    sharding: Sharding, devices: Sequence[jax.Device], parts: Sequence[jax.Array | np.ndarray], like: jax.Array
+    aval: jax.core.ShapedArray,
+    sharding: Sharding,
+    devices: Sequence[jax.Device],
+    parts: Sequence[jax.Array | np.ndarray],
 ) -> jax.Array:
-    """Returns an array of `like`'s type and a sharding, of the part of each device; a CPU reads NumPy's where it is."""
+    """Returns an array of a type and a sharding, of the part of each device; a CPU reads NumPy's where it is."""
     # Without the name: `jax.device_put` and `jax.make_array_from_single_device_arrays`, which take ten times as long.
-    made: jax.Array = xla_client.batched_device_put(like.aval, sharding, parts, devices, True)
+    made: jax.Array = _put_parts(aval, sharding, parts, devices, True)
     return made

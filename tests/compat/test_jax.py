@@ -58,7 +58,7 @@ def test_an_array_is_made_of_the_memory_of_each_device():
     first, second = devices = jax.devices()[:2]
     value = jax.device_put(np.arange(6.0, dtype=np.float32).reshape(2, 3), first)
     everywhere = jax.NamedSharding(jax.make_mesh((2,), ("x",), devices=devices), jax.P())
-    made = array_of_parts(everywhere, devices, [value, np.asarray(value)], value)
+    made = array_of_parts(value.aval, everywhere, devices, [value, np.asarray(value)])
     assert (made.sharding, made.committed, made.dtype) == (everywhere, True, np.float32)
     assert [shard.device for shard in made.addressable_shards] == [first, second]
     pointers = {shard.data.unsafe_buffer_pointer() for shard in made.addressable_shards}

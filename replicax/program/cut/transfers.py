@@ -57,7 +57,7 @@ class Crossing:
             return copies
         memory = np.asarray(value)
         parts = [value if k == self.own else memory for k in range(len(self._devices))]
-        return array_of_parts(self._compute, self._devices, parts, value)
+        return array_of_parts(value.aval, self._compute, self._devices, parts)
 
     def at_home(self, sent: jax.Array) -> jax.Array:
         """Returns a copy of a value that all compute devices have: the one at home if there is one."""
@@ -87,7 +87,9 @@ class Crossing:
             return brought
         home, at = self._home_sharding, [self._home]
         return [
-            jax.device_put(part, home) if is_random_key(part) else array_of_parts(home, at, [np.asarray(part)], part)
+            jax.device_put(part, home)
+            if is_random_key(part)
+            else array_of_parts(part.aval, home, at, [np.asarray(part)])
             for part in parts
         ]
 
