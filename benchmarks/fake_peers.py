@@ -28,6 +28,10 @@ from timing import exponent, print_table
 Figures = dict[str, float]
 
 
+#: What a process tells of itself at the rendezvous.
+INFO = {"health address": ["10.0.0.1", 45678], "same stall_timeout": 300.0, "same version of JAX": "0.10.2"}
+
+
 # The fakes, in a process of their own.
 
 
@@ -36,11 +40,10 @@ def fake_rendezvous(port: int, processes: int) -> None:
     selector, heard, got = selectors.DefaultSelector(), {}, {"messages": 0, "bytes": 0}
     came: dict[socket.socket, int] = {}
     told: set[int] = set()
-    info = {"health address": ["10.0.0.1", 45678], "versions": "jax 0.10.2, keras 3.15.0", "address": "10.0.0.1:2222"}
 
     def join(process: int) -> None:
         connection = socket.create_connection(("127.0.0.1", port))
-        greeting = {"process": process, "processes": processes, "token": "", "info": info}
+        greeting = {"process": process, "processes": processes, "token": "", "info": INFO}
         connection.sendall(json.dumps(greeting).encode() + b"\n")
         heard[connection], came[connection] = bytearray(), process
         selector.register(connection, selectors.EVENT_READ)
@@ -168,7 +171,7 @@ def rendezvous(processes: int) -> Figures:
     fakes = started("rendezvous", port, processes)
     names = [f"worker:{i} at 10.0.0.1:2222" for i in range(processes)]
     begin, cpu = time.perf_counter(), time.process_time()
-    meet(f"127.0.0.1:{port}", 0, names, {"health address": ["10.0.0.1", 45678]}, timeout_s=250)
+    meet(f"127.0.0.1:{port}", 0, names, INFO, timeout_s=250)
     figures = {"seconds": time.perf_counter() - begin, "CPU s": time.process_time() - cpu}
     got = json.loads(fakes.communicate(timeout=60)[0])
     return {**figures, "messages sent": got["messages"], "MB sent": got["bytes"] / 1e6}
@@ -252,12 +255,11 @@ class CountingStore:
     """A store in which every other process has told everything already; counts what is asked."""
 
     def __init__(self, processes: int):
-        self.messages, self._processes, self._mine = 0, processes, {}
+        self.messages, self.bytes, self._processes = 0, 0, processes
 
     def put(self, key: str, value: bytes) -> None:
         """Stores a value."""
-        self.messages += 1
-        self._mine[key] = value
+        self.messages, self.bytes = self.messages + 1, self.bytes + len(value)
 
     def get(self, key: str, timeout_s: float) -> bytes | None:
         """Returns what any process would have told."""
@@ -265,24 +267,27 @@ class CountingStore:
 
         self.messages += 1
         everything = "/all/" in key
-        return (1).to_bytes(4, "big") + (joined([b"same"] * self._processes) if everything else b"same")
+        told = joined([b"\0same"] * self._processes) if everything else b"\0same"
+        self.bytes += len(told)
+        return (1).to_bytes(4, "big") + told
 
 
 def exchanges(processes: int) -> Figures:
-    """Counts the messages between all processes and the coordination service for one `check_same`, a checkpoint's."""
+    """Counts the messages between all processes and the coordination service for a stage of a checkpoint."""
     from replicax.cluster.exchange import Exchange
 
     counted, begin = [], time.process_time()
     for process in (0, 1):
         store = CountingStore(processes)
-        Exchange("bench", process, range(processes), store=store).check_same("path", "same")
-        counted.append(store.messages)
-    first, other = counted
+        Exchange("bench", process, range(processes), store=store).run_and_tell("stage", lambda: b"same")
+        counted.append((store.messages, store.bytes))
+    (first, first_bytes), (other, other_bytes) = counted
     cpu = time.process_time() - begin
     return {
         "messages of the first": first,
         "of another": other,
         "of all": first + other * (processes - 1),
+        "MB of all": (first_bytes + other_bytes * (processes - 1)) / 1e6,
         "CPU s": cpu,
     }
 

@@ -22,6 +22,7 @@ import functools
 import itertools
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -41,7 +42,7 @@ _LONGEST_WAIT_S = 24 * 60 * 60.0  # The watch over the processes ends a job that
 _LONGEST_PROBLEM = 2000
 _MOST_DIRECT = 8  # processes that ask each other; of more, the first collects for all
 _SUCCESS = b"\0"  # begins the message of a process whose action has not failed
-_ABSENT = (2**32 - 1).to_bytes(4, "big")  # instead of a number of messages
+_ABSENT = (2**32 - 1).to_bytes(4, "big")  # begins what is no list of messages
 
 # Makes a context manager that is open during a wait, from the stage and the processes waited for; it tells the watch
 # over the processes (`health`), which lies above.
@@ -131,20 +132,32 @@ class Exchange:
 
     def exchange(self, stage: str, value: bytes = b"") -> list[bytes]:
         """Tells the value of this process and returns those of all, in their order."""
-        # Where n processes each ask all others, that is n * n questions to one service.
-        if len(self.processes) > _MOST_DIRECT:
-            return self.exchange_through_first(stage, value)
         self.tell(stage, value)
+        return self.collect_all(stage, value)
+
+    def collect_all(self, stage: str, value: bytes) -> list[bytes]:
+        """Returns the values of all at a stage, in their order, where this process has told its own."""
+        # Where n processes each ask all others, that is n * n questions to one service.
+        if self._goes_through_first:
+            return self._collect_through_first(stage, value)
         others = [process for process in self.processes if process != self.process]
         found = dict(zip(others, self.collect(stage, others), strict=True))
         return [found.get(process, value) for process in self.processes]
 
     def exchange_through_first(self, stage: str, value: bytes = b"") -> list[bytes]:
         """Exchanges through the first process, so that each other one waits for one message, and not for all."""
+        if self.process != self.processes[0]:
+            self.tell(stage, value)
+        return self._collect_through_first(stage, value)
+
+    @property
+    def _goes_through_first(self) -> bool:
+        return len(self.processes) > _MOST_DIRECT
+
+    def _collect_through_first(self, stage: str, value: bytes) -> list[bytes]:
         first = self.processes[0]
         everything = f"{stage}/all"
         if self.process != first:
-            self.tell(stage, value)
             # The first also tells which processes have not come, when its time is up. If it has not come itself, the
             # others miss it alone.
             found = self.collect(everything, [first], self._patience.silence)[0]
@@ -206,6 +219,13 @@ class Exchange:
     def decided(self, stage: str, wait_s: float = _ONE_LOOK_S) -> bytes | None:
         """Returns what some process has decided at a stage; None if none has within `wait_s` seconds."""
         return self._reached(lambda: self._store.get(f"{self._prefix}/{stage}/decided", wait_s))
+
+    def forget_read(self, stage: str) -> None:
+        """Removes what is left at a stage that all have collected; each of them calls it."""
+        if not self._goes_through_first:
+            self.forget(stage, self.process)
+        elif self.process == self.processes[0]:
+            self.forget(stage)
 
     def forget(self, stage: str, process: int | None = None) -> None:
         """Removes what the processes have stored at a stage, or only what one of them has, when all have read it."""
@@ -329,13 +349,14 @@ def exchanged(message: bytes) -> list[bytes]:
 
 
 def joined(messages: Sequence[bytes]) -> bytes:
-    """Returns messages as one."""
+    """Returns messages as one. It goes to all processes, and most tell nearly the same, so it is compressed."""
     lengths = b"".join(len(message).to_bytes(8, "big") for message in messages)
-    return b"".join([len(messages).to_bytes(4, "big"), lengths, *messages])
+    return zlib.compress(b"".join([len(messages).to_bytes(4, "big"), lengths, *messages]), level=1)
 
 
-def separated(joined: bytes) -> list[bytes]:
+def separated(message: bytes) -> list[bytes]:
     """Returns the messages that `joined` made one."""
+    joined = zlib.decompress(message)
     count = int.from_bytes(joined[:4], "big")
     lengths = [int.from_bytes(joined[4 + 8 * i : 12 + 8 * i], "big") for i in range(count)]
     ends = list(itertools.accumulate(lengths, initial=4 + 8 * count))

@@ -1,4 +1,7 @@
-"""Checks that every process can connect with every other one, before XLA's collectives try.
+"""Checks that the processes can connect with each other, before XLA's collectives try.
+
+Of a few, each tries all others. Of many, each tries some that are spread evenly over all, and so many try it: one whose
+ports are closed is found, and so are two parts of a network that do not reach each other, unless they are small.
 
 The collectives would fail in the middle of the first program, with an error that names no process, and only some of the
 processes would notice. Here all processes learn which of them cannot connect, and end with the same error.
@@ -28,7 +31,7 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _PREFIX = "replicax/reach"
 _turns = itertools.count()
-_AT_ONCE = 64
+_MOST_TRIED = 64  # others that a process connects with
 _STRANGERS = 512  # that may connect too and cause no trouble
 _MOST_SHOWN = 5
 _CURE = (
@@ -47,7 +50,7 @@ def agree_on_addresses(
     turn: int | None = None,
     patience: Patience = CONNECTING,
 ) -> str:
-    """Returns this machine's address after trying all connections; all processes call it when JAX has connected."""
+    """Returns this machine's address after trying connections; all processes call it when JAX has connected."""
     prefix = f"{_PREFIX}/{next(_turns) if turn is None else turn}"
     seconds = max(timeout_s, patience.start)
     exchange = Exchange(prefix, process, range(len(names)), store=store, timeout_s=seconds)
@@ -59,7 +62,7 @@ def agree_on_addresses(
         told = told_by_all("first", resolve(parse_address(first, "coordinator address").host))
         ip = ip or _as_seen(told)  # If only the others know it, they call this machine `first`.
         # The system greets them; nothing is read.
-        with socket.create_server((ip, 0), family=family(ip), backlog=len(names) + _STRANGERS) as listener:
+        with socket.create_server((ip, 0), family=family(ip), backlog=_MOST_TRIED + _STRANGERS) as listener:
             ports = told_by_all("listens", (ip, int(listener.getsockname()[1])))
             failures = told_by_all("failures", _failures(process, ports, 2 * patience.silence))
     except AbsentError as error:
@@ -92,10 +95,16 @@ def _complain(problems: Sequence[str]) -> None:
 
 def _failures(process: int, addresses: Sequence[tuple[str, int]], seconds: float) -> list[tuple[int, str]]:
     """Returns the processes with which this one cannot connect, and why."""
-    others = [i for i in range(len(addresses)) if i != process]
-    with ThreadPoolExecutor(min(_AT_ONCE, len(others)), "replicax-reach") as pool:
+    others = _tried(process, len(addresses))
+    with ThreadPoolExecutor(len(others), "replicax-reach") as pool:
         found = list(pool.map(lambda i: _failure(*addresses[i], seconds), others))
     return [(i, why) for i, why in zip(others, found, strict=True) if why]
+
+
+def _tried(process: int, count: int) -> list[int]:
+    """Returns the processes that one tries, of `count`."""
+    tries = min(count - 1, _MOST_TRIED)
+    return sorted((process + 1 + k * (count - 1) // tries) % count for k in range(tries))
 
 
 def _failure(ip: str, port: int, seconds: float) -> str:

@@ -26,7 +26,7 @@ from replicax.checks import environment_names
 from replicax.cluster.addresses import parse_address
 from replicax.cluster.lines import decoded, encoded, is_number
 from replicax.cluster.patience import CONNECTING, Patience
-from replicax.cluster.rendezvous_server import Greeting, RendezvousServer, listening
+from replicax.cluster.rendezvous_server import Greeting, RendezvousServer, listening, own
 from replicax.cluster.signing import shown
 from replicax.errors import ClusterError, ClusterTimeoutError
 from replicax.runtime.threads import StoppedAtEnd
@@ -52,7 +52,10 @@ def meet(
     work: Callable[[Infos], None] = lambda infos: None,
     patience: Patience = CONNECTING,
 ) -> list[dict[str, object]]:
-    """Returns the `info` of all processes when all have called it and this one has done its `work`, in a thread."""
+    """Returns what of their `info` is each process's own, when all have called it and done their `work`, in a thread.
+
+    Keys that begin with "same " have the same value in all processes, or `meet` raises a `ClusterError`.
+    """
     try:
         token.encode()
     except UnicodeEncodeError:
@@ -61,8 +64,8 @@ def meet(
         ) from None
     waiting = _Waiting(address, process, list(names), timeout_s, work, token, patience)
     # The token does not travel. A process that does not know it is refused, and so is a process 0.
-    own = shown(token, _GUEST)
-    greeting: Greeting = {"process": process, "processes": len(names), "token": own, "info": dict(info)}
+    knows = shown(token, _GUEST)
+    greeting: Greeting = {"process": process, "processes": len(names), "token": knows, "info": dict(info)}
     if process == 0:
         return _gather(waiting, greeting)
     return _join(waiting, greeting)
@@ -144,7 +147,7 @@ def _gather(waiting: _Waiting, mine: Greeting) -> list[dict[str, object]]:
                     raise waiting.over(absent, note)
                 waiting.report(absent, note)
             gathering.serve(waiting.soon())
-        infos = [mine["info"], *(gathering.came[i].info for i in range(1, len(waiting.names)))]
+        infos = [own(mine["info"]), *(own(gathering.came[i].info) for i in range(1, len(waiting.names)))]
         gathering.shut()  # The port must be free for JAX's service before the others try to connect with it.
         gathering.tell({"go": infos, "proof": waiting.proof(infos)})
         _accompany(waiting, gathering, infos)

@@ -26,6 +26,7 @@ _BACKLOG = 1024
 _SECONDS_TO_RECOVER = 0.05  # before the next `accept`
 MOST_NAMED = 100  # processes that a question names: thousands ask who is missing
 _ACCEPTED_AT_ONCE = 256
+_SAME = "same "  # begins what of the information must be alike in all processes
 
 
 class Greeting(TypedDict):
@@ -268,9 +269,15 @@ def refused(greeting: Mapping[str, object], mine: Greeting, is_taken: Callable[[
     return difference(info, mine["info"])
 
 
+def own(info: Mapping[str, object]) -> dict[str, object]:
+    """Returns what of a process's information is its own: the list of all goes to all, so it has nothing else."""
+    return {key: value for key, value in info.items() if not key.startswith(_SAME)}
+
+
 def difference(theirs: Mapping[str, object], mine: Mapping[str, object]) -> str | None:
     """Returns which information that must be the same differs between a process and process 0; None if none does."""
-    keys: Sequence[str] = [key for key in mine if key.startswith("same ") and theirs.get(key) != mine[key]]
+    keys: Sequence[str] = [key for key in mine if key.startswith(_SAME) and theirs.get(key) != mine[key]]
     if not keys:
         return None
-    return f"its {keys[0][5:]} is {theirs.get(keys[0])!r:.200}, and that of process 0 {mine[keys[0]]!r:.200}"
+    what, differing = keys[0].removeprefix(_SAME), theirs.get(keys[0])
+    return f"its {what} is {differing!r:.200}, and that of process 0 {mine[keys[0]]!r:.200}"

@@ -26,6 +26,7 @@ from jax._src.random.prng import PRNGKeyArray
 from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+import replicax.compat.jax as jax_door
 from replicax.compat.jax_names import PLACED
 
 #: Results of so many bytes are computed, if all operands are known.
@@ -209,6 +210,13 @@ def _compute_shapes(home: Sharding) -> None:
     jax_core.EvalTrace.process_primitive = process_primitive  # type: ignore[method-assign]
     jax_pjit._pjit_call_impl_python = call
     jax_dispatch._batched_device_put_impl = put
+
+    def put_parts(aval: Any, sharding: Sharding, parts: Sequence[Any], devices: object, committed: bool) -> Any:
+        del devices, committed
+        is_whole = parts[0].shape == aval.shape
+        return _put_one(parts[0], sharding, home) if is_whole else _made(aval, sharding, True)
+
+    jax_door._put_parts = put_parts
 
     def from_callback(shape: Any, sharding: Any, data_callback: Any, dtype: Any = None) -> Any:
         if dtype is None:

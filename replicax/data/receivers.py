@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -37,7 +39,11 @@ class InputWorkers:
 
     def first_replica(self, worker: int) -> int:
         """Returns the id of the first replica that a worker reads for, if they follow one another."""
-        return sum(self.replicas[:worker])
+        return self._first_replicas[worker]
+
+    @functools.cached_property
+    def _first_replicas(self) -> list[int]:
+        return [*itertools.accumulate(self.replicas, initial=0)]
 
     def replicas_fed(self, worker: int) -> tuple[int, int]:
         """Returns which replicas a worker puts rows on devices for: the first and the one after the last."""

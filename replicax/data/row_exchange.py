@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import functools
+import itertools
 from typing import TypedDict
 
 import jax
@@ -98,17 +99,20 @@ class RowAssignment:
         """Number of rows of each of them."""
         return self.kept // self.replicas
 
+    @functools.cached_property
+    def _offsets(self) -> list[int]:
+        return [*itertools.accumulate(self.rows, initial=0)]
+
     def parts_of(self, worker: int) -> tuple[int, int]:
         """Returns which parts a worker needs: the index of the first, and the index after the last."""
-        if self.everywhere and self.replicas < sum(self.workers.replicas):
+        if self.everywhere and self.replicas < self.workers.first_replica(self.workers.count):
             return 0, self.replicas
         first, end = self.workers.replicas_fed(worker)
         return min(first, self.replicas), min(end, self.replicas)
 
     def common(self, owner: int, user: int) -> tuple[int, int]:
         """Returns which rows of `owner` the worker `user` needs: the index of the first and the one after the last."""
-        offset = sum(self.rows[:owner])
-        first, end = (part * self.per_replica - offset for part in self.parts_of(user))
+        first, end = (part * self.per_replica - self._offsets[owner] for part in self.parts_of(user))
         return max(0, first), max(0, first, min(self.rows[owner], end))
 
 

@@ -80,7 +80,7 @@ def report(
     """Returns a line for each worker; all workers must call this together, and get the same."""
     summaries = [summary]
     if channel is not None:
-        summaries = _of_all_workers(summary, workers, channel)
+        summaries = [ShardSummary.decode(each) for each in channel.exchange(summary.encode())]
         source = _of_first_worker(source, workers, channel)
     return _lines(workers.names, summaries, source)
 
@@ -113,14 +113,6 @@ def _lines(names: Sequence[str], summaries: Sequence[ShardSummary], source: np.n
             f"{name}: {len(each.digests)} rows, {each.batches} batches{files}, overlap {overlap}, missing {missing}"
         )
     return "\n".join(lines)
-
-
-def _of_all_workers(summary: ShardSummary, workers: InputWorkers, channel: WorkerChannel) -> list[ShardSummary]:
-    for worker in workers.others:
-        channel.send(worker, "summary", summary.encode())
-    own = {workers.index: summary}
-    theirs = {worker: ShardSummary.decode(channel.receive(worker, "summary")) for worker in workers.others}
-    return [(own | theirs)[worker] for worker in range(workers.count)]
 
 
 def _of_first_worker(source: np.ndarray | None, workers: InputWorkers, channel: WorkerChannel) -> np.ndarray | None:

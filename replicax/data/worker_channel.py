@@ -6,9 +6,10 @@ training program, in an order that differs from worker to worker.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 import replicax.runtime.activity as activity
 from replicax.cluster.exchange import AbsentError, ClosedError, Exchange
@@ -92,10 +93,10 @@ class WorkerChannel:
     def collect(self) -> list[bytes]:
         """Waits for all workers' messages of the next round."""
         name = str(next(self._collected))
-        own = self._unread[name]
-        others = dict(zip(self.workers.others, self._collected_from(name, self.workers.others), strict=True))
+        with self._explained():
+            messages = self._exchange.collect_all(name, self._unread[name])
         self._remove_read(name)
-        return [others.get(worker, own) for worker in range(self.workers.count)]
+        return messages
 
     def send(self, worker: int, name: str, message: bytes) -> None:
         """Leaves a message for one other worker."""
@@ -104,7 +105,8 @@ class WorkerChannel:
     def receive(self, worker: int, name: str) -> bytes:
         """Waits for the message that a worker has sent to this one, and removes it."""
         stage = f"{name}/to {self.workers.index}"
-        (message,) = self._collected_from(stage, [worker])
+        with self._explained():
+            (message,) = self._exchange.collect(stage, [worker])
         self._exchange.forget(stage, worker)
         return message
 
@@ -116,10 +118,11 @@ class WorkerChannel:
         rounds, self._unread = [*self._unread], {}
         self._numbers.unread.leave(self._numbers.next, self._exchange, rounds)
 
-    def _collected_from(self, stage: str, processes: Sequence[int]) -> list[bytes]:
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
         names = self.workers.names
         try:
-            return self._exchange.collect(stage, processes)
+            yield
         except AbsentError as error:
             raise BatchError(
                 f"{names[self.workers.index]} waited {self._timeout_s:g} s for "
@@ -137,8 +140,8 @@ class WorkerChannel:
         """Removes the messages that all have read: a worker that has come to a round has read those before it."""
         for name in itertools.takewhile(lambda name: name != collected, [*self._unread]):
             del self._unread[name]
-            self._exchange.forget(name, self.workers.index)
+            self._exchange.forget_read(name)
         if collected == "0":
             for exchange, rounds in self._numbers.unread.take(self._pass):
                 for name in rounds:
-                    exchange.forget(name, self.workers.index)
+                    exchange.forget_read(name)

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend import core as jex_core
+from jaxlib import xla_client
 
-from replicax.compat.jax import axes_of_type, is_random_key, is_weak, refuse_as_argument, strongly_typed
+from replicax.compat.jax import array_of_parts, axes_of_type, is_random_key, is_weak, refuse_as_argument, strongly_typed
 from replicax.compat.jax_equations import bind, called_on_host, location, run_as_one, scan_counts
 from replicax.compat.jax_primitives import stand_in
 from replicax.compat.jax_processes import backends_have_started, collectives_are_gloo, connected_as
@@ -50,6 +51,19 @@ def test_private_names_are_found():
 
 def test_jax_still_has():
     each(private_names(), lambda name: needs("jax", name, lambda: pkgutil.resolve_name(name)))
+
+
+def test_an_array_is_made_of_the_memory_of_each_device():
+    needs("jaxlib", "xla_client.batched_device_put", lambda: xla_client.batched_device_put)
+    first, second = devices = jax.devices()[:2]
+    value = jax.device_put(np.arange(6.0, dtype=np.float32).reshape(2, 3), first)
+    everywhere = jax.NamedSharding(jax.make_mesh((2,), ("x",), devices=devices), jax.P())
+    made = array_of_parts(value.aval, everywhere, devices, [value, np.asarray(value)])
+    assert (made.sharding, made.committed, made.dtype) == (everywhere, True, np.float32)
+    assert [shard.device for shard in made.addressable_shards] == [first, second]
+    pointers = {shard.data.unsafe_buffer_pointer() for shard in made.addressable_shards}
+    assert pointers == {value.unsafe_buffer_pointer()}
+    np.testing.assert_array_equal(jax.jit(lambda x: x + 1)(made), np.asarray(value) + 1)
 
 
 def test_a_type_says_over_which_axes_its_values_vary():

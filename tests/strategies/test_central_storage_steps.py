@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import keras
@@ -10,6 +12,71 @@ import pytest
 
 import replicax as rx
 from tests.strategies.test_central_storage import BATCHES, batch_of, lives_at, model_and_optimizer, variable
+
+# What a step costs.
+
+
+def training_step(strategy, layers):
+    with strategy.scope():
+        variables = [rx.Variable(np.full((4, 4), 0.1, np.float32)) for _ in range(layers)]
+
+    def replica_step(x):
+        def loss_fn():
+            y = x
+            for each in variables:
+                y = jnp.tanh(y @ each.value)
+            return jnp.sum(y**2)
+
+        loss, gradients = rx.value_and_grad(loss_fn, variables)()
+        for each, gradient in zip(variables, gradients, strict=True):
+            each.assign_sub(0.1 * gradient)
+        return loss
+
+    @rx.function
+    def step(x):
+        loss = strategy.run(replica_step, args=(x,))
+        return strategy.reduce("sum", loss), strategy.reduce("mean", loss)
+
+    (batch,) = strategy.distribute_dataset([np.linspace(-1, 1, 24, dtype=np.float32).reshape(6, 4)])
+    return step, batch
+
+
+def test_losses_are_joined_at_home_and_the_devices_do_not_wait_for_them(central):
+    step, batch = training_step(central, 2)
+    expected, of_one = training_step(rx.OneDeviceStrategy("cpu:0"), 2)
+    for _ in range(2):
+        (total, mean), (alone, _) = step(batch), expected(of_one)
+        np.testing.assert_allclose([total, mean], [alone, alone / central.num_replicas_in_sync], rtol=1e-6)
+        assert total.devices() == mean.devices() == {central.parameter_device}
+
+    v = variable(central, 2.0)
+    tested = rx.function(lambda x: central.reduce("sum", central.run(lambda x: v * x.sum(), args=(x,))))
+    assert "all-reduce" not in tested.lower(batch).compile().as_text()
+
+
+def test_a_variable_more_costs_a_step_little_of_python():
+    central = rx.CentralStorageStrategy(["cpu:0", "cpu:1"])
+
+    def calls(layers):
+        step, batch = training_step(central, layers)
+        for _ in range(3):
+            step(batch)
+        count = 0
+
+        def note(frame, event, argument):
+            nonlocal count
+            count += event == "call"
+
+        sys.setprofile(note)
+        try:
+            step(batch)
+        finally:
+            sys.setprofile(None)
+        return count
+
+    few, many = calls(2), calls(12)
+    assert many - few < 10 * 40  # JAX's own functions for putting arrays on devices take 160 for each.
+
 
 # Everything else that replicas do.
 

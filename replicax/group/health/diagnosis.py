@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -151,7 +152,8 @@ def _not_coming(workers: Sequence[WorkerObservation], limits: Limits) -> Diagnos
     waits = {i: seconds for i, s in here.items() if (seconds := _waited(s, limits)) is not None}
     if not waits:
         return None
-    behind = {i: found for i in known if i not in waits and (found := _missed(i, known, waits)) is not None}
+    missed = _by_missed(known, waits)
+    behind = {i: found for i in known if i not in waits and (found := _missed(i, known[i].calls, missed)) is not None}
     ended = [i for i in behind if known[i].ended and behind[i].longest >= _patience(known[i], behind[i], limits)]
     if ended:
         said = f"has ended, and others wait for it{_never_called(workers, known[ended[0]], waits)}"
@@ -215,16 +217,33 @@ class _Wait(NamedTuple):
     calls: int  # the largest number of the program that they wait in
     noted: int  # the largest number of calls that they have noted, the one where they wait included
 
+    def merged(self, other: _Wait) -> _Wait:
+        """Returns how those of both wait."""
+        return _Wait(
+            max(self.longest, other.longest),
+            min(self.shortest, other.shortest),
+            max(self.calls, other.calls),
+            max(self.noted, other.noted),
+        )
 
-def _missed(worker: int, known: Mapping[int, Status], waits: Mapping[int, float]) -> _Wait | None:
+
+def _by_missed(known: Mapping[int, Status], waits: Mapping[int, float]) -> dict[frozenset[int], _Wait]:
+    """Returns how workers wait, by those for whom they do; the empty set stands for all."""
+    # Most wait for the same ones: of thousands, each is compared with these few, and not with all.
+    found: dict[frozenset[int], _Wait] = {}
+    for i, seconds in waits.items():
+        own, whom = _Wait(seconds, seconds, known[i].calls, known[i].order[0]), frozenset(known[i].waits_for)
+        found[whom] = own if whom not in found else found[whom].merged(own)
+    return found
+
+
+def _missed(worker: int, calls: int, missed: Mapping[frozenset[int], _Wait]) -> _Wait | None:
     """Returns how others wait for a worker; None if nobody waits, or it has been there already."""
-    waiting = [i for i in waits if not known[i].waits_for or worker in known[i].waits_for]
-    if not waiting:
+    waits = [wait for whom, wait in missed.items() if not whom or worker in whom]
+    if not waits:
         return None
-    calls = max(known[i].calls for i in waiting)
-    seconds = [waits[i] for i in waiting]
-    noted = max(known[i].order[0] for i in waiting)
-    return _Wait(max(seconds), min(seconds), calls, noted) if known[worker].calls <= calls else None
+    found = functools.reduce(_Wait.merged, waits)
+    return found if calls <= found.calls else None
 
 
 def _patience(ended: Status, wait: _Wait, limits: Limits) -> float:

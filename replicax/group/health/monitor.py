@@ -61,6 +61,7 @@ class Monitor:
         watching: Patience = WATCHING,
     ):
         self.peers, self.programs, self.order = tuple(peers), ProgramComparison(index, name), Order()
+        self._by_index: Mapping[object, Peer] = {peer.index: peer for peer in self.peers}
         self._index, self._name, self._limits, self._patience, self._watching = index, name, limits, patience, watching
         self._end, self._clock = end, clock
         traffic = Traffic(()) if traffic is None else traffic
@@ -108,9 +109,9 @@ class Monitor:
         self._wake.set()
 
     def on_goodbye(self, document: Mapping[str, object]) -> None:
-        for peer in self.peers:
-            if peer.index == document.get("index"):
-                peer.history.ended(str(document.get("ended") or DONE), order_from(document.get("order")))
+        peer = self._by_index.get(document.get("index"))
+        if peer is not None:
+            peer.history.ended(str(document.get("ended") or DONE), order_from(document.get("order")))
         with self._looked:
             self._looked.notify_all()
 
@@ -139,7 +140,7 @@ class Monitor:
         workers = self.workers()
         other = disagrees(self.order, self._index, workers)
         if other is not None:
-            peer = next(peer for peer in self.peers if peer.index == other)
+            peer = self._by_index[other]
             if not _has_taken_back(peer, workers[other].status):
                 self._alarm(_divergence(self.order, self._index, peer, workers))
         else:
@@ -268,12 +269,20 @@ class Monitor:
     def _wait_for_ends(self) -> None:
         """Waits until all scripts that can be watched have ended. The thread ends a wait that takes too long."""
         remind_at = self._clock() + _SECONDS_BETWEEN_REMINDERS
-        while running := [peer.history.name for peer in self.peers if peer.history.seen(self._clock()).runs]:
-            with self._looked:
-                self._looked.wait(self._watching.again)
-            if self._clock() >= remind_at:
-                remind_at += _SECONDS_BETWEEN_REMINDERS
-                _log.warning("%s has ended (%s) and waits for %s.", self._name, self._ended, ", ".join(running))
+        while running := self._running(self.peers):
+            while running:
+                if not self._running(running[-1:]):  # Only one is looked at: each of thousands of goodbyes comes here.
+                    running.pop()
+                    continue
+                with self._looked:
+                    self._looked.wait(self._watching.again)
+                if self._clock() >= remind_at:
+                    remind_at += _SECONDS_BETWEEN_REMINDERS
+                    names = ", ".join(peer.history.name for peer in self._running(running))
+                    _log.warning("%s has ended (%s) and waits for %s.", self._name, self._ended, names)
+
+    def _running(self, peers: Sequence[Peer]) -> list[Peer]:
+        return [peer for peer in peers if peer.history.seen(self._clock()).runs]
 
     def _wait_for_looks(self, count: int, is_enough: Callable[[], bool] = lambda: False) -> None:
         self.observer.asks_all = True

@@ -66,7 +66,7 @@ class Split:
         self._held = held = {jaxpr.invars[i] for i in variables}
         own = [v for v in jaxpr.invars if v not in held]
         own += [v for v, const in zip(jaxpr.constvars, program.consts, strict=True) if _is_traced(const)]
-        own += [out for equation in jaxpr.eqns if _is_bound_to_worker(equation) for out in equation.outvars]
+        own += [out for equation in jaxpr.eqns if is_bound_to_worker(equation) for out in equation.outvars]
         self._from_worker = graph.following(own)
         self._from_held = graph.following(held)
         self._tainted = self._following_gradients()
@@ -144,7 +144,7 @@ class Split:
     def _takes_on(self, value: jex_core.Var) -> bool:
         """Returns whether the server can compute a value that follows from gradients."""
         equation = self._graph.producer[value]
-        return not is_mark(equation) and not _is_bound_to_worker(equation)
+        return not is_mark(equation) and not is_bound_to_worker(equation)
 
     def _serve(self, new: jex_core.Var, path: Iterable[jex_core.JaxprEqn] = ()) -> None:
         """Adds all equations to the server's half that it needs for a value, down to what the worker sends."""
@@ -170,7 +170,7 @@ class Split:
             return self._takes_on(value)
         if value in self._from_worker:
             # A variable times a rate that is an argument, say: the rate is sent.
-            return value in self._from_held and is_one_of(equation, CHEAP) and not _is_bound_to_worker(equation)
+            return value in self._from_held and is_one_of(equation, CHEAP) and not is_bound_to_worker(equation)
         return True  # From variables alone the server computes it itself.
 
     def _move_to_worker(self) -> None:
@@ -257,7 +257,7 @@ def _is_traced(const: jax.Array) -> bool:
     return isinstance(const, jax.core.Tracer)
 
 
-def _is_bound_to_worker(equation: jex_core.JaxprEqn) -> bool:
+def is_bound_to_worker(equation: jex_core.JaxprEqn) -> bool:
     """Returns whether an equation acts on the outside world, on a mesh, or on values that differ between replicas."""
     if equation.effects or is_one_of(equation, PLACED):
         return True

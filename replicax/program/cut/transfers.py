@@ -11,10 +11,11 @@ from collections.abc import Collection, Sequence
 from typing import TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
-from replicax.compat.jax import is_random_key
+from replicax.compat.jax import array_of_parts, is_random_key
 
 #: A value, or the parts of a sum in the order of the replicas; None for a part that comes by itself.
 Parts: TypeAlias = jax.Array | list[jax.Array | None]
@@ -41,15 +42,27 @@ class Crossing:
 
     def on_all_devices(self, values: list[jax.Array]) -> list[jax.Array]:
         """Returns variables' values on all compute devices; on the one that has them already, they are not copied."""
-        compute, views = self._compute, self._views(values)
-        rows = [values if device == self._home else jax.device_put(views, device) for device in self._devices]
+        if self.in_place:
+            return [self._shared(value) for value in values]
+        rows = [values if device == self._home else jax.device_put(values, device) for device in self._devices]
         return [
-            jax.make_array_from_single_device_arrays(value.shape, compute, list(copies), dtype=value.dtype)
+            jax.make_array_from_single_device_arrays(value.shape, self._compute, list(copies), dtype=value.dtype)
             for value, copies in zip(values, zip(*rows, strict=True), strict=True)
         ]
 
+    def _shared(self, value: jax.Array) -> jax.Array:
+        """Returns a value at home as an array of all compute devices, each of which reads it where it is."""
+        if is_random_key(value):
+            copies: jax.Array = jax.device_put(value, self._compute)
+            return copies
+        memory = np.asarray(value)
+        parts = [value if k == self.own else memory for k in range(len(self._devices))]
+        return array_of_parts(value.aval, self._compute, self._devices, parts)
+
     def at_home(self, sent: jax.Array) -> jax.Array:
         """Returns a copy of a value that all compute devices have: the one at home if there is one."""
+        if self.own == 0:
+            return sent.addressable_data(0)
         if self.own is not None:
             shard: jax.Array = next(shard.data for shard in sent.addressable_shards if shard.device == self._home)
             return shard
@@ -58,12 +71,27 @@ class Crossing:
 
     def arrived(self, sent: Sequence[jax.Array], parted: Collection[int]) -> list[Parts]:
         """Returns at home what the compute devices send."""
-        # Of the values numbered in `parted` each device has a part, and home adds them up; all devices have the others.
+        # Of the values numbered in `parted` each device has a part, and home joins them; all devices have the others.
         parts = {i: [sent[i].addressable_data(k) for k in range(len(self._devices))] for i in parted}
         away = [part for each in parts.values() for k, part in enumerate(each) if k != self.own]
-        brought = iter(jax.device_put(self._views(away), self._home) if away else ())
-        at_home = {i: [p if k == self.own else next(brought) for k, p in enumerate(each)] for i, each in parts.items()}
+        brought = iter(self._brought(away))
+        at_home: dict[int, Parts] = {
+            i: [part if k == self.own else next(brought) for k, part in enumerate(each)] for i, each in parts.items()
+        }
         return [at_home[i] if i in at_home else self.at_home(value) for i, value in enumerate(sent)]
+
+    def _brought(self, parts: list[jax.Array]) -> list[jax.Array]:
+        """Returns parts of other devices at home."""
+        if not self.in_place:
+            brought: list[jax.Array] = jax.device_put(parts, self._home_sharding)
+            return brought
+        home, at = self._home_sharding, [self._home]
+        return [
+            jax.device_put(part, home)
+            if is_random_key(part)
+            else array_of_parts(part.aval, home, at, [np.asarray(part)])
+            for part in parts
+        ]
 
     def take_own(self, parts: Parts) -> jax.Array:
         """Returns the part of home itself, and leaves None in its place."""
@@ -73,11 +101,10 @@ class Crossing:
         assert own is not None
         return own
 
-    def _views(self, values: Sequence[jax.Array]) -> list[jax.Array | np.ndarray]:
-        """Returns values from which `jax.device_put` makes arrays without a copy, where that is possible."""
-        if not self.in_place:
-            return list(values)
-        return [value if is_random_key(value) else np.asarray(value) for value in values]
+
+def stacked(parts: Parts) -> jax.Array:
+    """Returns the parts of the devices, one after the other, in a program."""
+    return parts if not isinstance(parts, list) else jnp.concatenate([part for part in parts if part is not None])
 
 
 def summed(parts: Parts, own: jax.Array | None) -> jax.Array:

@@ -1,23 +1,28 @@
 """A step in two compiled halves: gradients over a mesh of devices, the update on the device that has the variables.
 
 Numbers among the results of the step (a loss) come home too, where they can be combined with variables; arrays stay on
-the compute devices. Values that cross are copied, unless all devices share one memory. Then each half reads the arrays
-of the other one: no device copies a variable, and home adds up the gradients of all replicas in the update. An array
-that another device reads is not overwritten, so the new value of such a variable takes the buffer of its gradient.
+the compute devices. What is made of one number a replica, such as their sum, is computed at home. Values that cross are
+copied, unless all devices share one memory. Then each half reads the arrays of the other one: no device copies a
+variable, and home adds up the gradients of all replicas in the update. An array that another device reads is not
+overwritten, so the new value of such a variable takes the buffer of its gradient.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
+import jax.numpy as jnp
+from jax.extend import core as jex_core
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from replicax.program.cut.shared_memory_sums import UnsummedEvaluation
-from replicax.program.cut.split import Assigned, Split
-from replicax.program.cut.transfers import Crossing, Parts, summed
-from replicax.program.ir.jaxprs import Atom, aval_of, calls_host, is_literal
+from replicax.program.cut.split import Assigned, Split, is_bound_to_worker
+from replicax.program.cut.transfers import Crossing, Parts, stacked, summed
+from replicax.program.ir.graph import Graph
+from replicax.program.ir.interpreter import evaluate_elsewhere
+from replicax.program.ir.jaxprs import Atom, aval_of, calls_host, is_literal, read, variables_of
 from replicax.program.ir.moving import inlined
 from replicax.typing import PyTree, PyTreeFunction
 
@@ -91,7 +96,9 @@ class _Compiled:
         if self._calls_host:
             variables = set()
         results = range(len(self._places.written), self._num_outputs)
-        self._numbers = {i for i in results if not jaxpr.outvars[i].aval.shape}
+        numbers = {i for i in results if not jaxpr.outvars[i].aval.shape}
+        self._at_home = NumbersAtHome(self._split, numbers, halves.places.compute.mesh.size)
+        self._numbers = numbers - self._at_home.outputs.keys()
         self._divide_worker(given)  # No variables: should the second half fail, they must be as they were.
         shared = set(self._moved) if self._crossing.in_place else set()
         self._divide_server((variables - shared) | given)
@@ -112,13 +119,14 @@ class _Compiled:
             for each in split.assigned
             if each.input is not None and each.input in free and each.input in split.server_inputs
         }
-        self._kept = [i for i in range(self._num_outputs) if i not in updated]
+        self._kept = [i for i in range(self._num_outputs) if i not in updated and i not in self._at_home.outputs]
         outvars = split.program.jaxpr.outvars
-        kept = {atom for i in self._kept if not is_literal(atom := outvars[i])}
-        self._worker_equations = UnsummedEvaluation(
-            split.worker_equations, split.sent if self._crossing.in_place else (), kept
-        )
-        self._parted = [i for i, leaf in enumerate(split.sent) if leaf in self._worker_equations.unsummed]
+        kept = {atom for i in self._kept if not is_literal(atom := outvars[i])} | {*self._at_home.stacks}
+        equations, _ = Graph(split.worker_equations).leading_to({*split.sent, *kept}, and_effects=True)
+        self._worker_equations = UnsummedEvaluation(equations, split.sent if self._crossing.in_place else (), kept)
+        self._sent = [*split.sent, *self._at_home.stacks]
+        self._unsummed = [i for i, leaf in enumerate(split.sent) if leaf in self._worker_equations.unsummed]
+        self._parted = [*self._unsummed, *range(len(split.sent), len(self._sent))]
         taken = self._gradients_taken([i for i in updated if i not in donated])
         # JAX gives the first result of a shape the first donated buffer of that shape, so those are in one order.
         first = [*donated, *taken]
@@ -130,7 +138,7 @@ class _Compiled:
     def _gradients_taken(self, updated: Sequence[int]) -> dict[int, int]:
         """Returns, for outputs that get no buffer of their old value, what is sent in whose buffer they are written."""
         taken: dict[int, int] = {}
-        free = self._parted if self._crossing.own is not None else []
+        free = self._unsummed if self._crossing.own is not None else []
         for i in updated:
             wanted = _kind(self._split.program.jaxpr.outvars[i])
             fits = [k for k in free if k not in taken.values() and _kind(self._split.sent[k]) == wanted]
@@ -142,7 +150,7 @@ class _Compiled:
         stays = self._places.written
         places = [stays[i] if i < len(stays) else None for i in self._kept]
         stacked = NamedSharding(self._places.compute.mesh, PartitionSpec(self._places.compute.mesh.axis_names))
-        sent = [stacked if i in self._parted else self._places.compute for i in range(len(self._split.sent))]
+        sent = [stacked if i in self._parted else self._places.compute for i in range(len(self._sent))]
         worker, server = _named(self._worker_half, name), _named(self._server_half, f"{name}_update")
         self._worker = jax.jit(worker, donate_argnums=0, out_shardings=(places, sent))
         self._server = jax.jit(server, donate_argnums=(0, 1), out_shardings=self._places.home)
@@ -155,8 +163,8 @@ class _Compiled:
             args[i] = value
         values = self._split.inputs(args)
         self._worker_equations(values)
-        outputs, sent = self._split.worker_results(values)
-        return [outputs[i] for i in self._kept], sent
+        outvars = self._split.program.jaxpr.outvars
+        return [read(outvars[i], values) for i in self._kept], [values[leaf] for leaf in self._sent]
 
     def _server_half(
         self, donated: list[jax.Array], taken: list[jax.Array], read: list[jax.Array], sent: list[Parts]
@@ -165,8 +173,9 @@ class _Compiled:
         for i, value in zip([*self._donated, *self._read], [*donated, *read], strict=True):
             args[i] = value
         at_home = dict(zip(self._taken, taken, strict=True))
-        updated = self._split.server(args, [summed(parts, at_home.get(i)) for i, parts in enumerate(sent)])
-        return [updated[i] for i in self._order]
+        gradients, stacks = sent[: len(self._split.sent)], sent[len(self._split.sent) :]
+        updated = self._split.server(args, [summed(parts, at_home.get(i)) for i, parts in enumerate(gradients)])
+        return [*(updated[i] for i in self._order), *self._at_home.results(map(stacked, stacks))]
 
     def staged(self, leaves: Sequence[jax.Array]) -> tuple[PyTreeFunction, Sequence[PyTree], PyTreeFunction]:
         computed, sent = self._worker(*self._worker_args(leaves))
@@ -176,7 +185,7 @@ class _Compiled:
         taken = [self._crossing.take_own(arrived[i]) for i in self._taken]
 
         def results_of(updated: Sequence[jax.Array]) -> PyTree:
-            known = {**kept, **dict(zip(self._updated, updated, strict=True))}
+            known = {**kept, **dict(zip([*self._updated, *self._at_home.outputs], updated, strict=True))}
             outputs = [known[i] for i in range(self._num_outputs)]
             if self._calls_host:
                 jax.block_until_ready(outputs)
@@ -191,6 +200,47 @@ class _Compiled:
     def _worker_args(self, leaves: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
         given, lent = ([self._crossing.at_work(leaves[i]) for i in group] for group in (self._given, self._lent))
         return given, lent, self._crossing.on_all_devices([leaves[i] for i in self._moved])
+
+
+class NumbersAtHome:
+    """Results of a step that are made of one number a replica: the worker sends these, and home does the rest."""
+
+    def __init__(self, split: Split, numbers: Iterable[int], replicas: int):
+        self._graph, self._replicas = Graph(split.worker_equations), replicas
+        self._consts = dict(zip(split.program.jaxpr.constvars, split.program.consts, strict=True))
+        self.outputs: dict[int, jex_core.Var] = {}  # by their numbers among the step's outputs
+        self.stacks: dict[jex_core.Var, None] = {}  # what the worker sends: a number of each replica, in their order
+        equations = set[int]()
+        for i in numbers:
+            number = split.program.jaxpr.outvars[i]
+            found = None if is_literal(number) or number in split.sent else self._tail(number)
+            if found is not None:
+                self.outputs[i] = number
+                self.stacks |= dict.fromkeys(found[0])
+                equations |= found[1]
+        self._equations = [each for each in split.worker_equations if id(each) in equations]
+
+    def _tail(self, number: jex_core.Var) -> tuple[list[jex_core.Var], set[int]] | None:
+        """Returns the stacks that a number follows from and the equations (by `id`) between; None if there is more."""
+        stacks, equations, todo = list[jex_core.Var](), set[int](), [number]
+        while todo:
+            value = todo.pop()
+            equation = self._graph.producer.get(value)
+            if aval_of(value).shape == (self._replicas,) and jnp.issubdtype(aval_of(value).dtype, jnp.number):
+                stacks.append(value)
+            elif equation is None or is_bound_to_worker(equation):
+                if value not in self._consts:
+                    return None
+            elif id(equation) not in equations:
+                equations.add(id(equation))
+                todo += variables_of(equation.invars)
+        return stacks, equations
+
+    def results(self, stacks: Iterable[jax.Array]) -> list[jax.Array]:
+        """Returns the results, in the order of `outputs`, in a program."""
+        values = self._consts | dict(zip(self.stacks, stacks, strict=True))
+        evaluate_elsewhere(self._equations, values)
+        return [values[number] for number in self.outputs.values()]
 
 
 def _donated(args: Sequence[PyTree]) -> tuple[set[int], set[int]]:
