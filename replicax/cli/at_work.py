@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-_SILENCE_S = 2.0
-
 
 @contextlib.contextmanager
-def at_work(console: Console, what: str) -> Iterator[Callable[[str], None]]:
-    """Shows what is done while a `with` block runs: on a terminal always, elsewhere in a line every two seconds.
+def at_work(console: Console, what: str, every_s: float = 2.0) -> Iterator[Callable[[str], None]]:
+    """Shows what is done while a `with` block runs: on a terminal always, elsewhere in a line every `every_s` seconds.
 
     Yields a function to call with what is done from now on.
     """
@@ -28,7 +26,7 @@ def at_work(console: Console, what: str) -> Iterator[Callable[[str], None]]:
     now, is_over = [what], threading.Event()
 
     def say() -> None:
-        while not is_over.wait(_SILENCE_S):
+        while not is_over.wait(every_s):
             console.print(f"… {now[-1]}", markup=False, soft_wrap=True)
 
     speaker = threading.Thread(target=say, name="replicax-at-work", daemon=True)

@@ -7,7 +7,6 @@ import time
 
 from rich.console import Console
 
-from replicax.cli import at_work as module
 from replicax.cli.at_work import at_work
 
 DEADLINE_S = 60
@@ -23,11 +22,10 @@ def test_on_a_terminal_a_line_changes_and_is_gone_at_the_end():
     assert text.endswith("\x1b[2K")  # the line is cleared
 
 
-def test_elsewhere_a_line_says_again_and_again_what_is_done_now(monkeypatch):
-    monkeypatch.setattr(module, "_SILENCE_S", 0.01)
+def test_elsewhere_a_line_says_again_and_again_what_is_done_now():
     console = Console(file=io.StringIO(), width=100)
     deadline = time.monotonic() + DEADLINE_S
-    with at_work(console, "importing") as show:
+    with at_work(console, "importing", every_s=0.01) as show:
         for what in ("importing", "compiling"):
             show(what)
             while console.file.getvalue().count(what) < 2:  # type: ignore[attr-defined]
