@@ -22,8 +22,13 @@ pytestmark = pytest.mark.multiprocess
 def test_a_restart_starts_all_again_and_tells_them(run: Run):
     done = run(
         """
-        print("attempt", attempt, role["cluster"]["worker"][0], os.environ["REPLICAX_TOKEN"])
-        if attempt < 2 and index == 1:
+        print("attempt", attempt, role["cluster"]["worker"][0], os.environ["REPLICAX_TOKEN"], flush=True)
+        came = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"came-{attempt}")
+        if index == 0:
+            open(came, "w").close()
+        elif attempt < 2:
+            while not os.path.exists(came):
+                time.sleep(0.01)
             raise RuntimeError(f"number {attempt}")
         time.sleep(0.2 if attempt == 2 else 100)
         """,
