@@ -71,6 +71,19 @@ def forget_token() -> None:
         raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
+def admits_anybody(address: str, timeout_s: float) -> bool:
+    """Returns whether the head of a Ray cluster, `host:port`, answers a call that comes without a token."""
+    # Without the method: False, and who has a token cannot train on such a cluster.
+    import grpc
+
+    with grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            channel.unary_unary("/ray.rpc.NodeInfoGcsService/CheckAlive")(b"", timeout=timeout_s)
+        except grpc.RpcError:
+            return False
+    return True
+
+
 def is_draining() -> bool:
     """Returns whether Ray was told that the node of this process, an actor, is about to go."""
     # Without the names: nobody is told, and a node that goes is a loss. Ray's public functions tell it nowhere.

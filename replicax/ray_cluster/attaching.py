@@ -14,10 +14,17 @@ from replicax.cluster import ClusterSpec, Task, parse_address
 from replicax.cluster.addresses import join_address
 from replicax.cluster.own_address import LOOPBACK, is_mine
 from replicax.cluster.patience import Patience
-from replicax.compat.ray import NodeOptions, end_node_at_once, forget_token, node_options, waiting_for_node
+from replicax.compat.ray import (
+    NodeOptions,
+    admits_anybody,
+    end_node_at_once,
+    forget_token,
+    node_options,
+    waiting_for_node,
+)
 from replicax.errors import ClusterError
 from replicax.ray_cluster.actor_placement import alive_resources
-from replicax.ray_cluster.authentication import optional_token, own_token, shared_token
+from replicax.ray_cluster.authentication import MODE, optional_token, own_token, shared_token
 from replicax.ray_cluster.calls_with_deadline import done_within
 from replicax.ray_cluster.deadline import PATIENCE, Deadline, wait_for
 from replicax.ray_cluster.folder import Folder
@@ -38,6 +45,10 @@ _log = logging.getLogger(__name__)
 # Gradients go through the object store at every step: its pages are made at the start, and not while they wait.
 _READY_MEMORY = {"RAY_preallocate_plasma_memory": "1"}
 _SHARED_GPU = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+_OPEN = (
+    "The Ray cluster at %s asks for no token: whoever reaches its port can run code on its machines. Start its nodes "
+    "with RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, the value of REPLICAX_TOKEN here."
+)
 _CONNECTION = {"logging_level": logging.WARNING, "log_to_driver": True}
 _WITHOUT_LOGS = {"log_to_driver": False}
 
@@ -82,10 +93,17 @@ def _embed(dashboard: bool, patience: Patience) -> contextlib.ExitStack:
         return ending.pop_all()
 
 
-def attach(address: str, shows_logs: bool = True) -> contextlib.ExitStack:
+def attach(address: str, deadline: Deadline, who: str = COORDINATOR, shows_logs: bool = True) -> contextlib.ExitStack:
     """Connects with an existing Ray cluster; may show here what its processes write to their logs."""
+    token = optional_token(os.environ)
+    if ":" in address and not address.startswith("ray://"):  # Ray looks itself for "auto".
+        wait_for(lambda: [] if answers(address) else ["the head of the Ray cluster"], 1, who, address, deadline)
+        # With a token this process would not let the cluster in: Ray takes it for dead, and ends its actors.
+        if token.get(MODE) == "token" and admits_anybody(address, PATIENCE.silence):
+            _log.warning(_OPEN, address)
+            token = {MODE: "disabled"}
     with contextlib.ExitStack() as ending:
-        with starting({**optional_token(os.environ), **outliving(limit())}) as ray:
+        with starting({**token, **outliving(limit())}) as ray:
             _disconnect_by(ending, ray)
             _init(ray, address, **({} if shows_logs else _WITHOUT_LOGS))
         return ending.pop_all()

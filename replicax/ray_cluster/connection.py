@@ -134,7 +134,7 @@ def _by_counts(counts: TaskCounts, address: str | None, dashboard: bool, patienc
     if _is_connected():
         return RayCluster(counts, Spread(counts), head=head_of_connection(limit()))
     if address is not None:
-        ending = attach(address)
+        ending = attach(address, Deadline(patience.start))
         return RayCluster(counts, Spread(counts), ending=ending, head=head_of_connection(limit()))
     ending = embed(dashboard, patience)
     head = head_of_connection(limit(default=HEAD_LIMIT))

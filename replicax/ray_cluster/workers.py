@@ -155,11 +155,11 @@ def connect_workers(
         head = Head(describe(cluster, head_task(cluster)), head_address(cluster))
         return WorkerCluster(_places_of(cluster) if most is None else _places_for_anyone(most, ROOM), head, ending)
     if most is not None:
-        ending = contextlib.ExitStack() if connected or address is None else attach(address, shows_logs=False)
+        ending = contextlib.ExitStack() if connected or address is None else attach(address, deadline, CLIENT, False)
         return WorkerCluster(_places_for_anyone(most, "CPU"), None, ending, address)
     if not is_int(workers) or workers < 1:
         raise ClusterError("workers", workers, "must be an int of at least 1", "Say how many workers shall run there.")
-    ending = contextlib.ExitStack() if connected or address is None else attach(address, shows_logs=False)
+    ending = contextlib.ExitStack() if connected or address is None else attach(address, deadline, CLIENT, False)
     return WorkerCluster(_places(int(workers)), None, ending)
 
 
@@ -186,8 +186,10 @@ def _places(workers: int) -> list[Place]:
     return [Place(Task(WORKER, index), f"{WORKER}:{index}", dict(bundle)) for index in range(workers)]
 
 
-def no_room(cluster: WorkerCluster, deadline: Deadline, fewest: int | None = None) -> ClusterTimeoutError:
-    """Returns the error that says that the places of the workers, or of the fewest of them, are not free."""
+def no_room(
+    cluster: WorkerCluster, deadline: Deadline, fewest: int | None = None, why: str = ""
+) -> ClusterTimeoutError:
+    """Returns the error that says that the places of the workers, or of the fewest of them, are not free, or why."""
     wanted = [f"{place.name} (needs {place.bundle})" for place in cluster.places[:fewest]]
-    note = ": the cluster has no room for them, or something else runs there"
+    note = f": {why or 'the cluster has no room for them, or something else runs there'}"
     return ClusterTimeoutError("The client", deadline.seconds, wanted, "the Ray cluster", note)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 
 from replicax.compat.ray_node import patient
-from replicax.errors import ClusterError
+from replicax.errors import ClusterError, ClusterTimeoutError
 from replicax.ray_cluster import attaching
 from replicax.ray_cluster.calls_with_deadline import done_within
+from replicax.ray_cluster.deadline import Deadline
 
 ray = pytest.importorskip("ray")
 TOO_SLOW = "The current node timed out during startup. This could happen because some of the raylet failed to startup."
@@ -53,8 +58,40 @@ def test_what_another_try_cannot_mend_is_not_tried_again(failures: list[Exceptio
 
 def test_another_cluster_that_cannot_be_connected_with_is_an_error_of_ours(failures: list[Exception]):
     failures += [Exception(TOO_SLOW)]
-    with pytest.raises(ClusterError, match="Is it there"):
-        attaching.attach("127.0.0.1:1")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        pytest.raises(ClusterError, match="Is it there"),
+    ):
+        attaching.attach(f"127.0.0.1:{listener.getsockname()[1]}", Deadline(10))
+
+
+def test_a_cluster_that_is_not_there_is_waited_for_as_long_as_was_said():
+    with pytest.raises(ClusterTimeoutError, match=r"0\.3 s.*the head"):
+        attaching.attach("127.0.0.1:1", Deadline(0.3))
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_cluster_that_asks_for_no_token_is_given_none(refuses, failures, monkeypatch, caplog):
+    monkeypatch.setenv("REPLICAX_TOKEN", "secret")
+    seen = []
+    monkeypatch.setattr(ray, "init", lambda **_: seen.append(os.environ["RAY_AUTH_MODE"]))
+
+    def alive(request: bytes, context: grpc.ServicerContext) -> bytes:
+        if refuses:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "no token")
+        return b""
+
+    head = grpc.server(ThreadPoolExecutor(1))
+    calls = {"CheckAlive": grpc.unary_unary_rpc_method_handler(alive)}
+    head.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("ray.rpc.NodeInfoGcsService", calls)])
+    port = head.add_insecure_port("127.0.0.1:0")
+    head.start()
+    try:
+        attaching.attach(f"127.0.0.1:{port}", Deadline(30)).close()
+    finally:
+        head.stop(None).wait(30)
+    assert seen == ["token" if refuses else "disabled"]
+    assert ("asks for no token" in caplog.text) is not refuses
 
 
 def test_ray_waits_longer_for_its_processes_than_it_would():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -241,21 +240,24 @@ class AgentPool:
         """Waits for room for the fewest workers, and for as many as are wanted as long as more of them find some."""
         import ray
 
-        deadline, came = Deadline(self._patience.start), time.monotonic()
+        deadline, came, why = Deadline(self._patience.start), time.monotonic(), ""
         asked = {agent.ask("about"): agent for agent in self._agents}
         while self.placed < fewest or (self.placed < wanted and time.monotonic() - came < self._patience.end):
             found, _ = ray.wait([*asked], num_returns=1, timeout=_SECONDS_BETWEEN_LOOKS)
             for ref in found:
                 agent, came = asked.pop(ref), time.monotonic()
-                with contextlib.suppress(AgentLostError):  # Its machine was lost at once: its successor waits.
+                try:
                     agent.facts = cast(HostFacts, agent.answer(ref))
                     self.placed += 1
                     continue
+                except AgentLostError as error:  # Its machine was lost at once: its successor waits.
+                    why = f"{agent.name} {error}"
+                time.sleep(min(self._patience.again, deadline.left))
                 number = self._agents.index(agent)
                 self._agents[number] = successor = self._agent(number)
                 asked[successor.ask("about")] = successor
             if self.placed < fewest and not deadline.left:
-                raise no_room(self._cluster, deadline, fewest)
+                raise no_room(self._cluster, deadline, fewest, why)
         self._agents.sort(key=lambda agent: agent.facts is None)
         for agent, place in zip(self._agents, self._cluster.places, strict=True):
             agent.name = place.name
