@@ -56,7 +56,20 @@ def objects(model):
         "_save_model": backup,
         "_steps_seen": EpochIterator(np.zeros((2, 1)), shuffle=False),
         "_weights_path": backup,
+        "_keras_call_info_injected": _failed_call(),
     }
+
+
+def _failed_call():
+    """Returns the error of a layer's call, which tells what it was given."""
+
+    class Failing(keras.layers.Layer):
+        def call(self, inputs):
+            raise ValueError("never")
+
+    with pytest.raises(ValueError, match="Arguments received") as raised:
+        Failing()(np.zeros((1, 3), "float32"))
+    return raised.value
 
 
 ATTRIBUTES = sorted({use.name for use in private_attributes(TREE)})

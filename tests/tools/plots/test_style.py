@@ -64,7 +64,7 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
         return real(name, *args)
 
     monkeypatch.setattr(builtins, "__import__", importing)
-    with pytest.raises(rx.errors.ArgumentError, match=r"pip install 'replicax\[demo\]'"), rx.plots.style():
+    with pytest.raises(rx.errors.ArgumentError, match=r"pip install 'replicax\[plots\]'"), rx.plots.style():
         pass
 
 
