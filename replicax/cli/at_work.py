@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
@@ -14,7 +15,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 def at_work(console: Console, what: str, every_s: float = 2.0) -> Iterator[Callable[[str], None]]:
     """Shows what is done while a `with` block runs: on a terminal always, elsewhere in a line every `every_s` seconds.
 
-    Yields a function to call with what is done from now on.
+    A line that would only repeat the one before tells how long that lasts. Yields a function to call with what is done
+    from now on.
     """
     if console.is_interactive:
         columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
@@ -23,16 +25,25 @@ def at_work(console: Console, what: str, every_s: float = 2.0) -> Iterator[Calla
             yield lambda what: shown.update(task, description=what)
         return
 
-    now, is_over = [what], threading.Event()
+    now, is_over = (what, time.monotonic()), threading.Event()
+
+    def show(what: str) -> None:
+        nonlocal now
+        if what != now[0]:
+            now = (what, time.monotonic())
 
     def say() -> None:
+        said = ""
         while not is_over.wait(every_s):
-            console.print(f"… {now[-1]}", markup=False, soft_wrap=True)
+            what, since = now
+            lasts = f", {time.monotonic() - since:.0f} s" if what == said else ""
+            console.print(f"… {what}{lasts}", markup=False, soft_wrap=True)
+            said = what
 
     speaker = threading.Thread(target=say, name="replicax-at-work", daemon=True)
     speaker.start()
     try:
-        yield now.append
+        yield show
     finally:
         is_over.set()
         speaker.join()

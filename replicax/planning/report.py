@@ -158,7 +158,11 @@ class Plan:
     def verdict(self) -> str:
         """One sentence: whether it fits, and if not, what takes most of the memory."""
         if self.on.memory is None:
-            return f"It needs {size(self.needed)} on each device; how much memory {self.on.name!r} has was not said."
+            name = self.on.name
+            return (
+                f"It needs {size(self.needed)} on each device. The memory of {name} is unknown: --on {name}x4GiB, for "
+                "example, says whether it fits."
+            )
         has = f"{size(self.on.memory)} of a device of {self.on.name}"
         if self.fits:
             return f"It fits: {size(self.needed)} of the {has}, {size(self.on.memory - self.needed)} are left."

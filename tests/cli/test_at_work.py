@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 
 from rich.console import Console
@@ -32,5 +33,19 @@ def test_elsewhere_a_line_says_again_and_again_what_is_done_now():
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
     said = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert {*said} == {"… importing", "… compiling"}
-    assert said == sorted(said, reverse=True)
+    assert {*said} == {"… importing", "… importing, 0 s", "… compiling", "… compiling, 0 s"}
+    assert (said.count("… importing"), said.count("… compiling")) == (1, 1)
+    assert said == [*sorted(said[: said.index("… compiling")]), *sorted(said[said.index("… compiling") :])]
+
+
+def test_a_state_that_lasts_is_told_once_and_then_with_its_seconds():
+    console = Console(file=io.StringIO(), width=100)
+    deadline = time.monotonic() + DEADLINE_S
+    with at_work(console, "making the network", every_s=1.0):
+        while console.file.getvalue().count("\n") < 3:  # type: ignore[attr-defined]
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    said = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert said[0] == "… making the network"
+    assert len({*said}) == len(said)
+    assert all(re.fullmatch(r"… making the network, \d+ s", line) for line in said[1:])

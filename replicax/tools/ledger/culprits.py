@@ -1,6 +1,6 @@
 """The culprit: a class of all workers' time, or one worker that the others wait for, that has cost a job most.
 
-It counts since the first step. The start is there in the table, and a short job would always be told of it.
+It counts since the first step. What came before is told beside it, and a short job would always be told of it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from replicax.runtime import clock
 from replicax.tools.ledger.lines import AGAIN, SHAPES, Job, Slice
 
 _LEAST = 0.05  # the part of the time since the first step that a culprit has cost
+_MOST_BEFORE = 3  # classes that are named of the time before it
 _COMMON = (clock.INPUT, clock.USER, clock.CHECKPOINT, clock.EVALUATION, clock.STALL)
 _CLASSES_OF_PREPARING = (clock.TRACE, clock.COMPILE)
 _AGAIN = (clock.LOST, clock.RESTART)
@@ -38,7 +39,8 @@ _ADVICE = {
     PREPARING: "These are new programs, or those of operations outside of `rx.function`.",
     RECOMPILING: "Make no new function in a loop, and change no object that a step reads: `rx.function` warns of it.",
     NEW_SHAPES: "Give all batches one shape, or a few: pad them, or leave the last one out.",
-    FAILING: "Save more often, so that less is lost.",
+    clock.LOST: "Save more often, so that less is lost.",
+    FAILING: "No work was lost: it is the time until all were at work again.",
     SLOW_DEVICES: "The program is that of the others: look at this machine, and at how many rows it has.",
 }
 
@@ -139,9 +141,8 @@ def culprit_of(job: Job, timelines: Mapping[str, Sequence[Slice]], evidence: Evi
     ]
     mean = {name: sum(seconds[name] for seconds in totals.values()) / len(totals) for name in clock.CLASSES}
     found += [Culprit("", name, mean[name] - _blamed(evidence, name, len(since))) for name in _COMMON]
-    attempts = len({process.attempt for process in job.processes}) + len({p.life for p in job.processes}) - 1
     again = sum(mean[name] for name in _AGAIN)
-    if attempts > 1:  # The failure is why programs are prepared again.
+    if again:  # The failure is why programs are prepared again.
         again += sum(mean[name] for name in _STARTING)
         failed = min(job.processes, key=lambda each: each.failed)
         found.append(Culprit(failed.task if failed.failed < math.inf else "", FAILING, again))
@@ -151,16 +152,22 @@ def culprit_of(job: Job, timelines: Mapping[str, Sequence[Slice]], evidence: Evi
     waited = mean[clock.WAITING]
     unexplained = max(0.0, waited - evidence.waited)
     best = max(found, key=lambda each: each.seconds, default=None)
-    if best is not None and (best.worker, best.what) == ("", clock.USER):  # It may be what the job is for.
-        best = max(
-            (each for each in found if each.what in INCIDENTS and each.seconds >= _LEAST * whole),
-            key=lambda each: each.seconds,
-            default=best,
-        )
     if best is None or not whole or best.seconds < _LEAST * whole or unexplained > best.seconds:
         return None, unexplained
-    where, advice = _where(since, best.what, best.worker), _ADVICE.get(best.what, "")
+    kind = clock.LOST if best.what == FAILING and mean[clock.LOST] else best.what
+    where, advice = _where(since, best.what, best.worker), _ADVICE.get(kind, "")
     return dataclasses.replace(best, where=where, advice=advice), unexplained
+
+
+def before_first_step(timelines: Iterable[Sequence[Slice]]) -> dict[str, float]:
+    """Returns, of the classes that took longest before the first step of any worker, the seconds on average."""
+    timelines = list(timelines)
+    first = min(map(first_step, timelines))
+    seconds: collections.Counter[str] = collections.Counter()
+    for slices in timelines:
+        for each in slices:
+            seconds.update(each.seconds if each.begin < first else {})
+    return {name: spent / len(timelines) for name, spent in seconds.most_common(_MOST_BEFORE) if spent}
 
 
 def _prepared(slices: Sequence[Slice]) -> dict[str, float]:

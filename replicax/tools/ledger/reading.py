@@ -176,14 +176,15 @@ def ledger_of(job: Job) -> Ledger:
 def _timeline(job: Job, task: str) -> list[Slice]:
     """Returns all of a worker's time, from the beginning of the job to its end."""
     found: list[Slice] = []
-    at, between = job.begin, clock.START
+    at, between, is_away = job.begin, clock.START, False
     for process in sorted((each for each in job.processes if each.task == task), key=lambda each: each.begin):
         if process.begin > at:
             found.append(Slice(at, process.begin, {between: process.begin - at}, attempt=process.attempt))
         found += process.slices or _without_lines(job, process)
-        at, between = found[-1].end, clock.RESTART
-    if job.end > at:
-        found.append(Slice(at, job.end, {clock.ENDING: job.end - at}, attempt=found[-1].attempt))
+        at, between, is_away = found[-1].end, clock.RESTART, bool(process.code) and not job.code
+    if job.end > at:  # A worker that has failed while the job goes on waits for its restart.
+        last = clock.RESTART if is_away else clock.ENDING
+        found.append(Slice(at, job.end, {last: job.end - at}, attempt=found[-1].attempt))
     return found
 
 
@@ -289,7 +290,7 @@ def _split_computing(
     tasks = [task for task in tasks if task.startswith("worker")]
     if len(tasks) < 2:
         return
-    stepping = {task: [each for each in timelines[task] if each.attempt == attempt] for task in tasks}
+    stepping = {task: _present([each for each in timelines[task] if each.attempt == attempt]) for task in tasks}
     begin = max(min(each.begin for each in stepping[task] if each.steps) for task in tasks)
     end = min(max(each.end for each in stepping[task] if each.steps) for task in tasks)
     if end - begin <= 0:
@@ -319,6 +320,15 @@ def _split_computing(
             _divided(each, edges, share) if each.attempt == attempt else each for each in timelines[task]
         ]
     evidence.take(stepping, times, tables, devices, edges)
+
+
+def _present(slices: Sequence[Slice]) -> list[Slice]:
+    """Returns a worker's slices without those from its loss to its next step: nobody waits for it then."""
+    found, is_away = [], False
+    for each in slices:
+        is_away = (is_away or clock.RESTART in each.seconds) and not each.steps
+        found += [] if is_away else [each]
+    return found
 
 
 def _steps_of(slices: Sequence[Slice], attempt: int) -> bool:

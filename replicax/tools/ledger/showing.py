@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from replicax.runtime import clock
-from replicax.tools.ledger.culprits import FAILING, INCIDENTS
+from replicax.tools.ledger.culprits import FAILING, INCIDENTS, before_first_step
 from replicax.tools.ledger.reading import Ledger
 from replicax.tools.plots.style import Palette, drawn, legend_above
 
@@ -35,12 +35,14 @@ def words(ledger: Ledger) -> list[str]:
         lines.append(
             f"For {ledger.unexplained:,.1f} s workers have waited for others, and nothing that these did explains it."
         )
+    before = before_first_step(worker.slices for worker in ledger.workers)
+    lines.append(f"Before the first step: {', '.join(f'{name} {spent:,.1f} s' for name, spent in before.items())}.")
     if found is None:
-        lines.append("Since the first step nothing stands out: no single cause has cost a twentieth of the time.")
+        lines.append("After it nothing stands out: no single cause has cost a twentieth of the time.")
         return lines
     if found.worker and found.what != FAILING and len(ledger.workers) > 1:
         lines.append(f"The others have waited for {found.worker}.")
-    lines.append(f"{'Lost' if found.what in INCIDENTS else 'Most time'} since the first step: {found}.")
+    lines.append(f"After it, {'lost' if found.what in INCIDENTS else 'most time'}: {found}.")
     lines.append(f"Without that the job would take about {ledger.wall - found.seconds:,.1f} s. {found.advice}")
     return lines
 

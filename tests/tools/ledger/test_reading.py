@@ -78,20 +78,21 @@ def test_what_all_lose_alike_is_not_blamed_on_one(tmp_path):
     assert (found.culprit.worker, found.culprit.what) == ("", "callbacks and user code")
 
 
-def test_a_stall_that_others_wait_for_at_the_end_is_named_before_the_users_own_code(tmp_path):
-    """Two workers with no collectives sleep for 6 s; one does not run for 5 s meanwhile."""
-    own, stands = {"computing": 0.03, "callbacks and user code": 0.97}, {"stall": 1.0}
+def test_a_stall_that_others_wait_for_at_the_end(tmp_path):
+    """Two workers with no collectives sleep for 3 s; one does not run for 5 s meanwhile."""
+    own, stands = {"computing": 0.56, "callbacks and user code": 0.44}, {"stall": 1.0}
     tells = {"n": {"train": 10}}
     first = [*lines_of(0, 1.0, [own] * 7, **tells), *lines_of(0, 8.0, [{"ending": 1.0}] * 5)[1:]]
     second = lines_of(1, 1.0, [own] * 2 + [stands] * 5 + [own] * 5, **tells)
     second[3:8] = [{name: line[name] for name in ("at", "in", "s")} for line in second[3:8]]
     found = rx.ledger.read(write(tmp_path, job(2, 14.0), {"worker-0": first, "worker-1": second}))
-    assert [worker.seconds["callbacks and user code"] for worker in found.workers] == pytest.approx([6.79, 6.79])
+    assert [worker.seconds["callbacks and user code"] for worker in found.workers] == pytest.approx([3.08, 3.08])
     assert (found.culprit.worker, found.culprit.what) == ("worker 1", "stall")
     assert found.culprit.seconds == pytest.approx(5.0)
-    assert words(found)[1:3] == [
+    assert words(found)[1:4] == [
+        "Before the first step: start 1.0 s, computing 0.6 s, callbacks and user code 0.4 s.",
         "The others have waited for worker 1.",
-        "Lost since the first step: worker 1: stall, 5.0 s.",
+        "After it, lost: worker 1: stall, 5.0 s.",
     ]
 
 
@@ -162,6 +163,44 @@ def test_what_was_done_since_the_last_checkpoint_is_lost(tmp_path):
     assert worker.seconds == pytest.approx({"computing": 6 + 8, "lost work": 4.0, "restart": 2.0})
     assert (found.attempts, found.culprit.what, found.culprit.worker) == (2, FAILING, "worker 0")
     assert found.culprit.seconds == pytest.approx(6.0)
+    assert "Save more often" in found.culprit.advice
+
+
+def elastic(folder, own, again_at):
+    """Returns the ledger of two workers, each second of whom is `own`; one is lost in second 10 of 30.
+
+    It comes again in second `again_at`, or never.
+    """
+    events = job(2, 30.0)
+    events.insert(4, {"event": "exit", "task": "worker 1", "pid": 1, "code": -9, "at": 10.0})
+    second = lines_of(1, 1.0, [own] * 9, **STEP)
+    if again_at is None:
+        del events[5]
+    else:
+        start = {"event": "start", "task": "worker 1", "attempt": 0, "life": 1, "pid": 3, "at": again_at}
+        events[5:6] = [start, {**events[5], "pid": 3}]
+        second += lines_of(3, again_at, [own] * (29 - again_at), **STEP)
+    files = {"worker-0": lines_of(0, 1.0, [own] * 28, **STEP), "worker-1": second}
+    return rx.ledger.read(write(folder, events, files))
+
+
+MOSTLY_OWN = {"computing": 0.2, "callbacks and user code": 0.8}
+
+
+def test_what_has_cost_most_is_named_also_when_a_worker_was_lost(tmp_path):
+    found = elastic(tmp_path, MOSTLY_OWN, 14)
+    assert found.workers[1].seconds["restart"] == pytest.approx(4.0)
+    assert (found.culprit.worker, found.culprit.what) == ("", "callbacks and user code")
+
+
+@pytest.mark.parametrize(("again_at", "seconds"), [(18, 8.0), (None, 20.0)])
+def test_a_lost_worker_whose_work_the_others_have_costs_its_restart_and_nobody_has_to_save(tmp_path, again_at, seconds):
+    found = elastic(tmp_path, BUSY, again_at)
+    assert found.workers[1].seconds["restart"] == pytest.approx(seconds)
+    assert found.workers[1].seconds.get("ending", 0.0) <= 1.0
+    assert (found.culprit.worker, found.culprit.what) == ("worker 1", FAILING)
+    assert "Save" not in found.culprit.advice
+    assert found.workers[0].seconds["computing"] == pytest.approx(28.0)  # It has gone on alone.
 
 
 def test_within_a_line_only_the_part_since_the_checkpoint_is_lost(tmp_path):
