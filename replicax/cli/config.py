@@ -16,7 +16,7 @@ from replicax.errors import ClusterError, LaunchError
 from replicax.errors.exit_codes import ExitCode
 from replicax.job.launching import check_script
 
-_HEAD = "# A job: start it with `replicax run --config {path}`. The command line counts before it.\n"
+_HEAD = "# A job: start it with `replicax run --config {path}`. Command-line options override the file.\n"
 _ASKED = (SCRIPT, "workers", "devices-per-worker", "elastic", "restarts", "log-dir")
 _QUESTIONS = {
     SCRIPT: "The script that each worker runs",

@@ -88,7 +88,7 @@ def checked_job(
     variables = parse_variables(env or [], os.environ)
     here = on is None and hosts is None
     if here and variables:
-        raise LaunchError("--env is for workers elsewhere. Workers here inherit the environment: set it there.")
+        raise LaunchError("--env is for workers on other machines. Workers here inherit the environment: set it there.")
     if here:
         return options, lambda options: launch(options)
     # Only here: it brings JAX.

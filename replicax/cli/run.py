@@ -33,7 +33,7 @@ Config = Annotated[
         metavar="FILE",
         is_eager=True,
         callback=_read_config,
-        help="A job file (YAML): these options by name, and `script`, `arguments`. The command line counts before it.",
+        help="A job file (YAML): these options by name, and `script`, `arguments`. Command-line options override the file.",
     ),
 ]
 Command = Annotated[
@@ -59,10 +59,10 @@ Hosts = Annotated[
 ]
 Env = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME[=VALUE]", help="A variable for workers elsewhere; may be given several times."),
+    typer.Option(metavar="NAME[=VALUE]", help="A variable for workers on other machines; may be given several times."),
 ]
 StartTimeout = Annotated[
-    float, typer.Option(metavar="SECONDS", help="How long to wait for servers and room elsewhere.")
+    float, typer.Option(metavar="SECONDS", help="How long to wait for servers and free resources on other machines.")
 ]
 DevicesPerWorker = Annotated[
     int, typer.Option(metavar="N", envvar="JAX_NUM_CPU_DEVICES", help="Virtual CPU devices in each worker.")
@@ -79,7 +79,7 @@ Elastic = Annotated[
     str | None,
     typer.Option(
         metavar="MIN:MAX",
-        help="Workers in step may come and go: a lost one is started again alone, and the others go on, at least MIN.",
+        help="Synchronous workers may come and go: a lost one is restarted alone; the others go on, at least MIN.",
     ),
 ]
 At = Annotated[
@@ -102,7 +102,7 @@ Restarts = Annotated[
 ]
 LogDir = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Folder for one log a task.", show_default="a new one in runs/"),
+    typer.Option(metavar="DIR", help="Folder with one log per task.", show_default="a new one in runs/"),
 ]
 GracePeriod = Annotated[
     float | None,
@@ -134,7 +134,7 @@ def run(
     log_dir: LogDir = None,
     grace: GracePeriod = None,
 ) -> None:
-    """Runs a script as several workers, on this machine or elsewhere, with TF_CONFIG and JAX's variables set for each.
+    """Runs a script as several workers, on this machine or others, with TF_CONFIG and JAX's variables set for each.
 
     Each line of output starts with its worker's name; worker 0 shows the progress bar. When a worker fails, the others
     are ended, and its traceback is shown last and alone: those of the others are in the logs. With --ps the script runs
@@ -142,10 +142,10 @@ def run(
     one of a range). The exit code is that of the first worker that failed: 70 stalled, 71 another worker was gone, 72
     programs differ, 75 saved and to be resumed, 128 + n for signal n.
 
-    With --islands a worker that is lost is started again alone, --restarts times in all, and the others go on: for
-    rx.LocalSGDStrategy(elastic=True) and rx.DiLoCoStrategy(elastic=True). With --elastic MIN:MAX so is one of
-    workers in step: for rx.MultiWorkerMirroredStrategy(elastic=...). With --on or --hosts workers join such a job
-    whenever a machine of the Ray cluster has room, and a machine joins by `ray start`.
+    With --islands a lost worker is restarted alone, --restarts times in all, and the others go on: for
+    rx.LocalSGDStrategy(elastic=True) and rx.DiLoCoStrategy(elastic=True). With --elastic MIN:MAX, a lost worker of a
+    synchronous job is restarted alone too: for rx.MultiWorkerMirroredStrategy(elastic=...). With --on or --hosts workers
+    join such a job whenever a machine of the Ray cluster has free resources, and a machine joins by `ray start`.
 
     With --config these options come from a job file, which `replicax config` writes.
 

@@ -24,14 +24,14 @@ def server(
     index: Annotated[
         int | None, typer.Option(metavar="N", help="Index of the task in its job.", show_default="TF_CONFIG")
     ] = None,
-    dashboard: Annotated[bool, typer.Option(help="Whether the head shows Ray's dashboard, at 127.0.0.1:8265.")] = True,
+    dashboard: Annotated[bool, typer.Option(help="Whether the head, Ray's first node, shows Ray's dashboard, at 127.0.0.1:8265.")] = True,
 ) -> None:
     """Serves one coordinator or client after another, until Ctrl-C or SIGTERM.
 
-    The cluster is `{"worker": ["host1:2222", "host2:2222"]}`: workers that train in step for a client elsewhere. With
-    parameter servers it is `{"worker": ["host1:2222"], "ps": ["host0:2222"]}`. All tasks and whoever uses them must
-    have the same REPLICAX_TOKEN in their environment. The head (ps 0; without parameter servers the chief or worker 0)
-    holds the cluster together; the others wait for it and end with it.
+    The cluster is `{"worker": ["host1:2222", "host2:2222"]}`: synchronous workers for a client on another machine.
+    With parameter servers it is `{"worker": ["host1:2222"], "ps": ["host0:2222"]}`. All tasks and whoever uses them
+    must have the same REPLICAX_TOKEN in their environment. The head, Ray's first node (ps 0; without parameter servers
+    the chief or worker 0), holds the cluster together; the others wait for it and end with it.
     """
     try:
         task = Server(_read(cluster), job, index, dashboard=dashboard)

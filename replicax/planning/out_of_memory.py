@@ -48,7 +48,7 @@ def out_of_memory(program: Program, arrays: Sequence[Any], error: BaseException)
         rows += _said_by(device)
     asked = _ASKED.search(str(said))
     if asked is not None:
-        rows.append(("asked for in vain", size(bytes_said(asked["count"], asked["unit"])), "by XLA"))
+        rows.append(("allocation that failed", size(bytes_said(asked["count"], asked["unit"])), "by XLA"))
     listed = refused_buffers(str(said))
     largest = [(size(each.bytes), each.shape, each.kind, each.name, each.line) for each in listed] or [
         (size(each.bytes), f"{each.dtype}{list(each.shape)}", each.kind, each.name, each.where)

@@ -41,7 +41,7 @@ _RESULT = "a result of remote_all"
 
 
 class MultiWorkerMirroredStrategy(MeshStrategy):
-    """Trains on the devices of all workers of a cluster in step: `MirroredStrategy` over many processes.
+    """Trains synchronously on the devices of all workers of a cluster: `MirroredStrategy` over many processes.
 
     Every worker runs the same program, and makes the strategy at its top, before anything creates an array: there it
     waits for the others. All variables have a copy on each device of each worker; the first values are those of the

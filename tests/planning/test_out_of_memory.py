@@ -57,7 +57,7 @@ def test_a_step_that_lacks_memory_says_what_was_where(limited):
     assert rows["parameters"].split() == [f"{held / 1024:.2f}", "KiB", "exact"]
     assert rows["arguments"].split() == ["32.00", "KiB", "exact"]
     assert float(rows["other arrays on cpu:0"].split()[0]) >= 4  # MiB: `beside`, and what other tests have left
-    assert rows["asked for in vain"].split()[2:] == ["by", "XLA"]
+    assert rows["allocation that failed"].split()[2:] == ["by", "XLA"]
     assert "replicax plan script.py" in said
     assert "peak buffers" not in said
     assert float(w.value[0, 0]) == 2  # as after the step that fitted
