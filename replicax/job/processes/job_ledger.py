@@ -94,7 +94,7 @@ class JobLedger:
 
 
 class LedgerStatus:
-    """What a job has done since this was made, in a few words: all its workers together."""
+    """A few words on the work of a job since this was made: all its workers together."""
 
     def __init__(self, folder: Path):
         self._new = NewLines(folder)

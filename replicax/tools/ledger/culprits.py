@@ -1,6 +1,6 @@
 """The culprit: a class of all workers' time, or one worker that the others wait for, that has cost a job most.
 
-It counts since the first step. What came before is told beside it, and a short job would always be told of it.
+It counts since the first step: a short job would always be told of the time before. That is told beside it.
 """
 
 from __future__ import annotations
