@@ -23,6 +23,7 @@ from replicax.data.row_plans import Block, Item
 from replicax.data.row_process import RowProcesses
 from replicax.errors import BatchError, DataError
 from replicax.typing import PyTree
+from replicax.values import MASKED
 
 _log = logging.getLogger(__name__)
 _QUICK_S = 0.000_5  # A task that takes less is done in this thread: to hand it to another takes longer.
@@ -437,6 +438,8 @@ def _stacked(rows: Sequence[Any]) -> PyTree:
 
 
 def _column(values: Sequence[Any]) -> np.ndarray:
+    if any(isinstance(value, np.ma.MaskedArray) for value in values):
+        raise BatchError(f"A row has {MASKED}")
     arrays = [np.asarray(value) for value in values]
     first = arrays[0].shape
     for index, array in enumerate(arrays):
