@@ -12,6 +12,7 @@ import numpy as np
 from replicax.compat.jax import is_random_key
 from replicax.errors import BatchError
 from replicax.typing import Leaf, PyTree
+from replicax.values import MASKED
 
 _NUMBERS = "biufc"  # kinds of NumPy's own dtypes; others, such as bfloat16, only JAX knows
 
@@ -91,8 +92,11 @@ class _LeafError(Exception):
 
 
 def _host_array(leaf: Leaf) -> np.ndarray:
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise _LeafError(MASKED)
     array = _as_numpy(leaf)
-    if array.dtype.kind not in _NUMBERS and not jnp.issubdtype(array.dtype, np.number):
+    # A difference of times is an integer to NumPy.
+    if array.dtype.kind == "m" or (array.dtype.kind not in _NUMBERS and not jnp.issubdtype(array.dtype, np.number)):
         raise _LeafError(
             f"values of dtype {array.dtype} cannot be placed on a device. Encode them as numbers, or leave them out of "
             "the batch."

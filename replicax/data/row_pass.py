@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import dataclasses
 import logging
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +25,7 @@ from replicax.data.row_plans import Block, Item
 from replicax.data.row_process import RowProcesses
 from replicax.errors import BatchError, DataError
 from replicax.typing import PyTree
+from replicax.values import MASKED
 
 _log = logging.getLogger(__name__)
 _QUICK_S = 0.000_5  # A task that takes less is done in this thread: to hand it to another takes longer.
@@ -140,6 +143,9 @@ class RowPass:
         self._rows_at = None if steps else getattr(source, "rows_at", None)
         self._lasts: bool = getattr(source, "lasts", False)
         self._seen = self._bad = 0
+        self._reuses: bool | None = None  # whether the source fills the same memory for row after row; None: not known
+        self._known: list[Any] = []  # the rows that have been read until it is known
+        self._reading = threading.Lock()  # where it may: then one thread reads at a time
         self._signature: Signature | None = None  # of the first batch
         self._took: collections.deque[float] = collections.deque(maxlen=_LOOKED_AT)  # seconds, of the last tasks
 
@@ -304,7 +310,7 @@ class RowPass:
             if self._processes is not None and items:
                 rows = self._processes.rows(self._number, items)
             else:
-                raws = [self._raw(item) for item in items]
+                raws = self._raws(items)
                 read = time.perf_counter()
                 rows = [self._row(item, raw) for item, raw in zip(items, raws, strict=True)]
         done = time.perf_counter()
@@ -330,12 +336,27 @@ class RowPass:
 
     def rows(self, items: Sequence[Item]) -> list[Any]:
         """Returns what becomes of rows: each as it is in the end, or what stands in its place."""
-        return [self._row(item, self._raw(item)) for item in items]
+        return [self._row(item, raw) for item, raw in zip(items, self._raws(items), strict=True)]
+
+    def _raws(self, items: Sequence[Item]) -> list[Any]:
+        """Returns what the source has for rows; copies, if it fills the same memory for row after row."""
+        if self._in_files:
+            return [item.raw for item in items]
+        if self._reuses is False:
+            return [self._raw(item) for item in items]
+        with self._reading:
+            if self._reuses is None:
+                raws = [self._raw(item) for item in items]
+                self._known += [raw for raw in raws if not isinstance(raw, DataError)]
+                if len(self._known) > 1:
+                    self._reuses = _share_memory(self._known)
+                    self._known = []
+                if not self._reuses:
+                    return raws if self._reuses is False else [_copied(raw) for raw in raws]
+            return [_copied(self._raw(item)) for item in items]
 
     def _raw(self, item: Item) -> Any:
         """Returns what the source has for a row, or the error that stands in its place."""
-        if self._in_files:
-            return item.raw
         try:
             return self._source[item.raw]
         except Exception as error:
@@ -388,6 +409,35 @@ def _shown(found: Signature) -> str:
     return f"{found.structure} of {', '.join(str(dtype) for _, dtype in found.leaves)}"
 
 
+def _copied(row: Any) -> Any:
+    """Returns a copy of a row; the row itself if it cannot be copied, such as an open file."""
+    try:
+        return copy.deepcopy(row)
+    except Exception as error:
+        _check_may_be_bad(error)
+        return row
+
+
+def _share_memory(rows: Sequence[Any]) -> bool:
+    """Returns whether two rows are one object that can change, or have arrays at one place in memory."""
+    seen = [place for row in rows for place in enumerate(_memory(row)) if place[1]]
+    return len(set(seen)) < len(seen)
+
+
+def _memory(row: Any) -> Iterator[int]:
+    """Yields where a row and its parts are in memory; 0 for what cannot change."""
+    yield 0 if isinstance(row, (int, float, complex, str, bytes)) else id(row)
+    parts = [row]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, (dict, list, tuple)):
+            parts += part.values() if isinstance(part, dict) else part
+        elif isinstance(part, np.ndarray):
+            yield part.__array_interface__["data"][0]
+        else:
+            yield part.data_ptr() if hasattr(part, "data_ptr") else 0  # torch's
+
+
 def _one_by_one(read: _Read) -> tuple[Sequence[Item], Sequence[Any]]:
     if read.batch is None:
         return read.items, read.rows
@@ -437,6 +487,8 @@ def _stacked(rows: Sequence[Any]) -> PyTree:
 
 
 def _column(values: Sequence[Any]) -> np.ndarray:
+    if any(isinstance(value, np.ma.MaskedArray) for value in values):
+        raise BatchError(f"A row has {MASKED}")
     arrays = [np.asarray(value) for value in values]
     first = arrays[0].shape
     for index, array in enumerate(arrays):

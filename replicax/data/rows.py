@@ -83,6 +83,8 @@ class Rows:
     def map(self, function: Callable[[PyTree], PyTree]) -> Rows:
         """Returns the rows that `function` makes of these; it is called in threads, and gets one row.
 
+        The row may be an object of the source's own: return a new one, and leave that as it is.
+
         Example:
             >>> rx.data.Rows([1, 2]).map(lambda row: row + 1).batch(2).first()
             array([2, 3])

@@ -17,7 +17,7 @@ from replicax.data.batch_placement import owned_copy
 from replicax.errors import BatchError, StrategyMismatchError
 from replicax.runtime.transfer import put, spans_processes
 from replicax.typing import Leaf, PyTree
-from replicax.values import PerReplica, is_per_replica
+from replicax.values import MASKED, PerReplica, is_per_replica
 
 
 class Feed:
@@ -54,6 +54,8 @@ class Feed:
                     f"A batch has no rows: its arrays have shapes {shapes}. Each step needs at least one row."
                 )
             shardings.append(self._cut if has_rows and array.shape[0] % self._replicas == 0 else self._whole)
+            if isinstance(array, np.ma.MaskedArray):
+                raise BatchError(f"A batch has {MASKED}")
             if isinstance(array, np.ndarray):
                 # A source may refill its memory for the next batch while this one is still on its way.
                 leaves[index] = owned_copy(array)

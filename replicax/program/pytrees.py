@@ -20,7 +20,7 @@ from replicax.program.call_checks import check_result
 from replicax.program.flax.modules import held, released_leaf
 from replicax.program.hints.foreign import check_no_tensor
 from replicax.typing import Leaf, PyTree
-from replicax.values import PerReplica, UnevenPerReplica, holds_numbers
+from replicax.values import MASKED, PerReplica, UnevenPerReplica, holds_numbers
 from replicax.values.containers import flattened, found_in, is_value, opened, settings_among
 
 _NUMBERS = (int, float, complex, np.generic)
@@ -152,6 +152,8 @@ def _check_leaf(leaf: Leaf) -> None:
 
 
 def _check_numbers(leaf: Leaf, what: str) -> None:
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise ArgumentError(f"What was {what} has {MASKED}")
     if not holds_numbers(leaf):
         raise ArgumentError(
             f"Devices compute with numbers only, but an array of shape {leaf.shape} and dtype {leaf.dtype} was {what}. "

@@ -33,6 +33,8 @@ def test_arrays_of_all_libraries_become_numpy(leaf):
         ({"x": np.array(["a", "b"])}, r"leaf \['x'\]: values of dtype <U1"),
         (np.array([None, 1]), "values of dtype object"),
         (np.array(["2020-01-01"], "M8[s]"), "values of dtype datetime64"),
+        (np.array([1, 2], "m8[s]"), "values of dtype timedelta64"),
+        (np.ma.masked_less([1, -2], 0), r"a masked array.*\.filled"),
         ("text", "a str is not an array: 'text'"),
         ({"x": {1, 2}}, "a set is not an array"),
         (np.zeros((0, 3)), "zero rows"),

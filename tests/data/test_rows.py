@@ -299,6 +299,61 @@ def test_a_shuffle_is_a_permutation_however_it_is_asked_for(rows):
     assert whole == order(4096)
 
 
+class Refilled:
+    """A source that fills the same memory for row after row."""
+
+    def __init__(self, form):
+        self.form = form
+        self.x, self.row = np.zeros((2, 3), np.int32), {}
+
+    def __len__(self):
+        return 70
+
+    def __getitem__(self, index):
+        self.x[0] = index
+        time.sleep(0.0002)  # Another thread may read meanwhile.
+        self.x[1] = index
+        if self.form == "object":
+            self.row["x"] = self.x.copy()
+            return self.row
+        return {"array": self.x, "view": self.x[:], "rows": {"x": self.x, "y": index}}[self.form]
+
+
+@pytest.mark.parametrize("form", ["array", "view", "rows", "object"])
+@pytest.mark.parametrize(
+    ("size", "readers"), [(16, {"threads": 1}), *((n, {"threads": 4}) for n in (1, 16, 40)), (16, {"processes": 2})]
+)
+def test_a_source_may_fill_the_same_memory_for_row_after_row(form, size, readers):
+    rows = rx.data.Rows(Refilled(form)).batch(size, **readers)
+    for _ in range(2):
+        found = np.concatenate([batch["x"] if isinstance(batch, dict) else batch for batch in rows])
+        assert np.array_equal(found, np.broadcast_to(np.arange(70)[:, None, None], (70, 2, 3)))
+
+
+def test_memory_that_rows_of_torch_share():
+    torch = pytest.importorskip("torch")
+
+    class Source(Refilled):
+        def __getitem__(self, index):
+            return torch.from_numpy(super().__getitem__(index))[:]
+
+    found = np.concatenate(list(rx.data.Rows(Source("array")).batch(16)))
+    assert np.array_equal(found[:, 0, 0], np.arange(70))
+
+
+def test_rows_that_are_one_object_or_parts_of_one_array():
+    row, reads = np.arange(3), []
+    assert rx.data.Rows([row] * 5).batch(5).first().tolist() == [[0, 1, 2]] * 5
+
+    class Windows(list):
+        def __getitem__(self, index):
+            reads.append(index)
+            return row[index:], {2: row[index:], "a": index}
+
+    list(rx.data.Rows(Windows(range(3))).map(lambda found: found[0].sum()).batch(3))
+    assert reads == [0, 1, 2]  # Each is read once.
+
+
 def test_arguments():
     for wrong in ("text", 5, {"a": 1}):
         with pytest.raises(ArgumentError, match="`source`"):

@@ -200,6 +200,22 @@ def test_a_dataset_that_another_strategy_distributed_is_an_error(three, eight):
         made(three, linear).fit(dataset, verbose=0)
 
 
+def test_masked_arrays_are_an_error(three):
+    masked, model = np.ma.masked_less(X, 0), made(three, linear)
+    model.build(X.shape)
+    calls = [
+        lambda: model.fit(masked, Y, verbose=0),
+        lambda: model.evaluate(X, np.ma.masked_less(Y, 0), verbose=0),
+        lambda: model.predict(masked, verbose=0),
+        lambda: list(three.distribute_dataset([masked])),
+        lambda: list(rx.data.Rows(list(masked)).batch(4)),
+        lambda: three.run(lambda x: x, (masked,)),
+    ]
+    for call in calls:
+        with pytest.raises((rx.errors.BatchError, rx.errors.ArgumentError), match=r"a masked array.*\.filled"):
+            call()
+
+
 # Placement.
 
 

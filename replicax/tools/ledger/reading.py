@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from replicax.checks import checked
+from replicax.errors import LaunchError
 from replicax.errors.exit_codes import ExitCode
 from replicax.runtime import clock
 from replicax.tools.ledger.culprits import Culprit, Evidence, culprit_of
@@ -122,7 +123,7 @@ def read(folder: str | os.PathLike[str]) -> Ledger:
 
     Raises:
         ArgumentError: `folder` is no path.
-        LaunchError: There is no ledger, or its files are something else.
+        LaunchError: There is no ledger, its files are something else, or no worker has started yet.
 
     Example:
         >>> import tempfile
@@ -134,7 +135,10 @@ def read(folder: str | os.PathLike[str]) -> Ledger:
         >>> len(ledger.workers)
         1
     """
-    return ledger_of(read_lines(Path(folder)))
+    job = read_lines(Path(folder))
+    if not job.processes:
+        raise LaunchError(f"No worker of the job in {folder} has started yet: there is no time to tell of.")
+    return ledger_of(job)
 
 
 def ledger_of(job: Job) -> Ledger:

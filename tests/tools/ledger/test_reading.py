@@ -245,6 +245,11 @@ def test_a_folder_without_a_ledger(tmp_path):
         rx.ledger.read(tmp_path)
 
 
+def test_a_job_whose_workers_have_not_started(tmp_path):
+    with pytest.raises(LaunchError, match=r"No worker of the job in .* has started yet"):
+        rx.ledger.read(write(tmp_path, job(0, 22.0)[:1], {}))
+
+
 @pytest.mark.parametrize("text", ['{"event": "job"}\n', "[]\n", "no json\n", '{"event": "job", "at": 1.0}\n{"a": 2}\n'])
 def test_files_of_something_else(tmp_path, text):
     (tmp_path / "ledger").mkdir()
