@@ -103,6 +103,7 @@ def test_a_function_plays_a_script():
     assert plan.bytes_of("parameters") == 256 * 64 * 4
     assert (plan.on.size, plan.hosts) == (32, 4)
     assert plan.batch == 2 * 256 * 4
+    assert "The memory of cpu:32 is unknown: --on cpu:32x4GiB, for example, says" in plan.verdict
 
 
 def test_one_that_takes_too_long_is_ended():
