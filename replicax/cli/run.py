@@ -33,7 +33,8 @@ Config = Annotated[
         metavar="FILE",
         is_eager=True,
         callback=_read_config,
-        help="A job file (YAML): these options by name, and `script`, `arguments`. Command-line options override the file.",
+        help="A job file (YAML): these options by name, and `script`, `arguments`. "
+        "Command-line options override the file.",
     ),
 ]
 Command = Annotated[
@@ -144,8 +145,8 @@ def run(
 
     With --islands a lost worker is restarted alone, --restarts times in all, and the others go on: for
     rx.LocalSGDStrategy(elastic=True) and rx.DiLoCoStrategy(elastic=True). With --elastic MIN:MAX, a lost worker of a
-    synchronous job is restarted alone too: for rx.MultiWorkerMirroredStrategy(elastic=...). With --on or --hosts workers
-    join such a job whenever a machine of the Ray cluster has free resources, and a machine joins by `ray start`.
+    synchronous job is restarted alone too: for rx.MultiWorkerMirroredStrategy(elastic=...). With --on or --hosts
+    workers join such a job whenever a machine of the Ray cluster has free resources; `ray start` adds a machine.
 
     With --config these options come from a job file, which `replicax config` writes.
 

@@ -24,7 +24,7 @@ def server(
     index: Annotated[
         int | None, typer.Option(metavar="N", help="Index of the task in its job.", show_default="TF_CONFIG")
     ] = None,
-    dashboard: Annotated[bool, typer.Option(help="Whether the head, Ray's first node, shows Ray's dashboard, at 127.0.0.1:8265.")] = True,
+    dashboard: Annotated[bool, typer.Option(help="Whether the head shows Ray's dashboard, at 127.0.0.1:8265.")] = True,
 ) -> None:
     """Serves one coordinator or client after another, until Ctrl-C or SIGTERM.
 

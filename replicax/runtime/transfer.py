@@ -48,7 +48,7 @@ def put(value: HostOrDeviceArray, sharding: Sharding) -> jax.Array:
 
 def put_all(values: Sequence[HostOrDeviceArray], shardings: Sequence[Sharding]) -> list[jax.Array]:
     """Puts many values on devices. Those that need no other process go to JAX together, which is twice as fast."""
-    # What is whole on each device and on the host takes a tenth: metrics that are reset, at the start of each epoch.
+    # Arrays whole on each device and on the host take a tenth: metrics that are reset, at the start of each epoch.
     placed = {i: _on_all(*pair) for i, pair in enumerate(zip(values, shardings, strict=True)) if _goes_to_all(*pair)}
     here = [i for i, pair in enumerate(zip(values, shardings, strict=True)) if i not in placed and _stays_here(*pair)]
     if here:

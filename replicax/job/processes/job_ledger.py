@@ -94,7 +94,7 @@ class JobLedger:
 
 
 class LedgerStatus:
-    """What a job has done since this was made, in a few words: all its workers together."""
+    """Says in a few words what all workers of a job have done since this was made."""
 
     def __init__(self, folder: Path):
         self._new = NewLines(folder)

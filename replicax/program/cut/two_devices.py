@@ -1,7 +1,7 @@
 """A step in two compiled halves: gradients over a mesh of devices, the update on the device that has the variables.
 
 Numbers among the results of the step (a loss) come home too, where they can be combined with variables; arrays stay on
-the compute devices. What is made of one number a replica, such as their sum, is computed at home. Values that cross are
+the compute devices. Results of one number per replica, such as their sum, are computed at home. Values that cross are
 copied, unless all devices share one memory. Then each half reads the arrays of the other one: no device copies a
 variable, and home adds up the gradients of all replicas in the update. An array that another device reads is not
 overwritten, so the new value of such a variable takes the buffer of its gradient.
