@@ -24,8 +24,8 @@ def members(
 ) -> None:
     """Shows who took part in an elastic job when, and why that changed: as a table, as bars, and as a picture (SVG).
 
-    A world is a period with a fixed set of members. The command reads members.jsonl, which `replicax run --elastic`
-    writes to its --log-dir, also while the job runs.
+    A world is a period with a fixed set of members. It reads members.jsonl, which `replicax run --elastic` writes to
+    its --log-dir, also while the job runs.
     """
     try:
         history = read_history(log_dir)

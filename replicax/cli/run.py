@@ -146,8 +146,7 @@ def run(
     With --islands a lost worker is restarted alone, --restarts times in all, and the others go on: for
     rx.LocalSGDStrategy(elastic=True) and rx.DiLoCoStrategy(elastic=True). With --elastic MIN:MAX, a lost worker of a
     synchronous job is restarted alone too: for rx.MultiWorkerMirroredStrategy(elastic=...). With --on or --hosts
-    workers join such a job whenever a machine of the Ray cluster has free resources, and a machine joins by `ray
-    start`.
+    workers join such a job whenever a machine of the Ray cluster has free resources; `ray start` adds a machine.
 
     With --config these options come from a job file, which `replicax config` writes.
 

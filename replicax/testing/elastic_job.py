@@ -113,7 +113,7 @@ class ElasticJob:
 
     @property
     def membership(self) -> Membership:
-        """The runs of the workers and the worlds, as they are now."""
+        """The runs of the workers and the worlds (periods with a fixed set of members) until now."""
         return Membership.read(self.log_dir)
 
     def run_of(self, worker: int) -> Run:

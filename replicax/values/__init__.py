@@ -376,7 +376,7 @@ def normalize_axes(axis: int | Sequence[int], shape: Sequence[int]) -> tuple[int
     return normal
 
 
-#: What is wrong with a masked array; messages begin with where it is.
+#: The fault of a masked array; messages begin with where it is.
 MASKED = (
     "a masked array: devices know no masks, and would compute with the masked values too. Replace them "
     "(`x.filled(0.0)`), and pass the mask as an array of its own, such as `sample_weight`, if the step needs it."

@@ -110,7 +110,7 @@ def test_config_writes_what_it_was_told(tmp_path, started, monkeypatch):
         (["script=none.py"], "There is no file 'none.py'"),
         (["script=none", "module=true"], "There is no module 'none'"),
         (["script=a.py", "on=auto", "env=NOT_SET_HERE"], "the NAME of a variable that is set here"),
-        (["script=a.py", "env=A=1"], "--env is for workers elsewhere"),
+        (["script=a.py", "env=A=1"], "--env is for workers on other machines"),
         (["script=a.py", "islands=true", "on=auto"], "leave out --on"),
         (["script=a.py", "join=a:1"], "--elastic MIN:MAX --on HEAD:PORT"),
         (["script=a.py", "on=auto", "hosts=a:1"], "--on and --hosts"),
