@@ -19,6 +19,7 @@ BRINGS = {
     "google-api-python-client": "googleapiclient",
     "google-auth": "google",
     "google-crc32c": "google_crc32c",
+    "grpcio": "grpc",
     "keras-hub": "keras_hub",
     "keras-rs": "keras_rs",
     "orbax-checkpoint": "orbax",

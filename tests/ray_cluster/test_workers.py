@@ -21,7 +21,7 @@ def ray_of(monkeypatch: pytest.MonkeyPatch):
     def made(*nodes: dict[str, float]) -> list[object]:
         attached: list[object] = []
         monkeypatch.setattr(workers, "alive_resources", lambda: list(nodes))
-        monkeypatch.setattr(workers, "attach", lambda address, **_: attached.append(address) or contextlib.ExitStack())
+        monkeypatch.setattr(workers, "attach", lambda address, *_: attached.append(address) or contextlib.ExitStack())
         monkeypatch.setattr(
             workers, "attach_to_tasks", lambda spec, *rest, **_: attached.append(rest[-1]) or contextlib.ExitStack()
         )
