@@ -79,7 +79,6 @@ def launch_elsewhere(options: Options, elsewhere: Elsewhere, terminal: Terminal 
         code = show_end(run_job(start, JobPolicy.of(options), terminal, events), terminal)
         return code
     finally:
-        start.guard.close()
         ledger.end(code)
 
 
@@ -96,7 +95,6 @@ class _RemoteTasks:
     log_dir: Path
     terminal: Terminal
     events: Events[Event]
-    guard: Guard = dataclasses.field(default_factory=Guard)
 
     @contextlib.contextmanager
     def __call__(self, workers: int, attempt: int) -> Iterator[Tasks]:
@@ -135,7 +133,8 @@ class _RemoteTasks:
             )
         token, ip = new_token(), cluster.own_ip(self.elsewhere.start_timeout)
         (port,) = held.enter_context(reserved_ports(1, ip))
-        host = held.enter_context(job_store(join_address(ip, port), token, self.guard))
+        guard = held.enter_context(contextlib.closing(Guard()))
+        host = held.enter_context(job_store(join_address(ip, port), token, guard))
         pool.begin(self.job, token)
 
         def start(task: PlannedTask) -> RemoteProcess:
