@@ -50,7 +50,6 @@ _OPEN = (
     "with RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, the value of REPLICAX_TOKEN here."
 )
 _CONNECTION = {"logging_level": logging.WARNING, "log_to_driver": True}
-_WITHOUT_LOGS = {"log_to_driver": False}
 
 
 def embed(dashboard: bool, patience: Patience = PATIENCE) -> contextlib.ExitStack:
@@ -93,8 +92,8 @@ def _embed(dashboard: bool, patience: Patience) -> contextlib.ExitStack:
         return ending.pop_all()
 
 
-def attach(address: str, deadline: Deadline, who: str = COORDINATOR, shows_logs: bool = True) -> contextlib.ExitStack:
-    """Connects with an existing Ray cluster; may show here what its processes write to their logs."""
+def attach(address: str, deadline: Deadline, who: str = COORDINATOR) -> contextlib.ExitStack:
+    """Connects with an existing Ray cluster."""
     token = optional_token(os.environ)
     if ":" in address and not address.startswith("ray://"):  # Ray looks itself for "auto".
         wait_for(lambda: [] if answers(address) else ["the head of the Ray cluster"], 1, who, address, deadline)
@@ -105,7 +104,7 @@ def attach(address: str, deadline: Deadline, who: str = COORDINATOR, shows_logs:
     with contextlib.ExitStack() as ending:
         with starting({**token, **outliving(limit())}) as ray:
             _disconnect_by(ending, ray)
-            _init(ray, address, **({} if shows_logs else _WITHOUT_LOGS))
+            _init(ray, address, **_logs_for(who))
         return ending.pop_all()
 
 
@@ -140,8 +139,12 @@ def _connect_with_head(spec: ClusterSpec, ending: contextlib.ExitStack, deadline
         own_node = node_options(node.folder.path)
     with starting({**token, **outliving(limit(default=HEAD_LIMIT))}, SETTINGS, own) as ray:
         _disconnect_by(ending, ray)
-        logs = {} if who == COORDINATOR else _WITHOUT_LOGS
-        _init(ray, join_address(ip, parse_address(head, "address").port), **own_node, **logs)
+        _init(ray, join_address(ip, parse_address(head, "address").port), **own_node, **_logs_for(who))
+
+
+def _logs_for(who: str) -> dict[str, bool]:
+    """Returns the options of a connection: only a coordinator shows what the processes there write to their logs."""
+    return {} if who == COORDINATOR else {"log_to_driver": False}
 
 
 def _init(ray: ModuleType, address: str, **options: object) -> None:

@@ -155,11 +155,11 @@ def connect_workers(
         head = Head(describe(cluster, head_task(cluster)), head_address(cluster))
         return WorkerCluster(_places_of(cluster) if most is None else _places_for_anyone(most, ROOM), head, ending)
     if most is not None:
-        ending = contextlib.ExitStack() if connected or address is None else attach(address, deadline, CLIENT, False)
+        ending = contextlib.ExitStack() if connected or address is None else attach(address, deadline, CLIENT)
         return WorkerCluster(_places_for_anyone(most, "CPU"), None, ending, address)
     if not is_int(workers) or workers < 1:
         raise ClusterError("workers", workers, "must be an int of at least 1", "Say how many workers shall run there.")
-    ending = contextlib.ExitStack() if connected or address is None else attach(address, deadline, CLIENT, False)
+    ending = contextlib.ExitStack() if connected or address is None else attach(address, deadline, CLIENT)
     return WorkerCluster(_places(int(workers)), None, ending)
 
 
