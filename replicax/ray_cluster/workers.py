@@ -153,14 +153,13 @@ def connect_workers(
         check_workers(cluster, "remote_cluster")
         ending = attach_to_tasks(cluster, deadline, connected, CLIENT, waits=most is None)
         head = Head(describe(cluster, head_task(cluster)), head_address(cluster))
-        return WorkerCluster(_places_of(cluster) if most is None else _places_for_anyone(most, ROOM), head, ending)
-    if most is not None:
-        ending = contextlib.ExitStack() if connected or address is None else attach(address, deadline, CLIENT)
-        return WorkerCluster(_places_for_anyone(most, "CPU"), None, ending, address)
-    if not is_int(workers) or workers < 1:
-        raise ClusterError("workers", workers, "must be an int of at least 1", "Say how many workers shall run there.")
+        return WorkerCluster(_places_of(cluster) if most is None else _places(most, ROOM, _gpu_if_any()), head, ending)
+    count = workers if most is None else most
+    if not is_int(count) or count < 1:
+        raise ClusterError("workers", count, "must be an int of at least 1", "Say how many workers shall run there.")
     ending = contextlib.ExitStack() if connected or address is None else attach(address, deadline, CLIENT)
-    return WorkerCluster(_places(int(workers)), None, ending)
+    gpus = gpu_share(_gpus(), int(count)) if most is None else _gpu_if_any()
+    return WorkerCluster(_places(int(count), "CPU", gpus), None, ending, address)
 
 
 def _places_of(spec: ClusterSpec) -> list[Place]:
@@ -173,17 +172,19 @@ def _places_of(spec: ClusterSpec) -> list[Place]:
     return found
 
 
-def _places_for_anyone(most: int, resource: str) -> list[Place]:
-    """Returns places wherever one of a resource is free; a worker gets a GPU if the cluster has any."""
-    gpus = min(1.0, sum(node.get("GPU", 0) for node in alive_resources()))
+def _places(count: int, resource: str, gpus: float) -> list[Place]:
+    """Returns places wherever one of a resource and so many GPUs are free."""
     bundle = {resource: 1.0, **({"GPU": gpus} if gpus else {})}
-    return [Place(Task(WORKER, index), f"{WORKER}:{index}", dict(bundle)) for index in range(most)]
+    return [Place(Task(WORKER, index), f"{WORKER}:{index}", dict(bundle)) for index in range(count)]
 
 
-def _places(workers: int) -> list[Place]:
-    gpus = gpu_share(sum(node.get("GPU", 0) for node in alive_resources()), workers)
-    bundle = {"CPU": 1.0, **({"GPU": gpus} if gpus else {})}
-    return [Place(Task(WORKER, index), f"{WORKER}:{index}", dict(bundle)) for index in range(workers)]
+def _gpus() -> float:
+    return sum(node.get("GPU", 0) for node in alive_resources())
+
+
+def _gpu_if_any() -> float:
+    """Returns what a worker that comes and goes gets: one GPU if the cluster has any."""
+    return min(1.0, _gpus())
 
 
 def no_room(
