@@ -115,13 +115,13 @@ def attach_to_tasks(
     with contextlib.ExitStack() as ending:
         if not connected:
             _connect_with_head(spec, ending, deadline, who)
-        tasks = serving_tasks(spec) if waits else []
 
         def missing() -> list[str]:
             there = {name for resources in alive_resources() for name in resources}
-            return [describe(spec, task) for task in missing_tasks(spec, there)] if waits else []
+            return [describe(spec, task) for task in missing_tasks(spec, there)]
 
-        wait_for(missing, len(tasks), who, head_address(spec), deadline)
+        if waits:
+            wait_for(missing, len(serving_tasks(spec)), who, head_address(spec), deadline)
         return ending.pop_all()
 
 
