@@ -269,17 +269,17 @@ class Monitor:
     def _wait_for_ends(self) -> None:
         """Waits until all scripts that can be watched have ended. The thread ends a wait that takes too long."""
         remind_at = self._clock() + _SECONDS_BETWEEN_REMINDERS
-        while running := self._running(self.peers):
-            while running:
-                if not self._running(running[-1:]):  # Only one is looked at: each of thousands of goodbyes comes here.
-                    running.pop()
-                    continue
-                with self._looked:
-                    self._looked.wait(self._watching.again)
-                if self._clock() >= remind_at:
-                    remind_at += _SECONDS_BETWEEN_REMINDERS
-                    names = ", ".join(peer.history.name for peer in self._running(running))
-                    _log.warning("%s has ended (%s) and waits for %s.", self._name, self._ended, names)
+        running: list[Peer] = []
+        while running or (running := self._running(self.peers)):
+            if not self._running(running[-1:]):  # Only one is looked at: each of thousands of goodbyes comes here.
+                running.pop()
+                continue
+            with self._looked:
+                self._looked.wait(self._watching.again)
+            if self._clock() >= remind_at:
+                remind_at += _SECONDS_BETWEEN_REMINDERS
+                names = ", ".join(peer.history.name for peer in self._running(running))
+                _log.warning("%s has ended (%s) and waits for %s.", self._name, self._ended, names)
 
     def _running(self, peers: Sequence[Peer]) -> list[Peer]:
         return [peer for peer in peers if peer.history.seen(self._clock()).runs]
