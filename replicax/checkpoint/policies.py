@@ -288,8 +288,8 @@ class Best(KeepPolicy):
             return self._sign * value if isinstance(value, float) and value == value else -np.inf, each.number
 
         noted = [each for each in saved if self.name in each.notes]
-        best = sorted(noted, key=goodness)[-self.number :]
-        return [each.number for each in saved if each in best or each not in noted]  # Unknown is not worst.
+        worst = sorted(noted, key=goodness)[: -self.number]  # Unknown is not worst.
+        return [each.number for each in saved if each not in worst]
 
 
 class EveryHours(KeepPolicy):
