@@ -160,9 +160,7 @@ def _tell(news: int, code: int, words: str = "") -> None:
     if code == 0:
         return
     os.environ[_NEWS] = ""  # There is nothing more to tell.
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # The script has closed it.
-            stream.flush()
+    _flush()
     message = f"{json.dumps({'code': code, 'time': time.monotonic(), 'words': words})}\n".encode()
     with contextlib.suppress(OSError):  # The launcher has gone; this process follows.
         while message:
@@ -175,10 +173,14 @@ def _end_forked() -> None:
     # Without Python's last steps, as in `multiprocessing`: JAX would wait for the threads of the parent, or crash.
     if os.getpid() == _process:
         return
+    _flush()
+    os._exit(_forked_code)
+
+
+def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # The script has closed it.
             stream.flush()
-    os._exit(_forked_code)
 
 
 def _tell_return(news: int) -> None:
