@@ -209,9 +209,8 @@ class WorkerAgent:
 
 
 def _own_environment() -> dict[str, str]:
-    """Returns the machine's environment without what Ray has set for this actor, above all its secret."""
-    others = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    return {name: value for name, value in others.items() if name not in _RANKS}
+    """Returns the machine's environment without the server's rank, and what Ray has set, above all its secret."""
+    return {name: value for name, value in os.environ.items() if name not in _RANKS and not name.startswith("RAY_")}
 
 
 class Outbox:
@@ -287,7 +286,7 @@ class _Kept(NoLog):
         with self._lock:
             try:
                 return tuple(Noted(*each) for each in self._new.take())
-            except OSError:  # It has just been closed, or the disk is broken: then there are no lines.
+            except OSError:  # The disk is broken: then there are no lines.
                 return ()
 
     def delete(self) -> None:
