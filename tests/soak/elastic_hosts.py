@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -84,6 +83,6 @@ def _children(pid: int) -> list[int]:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError, IndexError):
             continue
-        if parent == pid and int(folder.name) != os.getpid():
+        if parent == pid:
             found.append(int(folder.name))
     return found
