@@ -60,7 +60,7 @@ class RemoteAgent:
     def __init__(self, actor: ActorHandle[object], name: str, patience: Patience, lost_head: Callable[[], str | None]):
         self.actor, self.name, self.patience, self._lost_head = actor, name, patience, lost_head
         self.facts: HostFacts | None = None  # where it runs; None until Ray has found a place and it has said so
-        self.drains = False  # its machine is about to go
+        self.is_spent = False  # Nothing more can start there: its machine is about to go, or nothing is heard of it.
 
     def ask(self, method: str, *args: object) -> ObjectRef[object]:
         """Calls a method; `answer` returns its result."""
@@ -194,7 +194,7 @@ class RemoteProcess:
             if self.log_path is not None:
                 append(self.log_path.parent, news.file, news.lines)
         elif isinstance(news, Drains):
-            self._host.drains = True
+            self._host.is_spent = True
         elif isinstance(news, Failed):
             if news.words:
                 self._outlets.log.write(f"{news.words}\n".encode())
@@ -219,7 +219,7 @@ class RemoteProcess:
         self._events.put(ProcessEnded(self, at))
 
     def _lose(self, why: str) -> None:
-        self.is_lost = True
+        self.is_lost = self._host.is_spent = True
         self.last_words = f"replicax: {self._host.name} {why}."
         self._close()
         self._events.put(ProcessEnded(self, time.monotonic()))

@@ -199,7 +199,6 @@ class AgentPool:
         self._cluster, self._patience = cluster, patience
         self.placed = 0  # How many of them had room at the start: those of the first workers.
         self._agents: list[RemoteAgent] = []
-        self._last: dict[int, RemoteProcess] = {}  # of each worker
         self._payload: ObjectRef[bytes] | None = None
         self._token, self._job = "", Job()
         try:
@@ -218,14 +217,12 @@ class AgentPool:
 
     def start(self, task: PlannedTask, attempt: int, outlets: Outlets, events: EventSink) -> RemoteProcess:
         """Starts a worker's process, at once or when there is room for it."""
-        index, job = task.index, self._job
-        before, agent = self._last.get(index), self._agents[index]
-        if agent.drains or (before is not None and before.is_lost):
+        agent, job = self._agents[task.index], self._job
+        if agent.is_spent:
             StoppedAtEnd("replicax-end-host", end_actor, agent.actor).start()
-            self._agents[index] = agent = self._agent(index)
+            self._agents[task.index] = agent = self._agent(task.index)
         order = job.order(task, job.arguments, self._token, attempt, outlets)
-        self._last[index] = started = RemoteProcess(agent, order, self._payload, outlets, events, waits=True)
-        return started
+        return RemoteProcess(agent, order, self._payload, outlets, events, waits=True)
 
     def close(self) -> None:
         """Ends all processes and actors, and closes the cluster. It takes bounded time."""

@@ -107,7 +107,7 @@ def test_one_that_waits_is_ended_at_once_and_the_next_one_waits_anew(room: threa
 
 def test_a_machine_that_is_to_go_gets_no_more_processes(hosts: RayOfHosts, monkeypatch: pytest.MonkeyPatch):
     with pool_of(3, 3) as made:
-        made.pool._agents[1].drains = True
+        made.pool._agents[1].is_spent = True
         made.start(1)
         made.next(ProcessEnded)
         assert len(hosts.actors) == 4
