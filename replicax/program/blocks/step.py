@@ -197,16 +197,7 @@ class _Compiled:
 
     def _on_devices(self, values: Sequence[Any]) -> list[list[jax.Array]]:
         """Returns for each device of this process its copy of whole values."""
-        placed = [_on(value, self._whole) for value in values]
-        if len(self._own) == 1:
-            return self._apart(placed)
-        known = [self._known.get(id(value)) for value in placed]
-        others = self._apart([value for value, kept in zip(placed, known, strict=True) if kept is None])
-        found: list[list[jax.Array]] = []
-        for j, own in enumerate(others):
-            left = iter(own)
-            found.append([next(left) if kept is None else kept[1][j] for kept in known])
-        return found
+        return self._apart([_on(value, self._whole) for value in values])
 
     def _keep(self, whole: jax.Array, each: list[jax.Array]) -> None:
         known, key = self._known, id(whole)
@@ -217,9 +208,14 @@ class _Compiled:
             return [[_single(value) for value in values]]
         found: list[list[jax.Array]] = [[] for _ in self._own]
         for value in values:
-            shards = {shard.device: shard.data for shard in value.addressable_shards}
-            for own, device in zip(found, self._own, strict=True):
-                own.append(shards[device])
+            kept = self._known.get(id(value))
+            if kept is None:
+                shards = {shard.device: shard.data for shard in value.addressable_shards}
+                each = [shards[device] for device in self._own]
+            else:
+                _, each = kept
+            for own, part in zip(found, each, strict=True):
+                own.append(part)
         return found
 
     def _results(
