@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import collections
 import concurrent.futures
+import functools
 import gc
 import importlib.util
 import io
@@ -45,7 +46,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from replicax.data.rows import cores
+from replicax.runtime.devices import cores
 from replicax.values import is_per_replica
 from tests.data.row_kinds import example, framed
 
@@ -313,6 +314,12 @@ def repeated(read: Callable[..., Iterator[Any]], epochs: int, *arguments: Any) -
         yield from read(*arguments)
 
 
+def others_on_devices(
+    mesh: Mesh, source: Source, folder: Path, read: Callable[..., Iterator[Any]], *part: slice
+) -> int:
+    return on_devices(repeated(read, source.epochs, folder, source.batch, *part), mesh)
+
+
 def ours_on_devices(batches: rx.data.RowBatches, strategy: rx.Strategy) -> int:
     rows, value = 0, None
     for value in strategy.distribute_dataset(batches):
@@ -420,6 +427,10 @@ def of_fit(folder: Path, rounds: int) -> dict[str, dict[str, Rates]]:
     def with_target(rows: np.ndarray) -> Any:
         return rows, rows[:, :10]
 
+    def fitted(trained: Any, data: Any, rows: int) -> int:
+        trained.fit(data, epochs=1, verbose=0)
+        return rows
+
     kinds: dict[str, tuple[Callable[[], Any], rx.data.RowBatches, Any, int]] = {
         "fit, images, folders": (
             on_images,
@@ -439,14 +450,9 @@ def of_fit(folder: Path, rounds: int) -> dict[str, dict[str, Rates]]:
         with rx.MirroredStrategy(["cpu:0"]).scope():
             mine = make()
         alone = make()
-
-        def fitted(trained: Any, data: Any, count: int = rows) -> int:
-            trained.fit(data, epochs=1, verbose=0)
-            return count
-
         readers: dict[str, Callable[[], int]] = {
-            "Keras": lambda t=alone, d=batches, f=fitted: f(t, d),
-            "replicax": lambda t=mine, d=ours, f=fitted: f(t, d),
+            "Keras": functools.partial(fitted, alone, batches, rows),
+            "replicax": functools.partial(fitted, mine, ours, rows),
         }
         for read in readers.values():
             read()  # It compiles.
@@ -497,14 +503,12 @@ def main() -> int:
             for devices in (1, 8):
                 mesh = Mesh(np.array(jax.devices()[:devices]), "x")
                 strategy = rx.MirroredStrategy([f"cpu:{n}" for n in range(devices)])
-                by_hand = repeated, source.by_hand, source.epochs, folder, source.batch, ALL
+                others = functools.partial(others_on_devices, mesh, source, folder)
                 readers: dict[str, Callable[[], int]] = {
-                    "by hand": lambda how=by_hand, m=mesh: on_devices(how[0](*how[1:]), m),
-                    "replicax": lambda b=batches, s=strategy: ours_on_devices(b, s),
+                    "by hand": functools.partial(others, source.by_hand, ALL),
+                    "replicax": functools.partial(ours_on_devices, batches, strategy),
+                    **{peer: functools.partial(others, read) for peer, read in source.peers.items()},
                 }
-                for peer, read in source.peers.items():
-                    how = repeated, read, source.epochs, folder, source.batch
-                    readers[peer] = lambda how=how, m=mesh: on_devices(how[0](*how[1:]), m)
                 found = measured(readers, options.rounds)
                 kept.append(shown(f"{name}, {devices} device(s)", found))
                 against.append(found["replicax"].time / max(r.time for peer, r in found.items() if peer != "replicax"))

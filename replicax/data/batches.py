@@ -62,6 +62,13 @@ def _host_arrays(leaves: list[Leaf], tree: PyTree, where: str) -> list[np.ndarra
     return arrays
 
 
+def array_of_row(value: Leaf) -> np.ndarray:
+    """Returns a value of a row as a NumPy array; a mask would be lost."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise BatchError(f"A row has {MASKED}")
+    return np.asarray(value)
+
+
 def count_rows(batch: PyTree) -> int:
     """Returns the number of rows of a batch that `host_batch` has checked."""
     return len(jax.tree.leaves(batch)[0])

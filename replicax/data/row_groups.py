@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.checks import checked_int, is_int
+from replicax.data.batches import array_of_row
 from replicax.data.extras import needed
 from replicax.data.row_plans import Item
 from replicax.errors import ArgumentError
@@ -89,7 +90,7 @@ def _leaves(treedef: Any, given: PyTree, name: str) -> list[Any]:
 
 
 def _padded(items: Sequence[Item], name: str, column: Sequence[Any], shape: Any, value: Any) -> list[Any]:
-    arrays = [np.asarray(each) for each in column]
+    arrays = [array_of_row(each) for each in column]
     given = (None,) * arrays[0].ndim if shape is None else _sizes(name, shape)
     for array, item in zip(arrays, items, strict=True):
         fits = array.ndim == len(given) and all(
@@ -256,7 +257,7 @@ class PackedRows:
         found = {}
         for name, length in self._lengths.items():
             try:
-                array = np.asarray(row[name])
+                array = array_of_row(row[name])
             except (TypeError, ValueError) as error:
                 raise RowFaultError(item, f"{name!r} cannot become an array: {error}") from error
             if not array.ndim or len(array) > length:

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from replicax.data.batch_placement import aligned, owned_copy
-from replicax.data.batches import Signature, count_rows, host_batch, signature
+from replicax.data.batches import Signature, array_of_row, count_rows, host_batch, signature
 from replicax.data.input_times import DECODING, READING, InputTimes
 from replicax.data.rebatching import WorkerBatch, concatenated
 from replicax.data.row_groups import Group, Grouping, RowFaultError
@@ -25,7 +25,6 @@ from replicax.data.row_plans import Block, Item
 from replicax.data.row_process import RowProcesses
 from replicax.errors import BatchError, DataError
 from replicax.typing import PyTree
-from replicax.values import MASKED
 
 _log = logging.getLogger(__name__)
 _QUICK_S = 0.000_5  # A task that takes less is done in this thread: to hand it to another takes longer.
@@ -487,9 +486,7 @@ def _stacked(rows: Sequence[Any]) -> PyTree:
 
 
 def _column(values: Sequence[Any]) -> np.ndarray:
-    if any(isinstance(value, np.ma.MaskedArray) for value in values):
-        raise BatchError(f"A row has {MASKED}")
-    arrays = [np.asarray(value) for value in values]
+    arrays = [array_of_row(value) for value in values]
     first = arrays[0].shape
     for index, array in enumerate(arrays):
         if array.shape != first:

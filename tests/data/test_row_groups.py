@@ -8,7 +8,7 @@ import pytest
 
 import replicax as rx
 from replicax.data.input_options import InputOptions
-from replicax.errors import ArgumentError, DataError
+from replicax.errors import ArgumentError, BatchError, DataError
 from tests.data.fake_workers import steps_and_position
 
 AUTO = InputOptions()
@@ -132,6 +132,13 @@ def test_rows_that_cannot_be_packed_together(rows, words):
         list(rows.packed_batch(1, {"t": 5}))
     with pytest.raises(DataError, match=words):  # Also where another batch has begun.
         list(rows.packed_batch(1, {"t": 2}))
+
+
+@pytest.mark.parametrize("grouped", [lambda rows: rows.padded_batch(2), lambda rows: rows.packed_batch(1, {"t": 5})])
+def test_masks_of_rows_are_not_lost(grouped):
+    rows = rx.data.Rows([{"t": np.ma.masked_less([1, -2], 0)}, {"t": np.arange(3)}])
+    with pytest.raises((BatchError, DataError), match=r"A row has a masked array.*\.filled"):
+        grouped(rows).first()
 
 
 def test_an_empty_row_is_packed():

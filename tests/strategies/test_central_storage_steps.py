@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import jax
 import jax.numpy as jnp
 import keras
@@ -11,6 +9,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from tests.python_calls import calls_in
 from tests.strategies.test_central_storage import BATCHES, batch_of, lives_at, model_and_optimizer, variable
 
 # What a step costs.
@@ -61,18 +60,7 @@ def test_a_variable_more_costs_a_step_little_of_python():
         step, batch = training_step(central, layers)
         for _ in range(3):
             step(batch)
-        count = 0
-
-        def note(frame, event, argument):
-            nonlocal count
-            count += event == "call"
-
-        sys.setprofile(note)
-        try:
-            step(batch)
-        finally:
-            sys.setprofile(None)
-        return count
+        return calls_in(lambda: step(batch))
 
     few, many = calls(2), calls(12)
     assert many - few < 10 * 40  # JAX's own functions for putting arrays on devices take 160 for each.

@@ -23,6 +23,7 @@ import numpy as np
 from jax.extend import core as jex_core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from replicax.collectives.packing import Packing
 from replicax.compat.jax import is_random_key
 from replicax.compat.jax_cache import without_compilation_cache
 from replicax.compat.jax_executables import on_each
@@ -197,16 +198,7 @@ class _Compiled:
 
     def _on_devices(self, values: Sequence[Any]) -> list[list[jax.Array]]:
         """Returns for each device of this process its copy of whole values."""
-        placed = [_on(value, self._whole) for value in values]
-        if len(self._own) == 1:
-            return self._apart(placed)
-        known = [self._known.get(id(value)) for value in placed]
-        others = self._apart([value for value, kept in zip(placed, known, strict=True) if kept is None])
-        found: list[list[jax.Array]] = []
-        for j, own in enumerate(others):
-            left = iter(own)
-            found.append([next(left) if kept is None else kept[1][j] for kept in known])
-        return found
+        return self._apart([_on(value, self._whole) for value in values])
 
     def _keep(self, whole: jax.Array, each: list[jax.Array]) -> None:
         known, key = self._known, id(whole)
@@ -217,9 +209,14 @@ class _Compiled:
             return [[_single(value) for value in values]]
         found: list[list[jax.Array]] = [[] for _ in self._own]
         for value in values:
-            shards = {shard.device: shard.data for shard in value.addressable_shards}
-            for own, device in zip(found, self._own, strict=True):
-                own.append(shards[device])
+            kept = self._known.get(id(value))
+            if kept is None:
+                shards = {shard.device: shard.data for shard in value.addressable_shards}
+                each = [shards[device] for device in self._own]
+            else:
+                _, each = kept
+            for own, part in zip(found, each, strict=True):
+                own.append(part)
         return found
 
     def _results(
@@ -265,8 +262,8 @@ class _Programs:
         for i, (each, result) in enumerate(zip(stage.sums, self._results, strict=True)):
             alone = i if math.prod(result.shape) > _MOST_PACKED else None
             alike.setdefault((each.combiner, wide(result.dtype), alone), []).append(i)
-        self._packs = list(alike.values())  # by pack, the parts in it
-        self._combiners = [COMBINERS[stage.sums[pack[0]].combiner] for pack in self._packs]
+        self._packing = Packing(tuple(map(tuple, alike.values())), tuple(each.shape for each in self._results))
+        self._combiners = [COMBINERS[stage.sums[pack[0]].combiner] for pack in self._packing.packs]
         self._dimensions = [each.dimension for each in stage.joined]
         self.add = compiler("add_blocks", self._add, donate=(0,))
         self.finish = compiler("sums_of_blocks", self._finish)
@@ -276,22 +273,18 @@ class _Programs:
         mapped = functools.partial(jax.shard_map, mesh=mesh, in_specs=split, out_specs=whole, check_vma=False)
         self.exchange, self.gather = jax.jit(mapped(self._exchange)), jax.jit(mapped(self._gather))
 
-    # The parts of sums are packed: each pack is flat, with a dimension in front over which devices share it.
+    # The parts of sums are packed: each pack has a dimension in front over which devices share it.
 
     def _block(self, *args: Any) -> tuple[list[jax.Array], list[jax.Array]]:
         outputs, parts = self._plan.block(self.stage, *args)
-        return outputs, [jnp.concatenate([parts[i].ravel() for i in pack])[None] for pack in self._packs]
+        return outputs, [pack[None] for pack in self._packing.pack(parts)]
 
     def _add(self, first: list[jax.Array], second: list[jax.Array]) -> list[jax.Array]:
         return [add(a, b) for add, a, b in zip(self._combiners, first, second, strict=True)]
 
     def _finish(self, packs: list[jax.Array]) -> list[jax.Array]:
-        found: dict[int, jax.Array] = {}
-        for flat_parts, pack in zip(packs, self._packs, strict=True):
-            ends = np.cumsum([math.prod(self._results[i].shape) for i in pack])
-            for i, part in zip(pack, jnp.split(flat_parts[0], ends[:-1]), strict=True):
-                found[i] = part.reshape(self._results[i].shape).astype(self._results[i].dtype)
-        return [found[i] for i in range(len(self._results))]
+        parts = self._packing.unpack([pack[0] for pack in packs])
+        return [part.astype(each.dtype) for part, each in zip(parts, self._results, strict=True)]
 
     def _exchange(self, parts: list[jax.Array]) -> list[jax.Array]:
         step, place = 1, jax.lax.axis_index(BLOCK_AXIS)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
 from replicax.compat.jax import array_of_parts, is_random_key
 
@@ -43,21 +43,12 @@ class Crossing:
     def on_all_devices(self, values: list[jax.Array]) -> list[jax.Array]:
         """Returns variables' values on all compute devices; on the one that has them already, they are not copied."""
         if self.in_place:
-            return [self._shared(value) for value in values]
+            return [_shared(value, self._compute, self._devices, self.own) for value in values]
         rows = [values if device == self._home else jax.device_put(values, device) for device in self._devices]
         return [
             jax.make_array_from_single_device_arrays(value.shape, self._compute, list(copies), dtype=value.dtype)
             for value, copies in zip(values, zip(*rows, strict=True), strict=True)
         ]
-
-    def _shared(self, value: jax.Array) -> jax.Array:
-        """Returns a value at home as an array of all compute devices, each of which reads it where it is."""
-        if is_random_key(value):
-            copies: jax.Array = jax.device_put(value, self._compute)
-            return copies
-        memory = np.asarray(value)
-        parts = [value if k == self.own else memory for k in range(len(self._devices))]
-        return array_of_parts(value.aval, self._compute, self._devices, parts)
 
     def at_home(self, sent: jax.Array) -> jax.Array:
         """Returns a copy of a value that all compute devices have: the one at home if there is one."""
@@ -85,13 +76,7 @@ class Crossing:
         if not self.in_place:
             brought: list[jax.Array] = jax.device_put(parts, self._home_sharding)
             return brought
-        home, at = self._home_sharding, [self._home]
-        return [
-            jax.device_put(part, home)
-            if is_random_key(part)
-            else array_of_parts(part.aval, home, at, [np.asarray(part)])
-            for part in parts
-        ]
+        return [_shared(part, self._home_sharding, [self._home]) for part in parts]
 
     def take_own(self, parts: Parts) -> jax.Array:
         """Returns the part of home itself, and leaves None in its place."""
@@ -100,6 +85,15 @@ class Crossing:
         own, parts[self.own] = parts[self.own], None
         assert own is not None
         return own
+
+
+def _shared(value: jax.Array, sharding: Sharding, devices: Sequence[jax.Device], own: int | None = None) -> jax.Array:
+    """Returns a value as an array of other devices, which read it where it is; at position `own` is its own device."""
+    if is_random_key(value):
+        copies: jax.Array = jax.device_put(value, sharding)
+        return copies
+    memory = np.asarray(value)
+    return array_of_parts(value.aval, sharding, devices, [value if k == own else memory for k in range(len(devices))])
 
 
 def stacked(parts: Parts) -> jax.Array:
