@@ -31,7 +31,7 @@ def module_of(page: Path) -> str:
     lines = [""] * len(page.read_text().splitlines())
     for block in blocks_of(page):
         if "no-types" in block.info:
-            continue  # For another library, with the names of a block that follows.
+            continue  # For another library, or with names that the page does not define.
         code = block.code.splitlines()
         lines[block.line - 1 : block.line - 1 + len(code)] = code
     return "\n".join(lines) + "\n"

@@ -20,7 +20,7 @@ a step on which all workers agree (`group/stop_vote.py`).
 Checkpoints that TensorFlow wrote are read by `replicax/tensorflow/checkpoints`, through `foreign.py`.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.contents import Contents
@@ -61,7 +61,9 @@ __all__ = [
     "write_variables",
 ]
 
-if not TYPE_CHECKING:
+if TYPE_CHECKING:
+    tensorflow: Any  # A module of an upper room, which checkers of types may not import here either.
+else:
 
     def __getattr__(name: str) -> object:
         if name == "tensorflow":

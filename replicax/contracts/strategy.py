@@ -19,7 +19,6 @@ For example, a training step under a `MirroredStrategy` on two devices:
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -108,10 +107,11 @@ class StrategyBase(metaclass=AdvisedContractType):
         """Number of replicas whose gradients are combined in one step."""
         return 1
 
-    @functools.cached_property
+    @property
     def advice(self) -> set[str]:
         """The advice that users have had about their steps, so that each is given once; `program.hints` adds to it."""
-        return set()
+        # Not a cached_property: pyright does not take one for the property that a protocol asks for.
+        return self.__dict__.setdefault("_advice", set())
 
     # Steps.
 
