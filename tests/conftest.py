@@ -10,6 +10,7 @@ import logging
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -64,6 +65,7 @@ SECONDS_FOR_THREADS_TO_END = 30.0  # On a machine that does other work, too.
 # pytest's own, and what Keras, scikit-learn, Ray and tensorboardX set when a test is the first to import them.
 NOT_THE_TESTS_DOING = ("PYTEST_", "KMP_", "TF_", "RAY_CLIENT_MODE", "CRC32C_SW_MODE")
 
+sys.dont_write_bytecode = False  # Rewriting the assertions of all tests takes 13 s of a processor.
 rx.config.set_virtual_devices(NUM_DEVICES)
 compiled.share_between_tests()
 settings.register_profile("replicax", deadline=None)  # How long an example takes depends on what else runs.

@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import importlib.util
 import io
+import math
 import os
 import random
 import re
@@ -32,6 +33,8 @@ ITSELF = "tests/test_planted.py"  # It looks for the right code, and would find 
 CORE = "core"
 # A process that says nothing for so long after the time limit of a test hangs outside of all tests.
 SECONDS_TO_COLLECT = 300.0
+# From the first failure to the end of pytest. A thread that a fault lets wait keeps it alive, and may go on to talk.
+SECONDS_TO_END = 60.0
 # All processes of a run have it in their environment, also those that left its process group.
 MARK = "REPLICAX_PLANTED"
 # A line of `pytest -v` about a test, and one of several processes.
@@ -209,12 +212,17 @@ class Runner:
                 start_new_session=True,
             )
             try:
-                said, since = 0, time.monotonic()
+                said, since, until = 0, time.monotonic(), math.inf
                 while process.poll() is None:
                     time.sleep(0.1)
+                    now = time.monotonic()
                     if (size := os.fstat(output.fileno()).st_size) != said:
-                        said, since = size, time.monotonic()
-                    if time.monotonic() - since > self.limit + SECONDS_TO_COLLECT:
+                        said, since = size, now
+                        if until == math.inf and _FAILED.search(
+                            os.pread(output.fileno(), size, 0).decode(errors="replace")
+                        ):
+                            until = now + SECONDS_TO_END
+                    if now > min(since + self.limit + SECONDS_TO_COLLECT, until):
                         break
             finally:
                 _end(process, mark)
