@@ -121,6 +121,16 @@ def test_whose_row_is_taken(evict, taken):
     assert set(rows.index[:, ID].tolist()) == {1, 2, 3, 4} - {taken}
 
 
+@pytest.mark.parametrize("evict", ["lru", "lfu", "age"])
+def test_no_row_is_taken_that_the_push_itself_uses(evict):
+    rows = GrowingRows(GrowingShard(ShardId(0, 0), ShardId(1, 0), (), evict, 0, 1))
+    rows.restore(np.full((3, 4), FREE, np.int32) * np.array([1, 0, 0, 0], np.int32))
+    for ids in ([1], [2], [2], [3], [3], [3]):
+        rows.admit(np.array(ids))
+    rows.admit(np.array([4, 1]))  # 1 is the oldest, the one used least and longest ago.
+    assert set(rows.index[:, ID].tolist()) == {1, 3, 4}
+
+
 def test_a_checkpoint_of_other_servers_is_refused_and_hashes_spread_ids():
     index = np.full((3, 4), 0, np.int32)
     ids = np.arange(0, 10_000, 4)

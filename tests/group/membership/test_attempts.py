@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import threading
 
+import jax.numpy as jnp
 import numpy as np
 
-from replicax.group.membership.attempts import Attempt
+from replicax.group.membership.attempts import Attempt, pack, unpack
 
 
 def test_a_sum_that_is_given_up_while_its_clique_is_made_never_begins():
@@ -32,3 +33,13 @@ def test_a_sum_that_is_given_up_while_its_clique_is_made_never_begins():
     assert attempt.result is None
     assert "given up" in attempt.error
     assert summed == []
+
+
+def test_arrays_of_each_dtype_travel_in_one_vector_and_come_back():
+    values = [jnp.arange(n, n + size, dtype=kind) for n, size in ((1, 3), (5, 2), (9, 4)) for kind in ("f4", "i4")]
+    values.append(jnp.float32(7).reshape(()))
+    packing, vectors = pack(values)
+    assert [vector.dtype for vector in vectors] == ["f4", "i4"]
+    for mine, old in zip(unpack(packing, [2 * vector for vector in vectors], values), values, strict=True):
+        assert (mine.dtype, mine.shape) == (old.dtype, old.shape)
+        np.testing.assert_array_equal(mine, 2 * old)

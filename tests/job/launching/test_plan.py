@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from replicax.errors import LaunchError
+from replicax.group.membership.launcher_news import ElasticRange
 from replicax.job.options import Options, check_script, make_log_dir, parse_workers
 from replicax.job.plan import Job, Plan, count_ports, flags_for_workers, make_plan
 from replicax.job.processes.ports import reserved_ports
@@ -58,6 +59,12 @@ def test_jax_is_told_of_the_workers_only():
         assert worker.environment["JAX_NUM_PROCESSES"] == "2"
         assert worker.environment["JAX_PROCESS_ID"] == str(index)
     assert not {"JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"} & evaluator.environment.keys()
+
+
+def test_workers_that_come_and_go_meet_at_a_port_of_its_own():
+    for task in plan(workers=2, elastic=ElasticRange(1, 3)).tasks:
+        assert task.environment["REPLICAX_MEETING"] == "127.0.0.1:1003"
+        assert task.port in (1001, 1002)
 
 
 def test_the_environment_that_all_share():

@@ -1,6 +1,7 @@
 """The launcher's decisions about the workers of an elastic job."""
 
 import math
+import signal
 
 import pytest
 from hypothesis import given, strategies as st
@@ -66,6 +67,14 @@ def test_nobody_is_left_who_holds_the_state():
     job.lose(worker(2))
     assert job.state.code == 137
     assert "nobody is left who holds the state of the training" in job.said
+
+
+def test_who_ends_after_a_signal_to_the_job_does_not_start_again():
+    job = began()
+    job.tell(SignalReceived(signal.SIGTERM))
+    assert again(job.lose(worker(0), 143)) == []
+    assert [action for action in job.actions if isinstance(action, TellEnd)] == []
+    assert "starts again" not in job.said
 
 
 @pytest.mark.parametrize("code", [2, 71, 72, 75])
