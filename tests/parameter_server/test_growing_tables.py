@@ -111,14 +111,17 @@ def test_an_id_whose_row_was_taken_begins_anew_with_its_slots(fake_ray):
             step(1, 2, 3, 4, 5)
 
 
+@pytest.mark.parametrize("restored_at", [0, 4])
 @pytest.mark.parametrize(("evict", "taken"), [("lru", 1), ("lfu", 3), ("age", 2)])
-def test_whose_row_is_taken(evict, taken):
-    rows = GrowingRows(GrowingShard(ShardId(0, 0), ShardId(1, 0), (), evict, 0, 1))
-    rows.restore(np.full((3, 4), FREE, np.int32) * np.array([1, 0, 0, 0], np.int32))
-    for ids in ([2], [1], [1], [1], [2], [3], [2]):
+def test_whose_row_is_taken(evict, taken, restored_at):
+    rows, index = None, np.full((3, 4), FREE, np.int32) * np.array([1, 0, 0, 0], np.int32)
+    for push, ids in enumerate(([2], [1], [1], [1], [2], [3], [2], [4])):
+        if push in (0, restored_at):  # As by another server, from a checkpoint.
+            rows = GrowingRows(GrowingShard(ShardId(0, 0), ShardId(1, 0), (), evict, 0, 1))
+            rows.restore(index)
         rows.admit(np.array(ids))
-    rows.admit(np.array([4]))
-    assert set(rows.index[:, ID].tolist()) == {1, 2, 3, 4} - {taken}
+        index = rows.index
+    assert set(index[:, ID].tolist()) == {1, 2, 3, 4} - {taken}
 
 
 @pytest.mark.parametrize("evict", ["lru", "lfu", "age"])
