@@ -25,6 +25,7 @@ from replicax.data.rows import RowBatches
 from replicax.data.shard_report import ShardSummary, row_digests, summarized
 from replicax.data.shards import HintShards, ShardReader, Shards, WorkerShards, shards_of_worker, takes_a_hint
 from replicax.data.sources import ArrayBatches, HostBatches, host_batches
+from replicax.data.step_agreement import OpenedPass
 from replicax.data.worker_channel import WorkerChannel
 from replicax.errors import ArgumentError
 from replicax.typing import PyTree
@@ -48,7 +49,8 @@ class SharedReading(DatasetReading):
             return
         with contextlib.closing(iter(self._batches)) as batches:
             following = skip_rows(batches, rows)
-            yield from agreement.of_shared_batches(WorkerBatch(each, [(0, count_rows(each))]) for each in following)
+            found = (WorkerBatch(each, [(0, count_rows(each))]) for each in following)
+            yield from agreement.of_shared_batches(iter([OpenedPass(position, found)]))
 
     def whole(self, position: Position, replicas: int) -> Generator[InputStep]:
         rows, batches = _rows_of_one(position), self._batches
@@ -78,7 +80,8 @@ class ShardReading(DatasetReading):
     def steps(self, agreement: StepByStep, position: Position) -> Generator[InputStep]:
         mine = shards_of_worker(self._shards_for(position), position, self._workers.index, self._workers.count)
         reader = ShardReader(self._shards_for(position), mine, position)
-        yield from agreement.of_worker_batches(self._worker_batches(reader, agreement.channel))
+        batches = self._worker_batches(reader, agreement.channel)
+        yield from agreement.of_worker_batches(iter([OpenedPass(position, batches)]))
 
     def whole(self, position: Position, replicas: int) -> Generator[InputStep]:
         mine = shards_of_worker(self._shards_for(position), position, 0, 1)
@@ -154,7 +157,7 @@ class FunctionReading(DatasetReading):
             return
         with contextlib.closing(iter(ShardReader(self._shards, mine, position))) as batches:
             own = grouped(batches, self._workers.replicas[self._workers.index])
-            yield from agreement.of_worker_batches(own, drops_whole_steps=True)
+            yield from agreement.of_worker_batches(iter([OpenedPass(position, own)]), drops_whole_steps=True)
 
     def whole(self, position: Position, replicas: int) -> Generator[InputStep]:
         # The pass goes on with the batches that it began with, whatever the number of replicas is by now. That is noted

@@ -91,15 +91,18 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
         check_outside_of_programs("A distributed dataset was iterated over")
         self._passes += 1
         opened = self._opened(form, activity.FIRST_BATCH if self._passes == 1 else activity.INPUT)
-        return PassIterator(open_pass, opened, lambda: self._seen.spec, source=self, is_last=self._reading.is_last)
+        return PassIterator(open_pass, opened, lambda: self._seen.spec, self, self._follow)
 
     def _opened(self, form: Form, phase: str) -> Pass:
         """Opens the next pass, or continues the one that was begun to look at its first step."""
         begun, self._peeked = self._peeked or self._begin(), None
-        self._position = begun.position
-        self._next_position = Position(begun.position.number + 1)
+        self._follow(begun.position)
         self._times = self._reading.times or InputTimes()
         return begun.opened(form, self._options.prefetch, phase, self._times)
+
+    def _follow(self, position: Position) -> None:
+        """Takes the position of a loop in its latest pass for that of this dataset."""
+        self._position, self._next_position = position, Position(position.number + 1)
 
     def _begin(self) -> Pass:
         position, receivers = self._next_position.at_start(), self._fed
@@ -180,7 +183,7 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
         receivers = self._fed
         agreement = WholeBatches(self._receivers, self._options, self._seen.note)
         steps = self._reading.whole(Position(), receivers.num_replicas)
-        return summarized((batch for batch, _ in steps), lambda batch: agreement.split(batch, receivers))
+        return summarized((batch for batch, *_ in steps), lambda batch: agreement.split(batch, receivers))
 
     # Position.
 

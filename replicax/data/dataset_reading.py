@@ -17,11 +17,7 @@ class DatasetReading(abc.ABC):
     """How this worker reads a dataset."""
 
     shares_batches = False  # whether all workers read the same global batches
-    times: InputTimes | None = None  # of the pass that was opened last, if the reading notes some
-
-    def is_last(self, number: int) -> bool:
-        """Returns whether a loop ends with the pass of this number, rather than going on with the next one."""
-        return True
+    times: InputTimes | None = None  # of the loop that was opened last, if the reading notes some
 
     @abc.abstractmethod
     def num_shards(self, position: Position) -> int:
@@ -29,11 +25,11 @@ class DatasetReading(abc.ABC):
 
     @abc.abstractmethod
     def steps(self, agreement: StepByStep, position: Position) -> Generator[InputStep]:
-        """Opens the source and yields the steps that follow a position."""
+        """Opens the source and yields the steps of a loop that follow a position, in one pass or several."""
 
     @abc.abstractmethod
     def whole(self, position: Position, replicas: int) -> Generator[InputStep]:
-        """Opens the source, and yields the global batches that follow a position; for a reading of one worker."""
+        """The same with global batches; for a reading of one worker."""
 
     @abc.abstractmethod
     def summarize(self, agreement: StepByStep) -> tuple[ShardSummary, np.ndarray | None]:

@@ -6,8 +6,8 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import NamedTuple, TypedDict, TypeVar
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, NamedTuple, TypedDict
 
 import jax
 import numpy as np
@@ -16,17 +16,16 @@ from replicax.data.batch_placement import VALUES, owned_copy
 from replicax.data.batch_split import SplitBatch, kept_rows, part_of, split_batch
 from replicax.data.batches import count_rows
 from replicax.data.input_options import InputOptions
-from replicax.data.position import RowsRead
+from replicax.data.position import Position, RowsRead
 from replicax.data.rebatching import WorkerBatch
 from replicax.data.receivers import InputWorkers, Receivers
 from replicax.data.row_exchange import BatchDescription, BatchStructure, RowAssignment, describe, exchange_rows
-from replicax.data.step_agreement import Announcement, agree
+from replicax.data.step_agreement import Announcement, OpenedPass, agree, one_after_the_other
 from replicax.data.worker_channel import WorkerChannel
 from replicax.errors import BatchError
 from replicax.typing import PyTree
 
 _log = logging.getLogger(__name__)
-_Item = TypeVar("_Item")
 _ROWS_OF_A_DIGEST = 3
 _BYTES_OF_A_ROW = 4096
 
@@ -36,6 +35,7 @@ class InputStep(NamedTuple):
 
     data: PyTree  # this worker's `SplitBatch`, or, where each worker reads all, the batch; None if it is dropped
     rows_read: list[RowsRead]
+    begins: Position | None = None  # as `step_agreement.Agreed` has it
 
 
 class _SharedBatchNote(NamedTuple):
@@ -81,15 +81,15 @@ class StepByStep:
 
     # Data that all workers read alike.
 
-    def of_shared_batches(self, batches: Iterator[WorkerBatch]) -> Generator[InputStep]:
+    def of_shared_batches(self, passes: Iterator[OpenedPass[WorkerBatch]]) -> Generator[InputStep]:
         """Makes steps of global batches that all workers read alike, and checks that they do."""
-        announced = (self._announced_part(*each[:2]) for each in batches)
-        with contextlib.closing(_closing(announced, batches)) as items:
-            agreed = agree(items, self.channel)
-            for step, (part, notes) in enumerate(agreed):
-                self._check_alike(notes, f"Batch {step} of this pass")
+        first = 0  # step of the pass
+        with contextlib.closing(agree(_announced(passes, self._announced_part), self.channel)) as agreed:
+            for step, (part, notes, begins) in enumerate(agreed):
+                first = first if begins is None else step
+                self._check_alike(notes, f"Batch {step - first} of this pass")
                 assert part is not None  # All workers have the same.
-                yield InputStep(part.split, [RowsRead(0, *each) for each in part.rows_of_shards])
+                yield InputStep(part.split, [RowsRead(0, *each) for each in part.rows_of_shards], begins)
 
     def of_arrays(self, arrays: PyTree, batches: Iterator[PyTree]) -> Generator[InputStep]:
         """Makes steps of global batches that are views of arrays which all workers have."""
@@ -99,9 +99,8 @@ class StepByStep:
         for batch in batches:
             yield InputStep(self.own_part(batch), [RowsRead(0, 0, count_rows(batch))])
 
-    def _announced_part(
-        self, batch: PyTree, rows_of_shards: list[tuple[int, ...]]
-    ) -> Announcement[_OwnPart, _SharedBatchNote | None]:
+    def _announced_part(self, found: WorkerBatch) -> Announcement[_OwnPart, _SharedBatchNote | None]:
+        batch, rows_of_shards, _ = found
         split, rows = self.own_part(batch), count_rows(batch)
         if self.channel is None:
             return Announcement(_OwnPart(rows_of_shards, split), None, 0)
@@ -133,7 +132,7 @@ class StepByStep:
 
     def of_worker_batches(
         self,
-        batches: Iterator[WorkerBatch],
+        passes: Iterator[OpenedPass[WorkerBatch]],
         drops_whole_steps: bool = False,
         source: str | None = None,
         in_one_order: bool = False,
@@ -141,23 +140,26 @@ class StepByStep:
         """Makes steps of the batches that each worker has for them.
 
         Args:
-            batches: Those of this worker.
+            passes: The passes over those of this worker.
             drops_whole_steps: Whether remainder="drop" leaves out whole steps, not only the rows at their end.
             source: What all workers must read alike; None if each may read something else.
             in_one_order: Whether the batches are parts of global ones: then the rows of the last one always count.
         """
         if self.channel is None:
-            yield from self._of_own_batches(batches)  # There is nobody to tell of them.
+            yield from self._of_own_batches(passes)  # There is nobody to tell of them.
             return
         if source is not None:
             self._check_same_source(source, self.channel)
-        notes_of, tree = _NoteMaker(), None
-        structure, structured = None, None
-        announced = (Announcement(batch, notes_of.note(batch), _size(batch.batch)) for batch in batches)
+        tree, structure, structured = None, None, None
         described: list[BatchDescription | None] = [None] * self._workers.count
-        with contextlib.closing(_closing(announced, batches)) as items:
-            agreed = agree(items, self.channel)
-            for step, (own, notes) in enumerate(agreed):
+        shortest = self._options.uneven_workers == "shortest" and not in_one_order
+        first, ended = 0, False  # step of the pass; whether the workers have ended it before its last one
+        announced = _announced(passes, _NoteMaker().announcement)
+        with contextlib.closing(agree(announced, self.channel, shortest)) as agreed:
+            for step, (own, notes, begins) in enumerate(agreed):
+                first, ended = (first, ended) if begins is None else (step, False)
+                if ended:
+                    continue
                 described = [
                     (note and note["description"]) or known for note, known in zip(notes, described, strict=True)
                 ]
@@ -168,25 +170,26 @@ class StepByStep:
                     for each in note["rows_of_shards"]
                 ]
                 rows = tuple(note["rows"] if note else 0 for note in notes)
-                if not in_one_order and not self._goes_on(rows, step):
-                    return
+                if not in_one_order and not self._goes_on(rows, step - first):
+                    ended = True
+                    continue
                 full = all(note and note["full"] for note in notes) and self._is_even(rows)
                 keep = full or not drops_whole_steps or self._options.remainder == "exact"
                 kept = kept_rows(sum(rows), self._replicas, self._options.remainder) if keep else 0
                 tree = tree if own is None or own.batch is None else jax.tree.structure(own.batch)
                 told = [each for each, n in zip(described, rows, strict=True) if each and n]
                 if structure is None or structured != (tree is None, told):  # Mostly they are the same objects.
-                    structure, structured = self._structure(told, tree, step), (tree is None, told)
+                    structure, structured = self._structure(told, tree, step - first), (tree is None, told)
                 split = self._split_together(own, rows, kept, structure, step) if kept else None
-                yield InputStep(split, rows_read)
+                yield InputStep(split, rows_read, begins)
 
-    def _of_own_batches(self, batches: Iterator[WorkerBatch]) -> Generator[InputStep]:
-        with contextlib.closing(_closing(batches, batches)) as own:
-            for each in own:
+    def _of_own_batches(self, passes: Iterator[OpenedPass[WorkerBatch]]) -> Generator[InputStep]:
+        with contextlib.closing(one_after_the_other(passes)) as own:
+            for each, begins in own:
                 split = None
                 if each.batch is not None:
                     split = split_batch(each.batch, self._replicas, self._options.remainder, lasts=True)
-                yield InputStep(split, [RowsRead(0, *entry) for entry in each.rows_of_shards])
+                yield InputStep(split, [RowsRead(0, *entry) for entry in each.rows_of_shards], begins)
 
     def _check_same_source(self, source: str, channel: WorkerChannel) -> None:
         found = [message.decode() for message in channel.exchange(source.encode())]
@@ -287,7 +290,11 @@ class _NoteMaker:
     def __init__(self) -> None:
         self._told: object = None  # what the description that was told last depends on
 
-    def note(self, batch: WorkerBatch) -> _WorkerBatchNote:
+    def announcement(self, batch: WorkerBatch) -> Announcement[WorkerBatch, _WorkerBatchNote]:
+        """Returns what is to be told of a batch."""
+        return Announcement(batch, self._note(batch), _size(batch.batch))
+
+    def _note(self, batch: WorkerBatch) -> _WorkerBatchNote:
         rows, description = 0, None
         if batch.batch is not None:
             leaves, treedef = jax.tree.flatten(batch.batch)
@@ -306,11 +313,15 @@ def _size(batch: PyTree) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(batch))
 
 
-def _closing(items: Iterable[_Item], source: object) -> Generator[_Item]:
-    """Yields `items` and closes the source that they are made of."""
-    try:
-        yield from items
-    finally:
-        close: Callable[[], None] | None = getattr(source, "close", None)
-        if close is not None:
-            close()
+def _announced(
+    passes: Iterator[OpenedPass[WorkerBatch]], announcement: Callable[[WorkerBatch], Announcement[Any, Any]]
+) -> Iterator[OpenedPass[Announcement[Any, Any]]]:
+    return (OpenedPass(position, _each(announcement, batches)) for position, batches in passes)
+
+
+def _each(
+    announcement: Callable[[WorkerBatch], Announcement[Any, Any]], batches: Generator[WorkerBatch]
+) -> Generator[Announcement[Any, Any]]:
+    with contextlib.closing(batches):
+        for batch in batches:
+            yield announcement(batch)

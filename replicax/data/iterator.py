@@ -97,10 +97,10 @@ class PassIterator(DistributedIterator):
         open_pass: Callable[[Position], Pass],
         opened: Pass,
         spec: Callable[[], PyTree],
-        source: object = None,  # the dataset
-        is_last: Callable[[int], bool] = lambda number: True,  # whether the loop ends with the pass of this number
+        source: object,  # the dataset
+        follow: Callable[[Position], None],  # called with the position when the loop has come to another pass
     ):
-        self._open_pass, self._spec, self._source, self._is_last = open_pass, spec, source, is_last
+        self._open_pass, self._spec, self._source, self._follow = open_pass, spec, source, follow
         self._begin(opened)
 
     def _begin(self, opened: Pass) -> None:
@@ -114,18 +114,17 @@ class PassIterator(DistributedIterator):
         check_outside_of_programs("next() of a distributed iterator was called")
         current_group().boundary(self, self._source)  # Between two batches, workers that have come are taken in.
         try:
-            value, rows_read = self._ahead.pop() if self._ahead else next(self._steps)
+            value, rows_read, begins = self._ahead.pop() if self._ahead else next(self._steps)
         except StopIteration:
             self._leave()
-            number = self._position.number
             self._position.finish()
-            if self._is_last(number) or self._position.number == number:  # Without a row there is no end.
-                raise
-            self._begin(self._open_pass(self._position.at_start()))
-            return PassIterator.__next__(self)
+            raise
         except BaseException:
             self._leave()
             raise
+        if begins is not None:
+            self._position.go_on(begins)
+            self._follow(self._position)
         self._position.add(self._shards, rows_read)
         return self._given(value)
 

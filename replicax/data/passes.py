@@ -1,4 +1,4 @@
-"""Passes: what becomes of the batches of a source on their way to the training loop.
+"""Loops over a dataset: what becomes of the batches of a source on their way to the training loop.
 
 The workers agree on the steps in one of two ways. `input_steps.StepByStep`: before the rows of a step are put on
 devices, all workers have learnt what each of them has for it. `whole_batches.WholeBatches`, where workers come and go:
@@ -58,6 +58,7 @@ class PlacedStep(NamedTuple):
 
     value: PyTree  # what the training loop gets
     rows_read: list[RowsRead]  # with those that were dropped before them
+    begins: Position | None  # as `step_agreement.Agreed` has it
 
 
 class SeenBatches:
@@ -123,11 +124,26 @@ class Pass:
 def _kept(
     steps: Generator[InputStep], agreement: Agreement, position: Position, seen: SeenBatches
 ) -> Generator[InputStep]:
-    """Yields the steps that are not dropped, each with the rows that were dropped before it."""
-    kept, dropped = 0, 0
+    """Yields the steps that are not dropped, each with the rows of its pass that were dropped before it."""
+    kept, dropped = position.rows, 0
     rows_read: list[RowsRead] = []
+    begins: Position | None = None
+
+    def check() -> None:
+        if kept:
+            return
+        if dropped:
+            raise BatchError(
+                f"remainder='drop' left nothing of this dataset: each of its {dropped} batch(es) is too small for "
+                f"{agreement.receivers.num_replicas} replicas. Use larger batches or remainder='exact'."
+            )
+        check_may_be_empty(gave_batches_before=seen.spec is not None)
+
     with contextlib.closing(steps):
-        for data, rows in steps:
+        for data, rows, following in steps:
+            if following is not None:
+                check()
+                kept, dropped, rows_read, begins = 0, 0, [], following
             rows_read += rows
             if data is None:
                 dropped += 1
@@ -136,23 +152,16 @@ def _kept(
             if seen.spec is None:
                 receivers = agreement.receivers
                 seen.note(agreement.split(data, receivers), receivers)
-            yield InputStep(data, rows_read)
-            rows_read = []
-    if kept or position.rows:
-        return
-    if dropped:
-        raise BatchError(
-            f"remainder='drop' left nothing of this dataset: each of its {dropped} batch(es) is too small for "
-            f"{agreement.receivers.num_replicas} replicas. Use larger batches or remainder='exact'."
-        )
-    check_may_be_empty(gave_batches_before=seen.spec is not None)
+            yield InputStep(data, rows_read, begins)
+            rows_read, begins = [], None
+    check()
 
 
 def _placed(steps: Generator[InputStep], agreement: Agreement, times: InputTimes) -> Generator[PlacedStep]:
     with contextlib.closing(steps):
-        for data, rows_read in times.batches(steps):
+        for data, rows_read, begins in times.batches(steps):
             # No name for it: it would keep a batch alive while it waits in the queue.
-            yield PlacedStep(times.called(COPYING, agreement.placed, data), rows_read)
+            yield PlacedStep(times.called(COPYING, agreement.placed, data), rows_read, begins)
 
 
 def peek(items: Generator[_Item], *, keep: bool) -> Generator[_Item] | None:

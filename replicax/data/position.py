@@ -99,7 +99,11 @@ class Position:
     def finish(self) -> None:
         """Ends the pass: the next one begins at the start."""
         if self.rows or self.batches:
-            vars(self).update(vars(Position(self.number + 1)))
+            self.go_on(Position(self.number + 1))
+
+    def go_on(self, following: Position) -> None:
+        """Becomes the position at which a following pass begins."""
+        vars(self).update(vars(following))
 
     def at_start(self) -> Position:
         """Returns the position for a pass that continues here: its workers read other shards, in another order."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Generator
+import itertools
+from collections.abc import Callable, Generator, Iterator
 
 import numpy as np
 
@@ -17,6 +19,7 @@ from replicax.data.rebatching import WorkerBatch
 from replicax.data.receivers import InputWorkers
 from replicax.data.rows import RowBatches
 from replicax.data.shard_report import ShardSummary, row_digests, summarized
+from replicax.data.step_agreement import OpenedPass, one_after_the_other
 from replicax.errors import ArgumentError
 from replicax.typing import PyTree
 
@@ -52,20 +55,17 @@ class RowReading(DatasetReading):
             workers.check_all_read()
         self.shares_batches = not self._deals_files
 
-    def is_last(self, number: int) -> bool:
-        return self._batches.is_last(number)
-
     def num_shards(self, position: Position) -> int:
         return self._batches.files or 1
 
     def steps(self, agreement: StepByStep, position: Position) -> Generator[InputStep]:
         if self._batches.makes_all:
-            return agreement.of_shared_batches(self._read(position, 0, 1))
-        batches = self._read(position, self._workers.index, self._workers.count)
-        return agreement.of_worker_batches(batches, source=position.source, in_one_order=self.shares_batches)
+            return agreement.of_shared_batches(self._passes(position, 0, 1))
+        passes = self._passes(position, self._workers.index, self._workers.count)
+        return agreement.of_worker_batches(passes, source=position.source, in_one_order=self.shares_batches)
 
     def whole(self, position: Position, replicas: int) -> Generator[InputStep]:
-        return _whole(self._read(position, 0, 1))
+        return _whole(self._passes(position, 0, 1))
 
     def summarize(self, agreement: StepByStep) -> tuple[ShardSummary, np.ndarray | None]:
         workers = self._workers
@@ -85,12 +85,22 @@ class RowReading(DatasetReading):
             )
         return ShardSummary(np.concatenate([row_digests([]), *own]), len(own), files), everything
 
+    def _passes(self, position: Position, worker: int, workers: int) -> Iterator[OpenedPass[WorkerBatch]]:
+        """Returns the passes of a loop that begins at a position."""
+        self.times = InputTimes(in_detail=True)
+        # At once, for it notes in the position of the loop how the rows are read.
+        first = OpenedPass(position, self._read(position, worker, workers))
+        later = itertools.takewhile(
+            lambda number: not self._batches.is_last(number - 1), itertools.count(position.number + 1)
+        )
+        following = (OpenedPass(each, self._read(each, worker, workers)) for each in map(Position, later))
+        return itertools.chain([first], following)
+
     def _read(self, position: Position, worker: int, workers: int) -> Generator[WorkerBatch]:
         self._check(position)
         if self._batches.files is not None:
             position.deal_to(workers if self._deals_files else 1)
         position = position.at_start()  # The loop counts in the other one, while this one is read.
-        self.times = InputTimes(in_detail=True)
         share: Callable[[int], tuple[int, int]] | None = functools.partial(_own_rows, self._workers, self._remainder)
         if workers == 1:
             share = None
@@ -125,10 +135,8 @@ def _own_rows(workers: InputWorkers, remainder: str, rows: int) -> tuple[int, in
     return min(first, replicas) * kept // replicas, rows if is_last else min(end, replicas) * kept // replicas
 
 
-def _whole(batches: Generator[WorkerBatch]) -> Generator[InputStep]:
-    try:
-        for each in batches:
+def _whole(passes: Iterator[OpenedPass[WorkerBatch]]) -> Generator[InputStep]:
+    with contextlib.closing(one_after_the_other(passes)) as batches:
+        for each, begins in batches:
             batch: PyTree = each.batch
-            yield InputStep(batch, [RowsRead(0, *entry) for entry in each.rows_of_shards])
-    finally:
-        batches.close()
+            yield InputStep(batch, [RowsRead(0, *entry) for entry in each.rows_of_shards], begins)

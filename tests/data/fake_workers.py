@@ -92,6 +92,8 @@ def steps_and_position(
     after = position.at_start()
     readings[0]._read(after, 0, len(replicas)).close()
     for step in found[0]:
+        if step.begins is not None:
+            after.go_on(step.begins)
         after.add(readings[0].num_shards(after), step.rows_read)
     return parts(found), Position.of(json.loads(json.dumps(after.state())))
 

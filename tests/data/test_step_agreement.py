@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import logging
 import time
@@ -16,6 +17,7 @@ from replicax.data import FileSource, InputOptions
 from replicax.data.input_steps import share_of
 from replicax.data.position import Position
 from replicax.data.rebatching import grouped
+from replicax.data.rows import Rows
 from replicax.errors import ArgumentError, BatchError
 from tests.data.fake_workers import Team, function_reading, parts, parts_alone, reading, step_by_step
 
@@ -130,6 +132,73 @@ def test_steps_that_are_even_exchange_no_rows():
     assert len(found[0]) == 100
     assert not [key for key in sent if "/rows" in key]
     assert len(sent) < 2 * 15  # a message for up to 16 steps
+
+
+class Files:
+    """Rows of files of such sizes."""
+
+    def __init__(self, *sizes):
+        self.sizes, self.files = sizes, tuple(f"part{number}" for number in range(len(sizes)))
+
+    def read(self, file, first):
+        return iter(range(100 * file + first, 100 * file + self.sizes[file]))
+
+
+SEVERAL = {
+    "by number": lambda: Rows(range(43)),
+    "packed": lambda: Rows(range(43)),
+    "in files": lambda: Rows(Files(17, 3, 11)),
+    "fewer files": lambda: Rows(Files(5)),
+    "by number, filtered": lambda: Rows(range(43)).filter(lambda row: row % 3 > 0),
+    "of one row": lambda: Rows(range(1)),
+}
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+@pytest.mark.parametrize("policy", ["drain", "shortest"])
+def test_several_passes_are_those_one_after_the_other(kind, policy):
+    rows, options = SEVERAL[kind]().shuffle(3, buffer=4), InputOptions(uneven_workers=policy)
+    batches = rows.padded_batch(4) if kind == "packed" else rows.batch(4)
+    wanted, begun, numbers = [], [], []
+    for number in range(3):
+        found = parts(Team([1, 2]).steps(reading([batches] * 2, options), options, Position(number)))
+        wanted += found
+        begun += [number] + [None] * (len(found) - 1) if found else []
+    found = Team([1, 2]).steps(reading([batches.repeat(3)] * 2, options), options)
+    numbers = [step.begins and step.begins.number for step in found[0]]
+    assert parts(found) == wanted
+    assert numbers == [None, *begun[1:]]
+
+
+def test_passes_without_a_step_are_not_repeated():
+    options = InputOptions(uneven_workers="shortest")
+    for sizes in ([17, 0], [0, 0]):
+        batches = Rows(Files(*sizes)).batch(4).repeat()
+        assert Team([1, 1]).steps(reading([batches] * 2, options), options) == [[], []]
+
+
+def test_one_message_serves_the_steps_of_a_short_pass():
+    team, sent = Team([1, 1]), []
+    put = team.store.put
+    team.store.put = lambda key, value: (sent.append(key), put(key, value))
+    batches = Rows(range(200)).batch(4).repeat(10)
+    found = team.steps(reading([batches] * 2, InputOptions()), InputOptions())
+    assert len(found[0]) == 500
+    assert len(sent) <= 2 * (1 + 6 + 10)  # what is read; as many steps as in a pass, in doublings; the passes
+
+
+def test_the_next_pass_is_read_beside_the_end_of_this_one():
+    read, team = [], Team([1, 1])
+    rows = Rows(range(40)).map(lambda row: read.append(row) or row)
+    of_worker = reading([rows.batch(4, threads=1).repeat(2)] * 2, InputOptions())
+
+    def first_pass(workers):
+        agreement = step_by_step(workers, team.channel(workers), InputOptions())
+        with contextlib.closing(of_worker(workers).steps(agreement, Position())) as steps:
+            assert [next(steps).begins for _ in range(10)] == [None] * 10
+            return len(read)
+
+    assert min(team.each(first_pass)) > 40
 
 
 def test_a_failing_source_ends_the_pass_everywhere():
