@@ -115,6 +115,11 @@ NOT_ADDITIVE = LARGEST_OR_SMALLEST | {
 }  # fmt: skip
 # They move, choose or convert numbers, and compute none.
 WITHOUT_WORK = frozenset(["convert_element_type", "copy", "name", "select_n", "stop_gradient", "real", "clamp"])
+# How much they compute, the program does not say: algorithms of libraries, and code of other languages.
+UNKNOWN_WORK = frozenset([
+    "call_exported", "cholesky", "eig", "eigh", "ffi_call", "fft", "geqrf", "householder_product", "io_callback", "lu",
+    "pallas_call", "pure_callback", "qr", "ragged_dot_general", "svd", "triangular_solve", "tridiagonal_solve",
+])  # fmt: skip
 # They cost no more than sending their result.
 CHEAP = frozenset([
     "abs", "add", "and", "broadcast_in_dim", "ceil", "clamp", "concatenate", "convert_element_type", "copy", "div",

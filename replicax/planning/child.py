@@ -29,11 +29,11 @@ from replicax.planning.variations import Variation
 from replicax.program.lifting import Program
 
 
-class _Planned(BaseException):
+class Planned(BaseException):
     """Ends the script: no `except Exception` of its own holds it up."""
 
 
-class _Planner:
+class Planner:
     """Plans the first step of each kind that is wanted."""
 
     def __init__(self, on: Topology, wanted: Sequence[str], compiles_all: bool = True):
@@ -49,7 +49,7 @@ class _Planner:
         self.plans.append(plan_of(program, arrays, self._on, self._hosts, others, compiles_all=self._compiles_all))
         self._wanted.remove(kind)
         if not self._wanted:
-            raise _Planned
+            raise Planned
 
 
 def _unused(program: Program) -> list[Any]:
@@ -83,7 +83,8 @@ def _refuse_others() -> None:
     ParameterServerStrategy.__init__ = refuse  # type: ignore[method-assign]
 
 
-def _install(on: Topology) -> None:
+def prepare(on: Topology) -> None:
+    """Has this process plan from now on: arrays have no values, and its devices are those of `on`."""
     import jax
 
     import replicax.config
@@ -97,6 +98,7 @@ def _install(on: Topology) -> None:
         del count  # There are those that the plan is for.
 
     replicax.config.set_virtual_devices = devices.set_virtual_devices = set_virtual_devices
+    _refuse_others()
 
 
 def main(arguments: list[str]) -> int:
@@ -108,16 +110,15 @@ def main(arguments: list[str]) -> int:
     finished: Callable[[Plan], Plan] = lambda plan: plan  # noqa: E731
     sys.argv = [target, *rest]
     try:
-        _install(on)
-        _refuse_others()
+        prepare(on)
         varied = settings["variation"]
         if varied is not None and target != CALL:
             finished = Variation(**varied).install()
-        planner = _Planner(on, settings["steps"], compiles_all=varied is None)
+        planner = Planner(on, settings["steps"], compiles_all=varied is None)
         plans = planner.plans
         with context.entered(planner=planner):
             _run(target)
-    except _Planned:
+    except Planned:
         pass
     except PlanError as error:
         failed = str(error)

@@ -141,6 +141,8 @@ class Topology:
             # libtpu would ask the machine, and then the network, which TPU it is on; and let no other process compile.
             environ.update(TPU_SKIP_MDS_QUERY="1", TPU_WORKER_HOSTNAMES="localhost", TPU_ACCELERATOR_TYPE="v5litepod-8")
             environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
+            # It ends the process for a flag of CPUs or GPUs that it does not know. Those of TPUs are LIBTPU_INIT_ARGS.
+            environ.pop("XLA_FLAGS", None)
 
     def devices(self) -> list[jax.Device]:
         """Returns the devices: for TPUs ones that cannot run anything, otherwise virtual ones."""

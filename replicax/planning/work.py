@@ -8,7 +8,15 @@ from typing import Any
 
 from jax.extend import core as jex_core
 
-from replicax.compat.jax_names import ALL_REDUCTIONS, BY_ELEMENT, CUMULATIVE, ENTERED, SHARD_MAP, WITHOUT_WORK
+from replicax.compat.jax_names import (
+    ALL_REDUCTIONS,
+    BY_ELEMENT,
+    CUMULATIVE,
+    ENTERED,
+    SHARD_MAP,
+    UNKNOWN_WORK,
+    WITHOUT_WORK,
+)
 from replicax.program.ir.jaxprs import Program, aval_of, called_program, opened_program, programs_in
 
 #: The parameter of a `shard_map` that has the axes it maps over: JAX 0.10, and others.
@@ -22,8 +30,8 @@ class Work:
     Attributes:
         flops: Floating-point operations. A multiplication and an addition are two; so is each entry of a sum one.
         lengths: How often the loops run whose length is known.
-        unknown: What is left out: operations of other languages, and loops that run until something is true, whose
-            body counts once.
+        unknown: What is left out: operations of other languages, algorithms of libraries, exported programs; and loops
+            that run until something is true, whose body counts once.
     """
 
     flops: int
@@ -70,7 +78,7 @@ class _Counter:
         if inner and name not in ALL_REDUCTIONS and not name.startswith(("scatter", "reduce")):
             self.unknown.add(name)
             return sum(map(self.flops, inner))
-        if name in ("ffi_call", "pure_callback", "io_callback", "pallas_call"):
+        if name in UNKNOWN_WORK:
             self.unknown.add(name)
         return 0
 

@@ -13,7 +13,7 @@ class TPUStrategy(MultiWorkerMirroredStrategy):
     """Trains on all cores of a TPU host, or of a pod slice of several hosts.
 
     It is `MultiWorkerMirroredStrategy` on TPU devices; XLA's collectives go over the chips' own network. (It has been
-    tested on virtual CPU devices only, with `platform="cpu"`.)
+    run on virtual CPU devices only, with `platform="cpu"`; for real slices its steps have been compiled, by libtpu.)
 
     Args:
         tpu_cluster_resolver: Says which host of the slice this is; by default the environment does.

@@ -57,3 +57,13 @@ def test_without_its_compiler_a_plan_for_tpus_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(PlanError, match=r"pip install 'replicax\[plan\]'"):
         Topology.of("v5e:2x2").prepare({})
+
+
+def test_flags_that_would_end_the_compiler_of_tpus_are_not_handed_on(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    flags = {"XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false"}
+    Topology.of("v5e:2x2").prepare(flags)
+    assert "XLA_FLAGS" not in flags
+    flags["XLA_FLAGS"] = "--xla_cpu_use_fusion_emitters=false"
+    Topology.of("cpu:2").prepare(flags)
+    assert "XLA_FLAGS" in flags

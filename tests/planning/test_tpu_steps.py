@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-import replicax as rx
+from tests.soak.plan_compiled import compiled_for
 from tests.soak.plan_steps import PAIRS, name_of, part_of
 
 pytestmark = [
@@ -14,17 +14,14 @@ pytestmark = [
     pytest.mark.nightly,
     pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 'replicax[plan]'"),
 ]
-#: Each step under two of the four strategies.
-CHOSEN = part_of(PAIRS, 1, 2)
-SLICES = {"v5e:2x4": 2, "v6e:2x4": 2}  # with the number of their hosts
 
 
-@pytest.mark.parametrize("on", SLICES)
-@pytest.mark.parametrize("pair", CHOSEN, ids=lambda pair: name_of(*pair))
-def test_it_is_compiled_for_a_slice(pair, on):
-    step, make = pair
-    plan = rx.plan(step, strategy=make, on=on)
-    assert plan.memory is not None, plan.refused
-    assert plan.memory.by.startswith("libtpu ")
-    assert (plan.on.size, plan.hosts) == (8, SLICES[on])
-    assert plan.fits
+@pytest.mark.parametrize("on", ["v5e:2x4", "v6e:2x4"])
+def test_steps_are_compiled_for_a_slice(on):
+    # Each step under two of the four strategies.
+    found = list(compiled_for(on, "1/2"))
+    assert [each["name"] for each in found] == [name_of(*pair) for pair in part_of(PAIRS, 1, 2)]
+    refused = {each["name"]: each["error"] for each in found if not each["compiled"]}
+    assert not refused
+    assert {(each["devices"], each["hosts"], each["fits"]) for each in found} == {(8, 2, True)}
+    assert len(found) >= 30

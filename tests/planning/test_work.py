@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -57,3 +58,17 @@ def test_a_loop_of_unknown_length_is_told():
     found = work_of(jax.make_jaxpr(lambda a: jax.lax.while_loop(lambda c: c[0, 0] < 9, lambda c: c + 1, a))(A))
     assert found.unknown == {"while"}
     assert work_of(jax.make_jaxpr(lambda a: jax.lax.scan(lambda c, _: (c, None), a, length=7))(A)).lengths == {7}
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (jax.export.export(jax.jit(lambda a: a + 1))(A).call, "call_exported"),
+        (lambda a: jnp.linalg.svd(a), "svd"),
+        (lambda a: jnp.fft.fft(a), "fft"),
+        (lambda a: jax.pure_callback(np.sin, A, a), "pure_callback"),
+    ],
+    ids=["exported", "algorithm", "transform", "callback"],
+)
+def test_operations_without_a_number_of_them_are_told(function, name):
+    assert work_of(jax.make_jaxpr(function)(A)).unknown == {name}

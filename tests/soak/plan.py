@@ -2,11 +2,11 @@
 
 For each pair of step and strategy: the state of a plan for eight devices is that of the arrays after a real step on
 eight virtual devices, and its collectives are those of the program that was compiled there. With libtpu each pair is
-compiled for TPU slices, too.
+compiled for TPU slices, too; `--only tpu` does no more than that.
 
 A busy machine runs it in parts: `--part 3/8` is the third of eight. `--merge` adds up what the parts have kept.
 
-Usage: python tests/soak/plan.py [--part K/N] [--out FILE] [--tpu v5e:2x4,v6e:2x4] | --merge FILE ...
+Usage: python tests/soak/plan.py [--part K/N] [--out FILE] [--tpu v5e:2x4,v6e:2x4] [--only tpu] | --merge FILE ...
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,9 @@ import jax
 
 import replicax as rx
 import replicax.context as context
-from replicax.errors import ReplicaxError
 from replicax.planning import Plan, Topology
 from replicax.planning.planner import kind_of, plan_of
+from tests.soak.plan_compiled import compiled_for
 from tests.soak.plan_steps import PAIRS, loop_optax, loop_sgd, mirrored, name_of, part_of, workers
 
 
@@ -67,7 +67,7 @@ def _really(step: Any, make: Any) -> _Recorder:
     return recorder
 
 
-def _compared(step: Any, make: Any, slices: Sequence[str]) -> dict[str, Any]:
+def _compared(step: Any, make: Any) -> dict[str, Any]:
     """Returns what was found about a pair."""
     real = _really(step, make)
     begin = time.perf_counter()
@@ -80,16 +80,8 @@ def _compared(step: Any, make: Any, slices: Sequence[str]) -> dict[str, Any]:
         print(f"  planned {planned} bytes of state and batch, held {held}")
     if plan.collectives != real.plan.collectives:
         print(f"  planned {plan.collectives}\n  compiled {real.plan.collectives}")
-    compiled = []
-    for on in slices:
-        try:
-            found = rx.plan(step, strategy=make, on=on)
-        except ReplicaxError as error:
-            print(f"  {on}: {error}")
-        else:
-            compiled += [on] * (found.memory is not None)
     same = {"state": planned == held, "collectives": plan.collectives == real.plan.collectives}
-    return {"name": name_of(step, make), **same, "seconds": seconds, "compiled": compiled}
+    return {"name": name_of(step, make), **same, "seconds": seconds}
 
 
 def _peaks(on: str) -> list[bool]:
@@ -108,11 +100,20 @@ def _peaks(on: str) -> list[bool]:
 
 
 def _results(found: Sequence[dict[str, Any]]) -> None:
-    print(f"RESULT plan_pairs {len(found)}")
-    print(f"RESULT plan_state_exact {sum(each['state'] for each in found) / len(found):.3f}")
-    print(f"RESULT plan_collectives_exact {sum(each['collectives'] for each in found) / len(found):.3f}")
-    print(f"RESULT plan_longest_seconds {max(each['seconds'] for each in found):.1f}")
-    print(f"RESULT tpu_compiled_steps {sum(len(each['compiled']) for each in found)}")
+    compared = [each for each in found if "state" in each]
+    if compared:
+        print(f"RESULT plan_pairs {len(compared)}")
+        print(f"RESULT plan_state_exact {sum(each['state'] for each in compared) / len(compared):.3f}")
+        print(f"RESULT plan_collectives_exact {sum(each['collectives'] for each in compared) / len(compared):.3f}")
+        print(f"RESULT plan_longest_seconds {max(each['seconds'] for each in compared):.1f}")
+    # Pairs that libtpu takes for all slices.
+    taken = [{each["name"] for each in found if each.get("on") == on and each["compiled"]} for on in _slices_of(found)]
+    print(f"RESULT tpu_compiled_steps {len(set.intersection(*taken)) if taken else 0}")
+    print(f"RESULT tpu_refused_steps {sum(not each.get('compiled', True) for each in found)}")
+
+
+def _slices_of(found: Sequence[dict[str, Any]]) -> set[str]:
+    return {each["on"] for each in found if "on" in each}
 
 
 def main() -> None:
@@ -120,6 +121,7 @@ def main() -> None:
     parser.add_argument("--part", default="1/1")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--tpu", default="v5e:2x4,v6e:2x4")
+    parser.add_argument("--only", choices=["tpu"])
     parser.add_argument("--merge", type=Path, nargs="+")
     args = parser.parse_args()
     if args.merge:
@@ -129,17 +131,24 @@ def main() -> None:
     part, parts = map(int, args.part.split("/"))
     slices = [on for on in args.tpu.split(",") if on] if importlib.util.find_spec("libtpu") is not None else []
     found = []
-    for step, make in part_of(PAIRS, part, parts):
-        each = _compared(step, make, slices)
+    for each in _found(part, parts, slices, compares=args.only is None):
         print(each, flush=True)
         found.append(each)
         if args.out is not None:
             with args.out.open("a") as out:
                 print(json.dumps(each), file=out)
     _results(found)
-    if slices and part == 1:
+    if slices and part == 1 and args.only is None:
         same = [each for on in slices for each in _peaks(on)]
         print(f"RESULT plan_tpu_peak_equal {sum(same) / len(same):.3f}")
+
+
+def _found(part: int, parts: int, slices: Sequence[str], compares: bool) -> Iterator[dict[str, Any]]:
+    if compares:
+        for step, make in part_of(PAIRS, part, parts):
+            yield _compared(step, make)
+    for on in slices:
+        yield from compiled_for(on, f"{part}/{parts}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 os.environ["KERAS_BACKEND"] = "jax"
@@ -220,6 +224,10 @@ def workers() -> rx.Strategy:
     return rx.MultiWorkerMirroredStrategy()
 
 
+def tpu() -> rx.Strategy:
+    return rx.TPUStrategy(platform=jax.devices()[0].platform)
+
+
 STRATEGIES = (mirrored, fully_sharded, layouts, workers)
 
 
@@ -249,12 +257,43 @@ def dtensor() -> None:
     step(pack(own, rows))
 
 
+def exported() -> None:
+    """A step that another process has written for CPU devices and TPUs, on a mesh of 4 x 2 devices."""
+    from replicax.dtensor import create_mesh
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/step"
+        environ = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
+        command = [sys.executable, "-m", "tests.soak.plan_steps", path]
+        subprocess.run(command, env=environ, cwd=Path(__file__).parents[2], check=True)
+        step = rx.load_export(path, mesh=create_mesh([("batch", 4), ("model", 2)]))
+    rx.function(step)(_rows()[0])
+
+
+def _export(path: str) -> None:
+    from replicax.dtensor import UNSHARDED, DVariable, Layout, call_with_layout, create_mesh
+
+    mesh = create_mesh([("batch", 4), ("model", 2)])
+    w = DVariable(call_with_layout(jnp.ones, Layout([UNSHARDED, "model"], mesh), (WIDTH, 512), jnp.float32), name="w")
+
+    def step(x: Any) -> Any:
+        value, [gradient] = rx.value_and_grad(lambda: (jnp.tanh(x @ w.value) ** 2).sum() / ROWS, [w])()
+        w.assign_sub(1e-3 * gradient)
+        return value
+
+    rows = Layout(["batch", UNSHARDED], mesh).to_sharding()
+    batch = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32, sharding=rows)
+    rx.export(step, path, batch, platforms=["cpu", "tpu"])
+
+
 #: All pairs of a step and the strategy in whose scope it runs; None for a step that has a mesh of its own. Tables are
 #: laid out by the layer, whatever the strategy.
 PAIRS: tuple[tuple[Callable[[], None], Callable[[], rx.Strategy] | None], ...] = (
     *((step, make) for step in STEPS for make in STRATEGIES),
+    *((step, tpu) for step in (fit_dense, fit_batch_norm, loop_keras, loop_optax)),
     (fit_table, mirrored),
     (dtensor, None),
+    (exported, None),
 )
 
 
@@ -266,3 +305,7 @@ def part_of(pairs: Sequence[Any], part: int, parts: int) -> list[Any]:
 def name_of(step: Callable[[], None], make: Callable[[], rx.Strategy] | None) -> str:
     """Returns a pair in words."""
     return step.__name__ if make is None else f"{step.__name__} under {make.__name__}"
+
+
+if __name__ == "__main__":
+    _export(*sys.argv[1:])

@@ -49,7 +49,7 @@ STRATEGIES: Rows = {
     f"{_X}.ParameterServerStrategy": renamed("ParameterServerStrategy"),
     f"{_D}.TPUStrategy": differs(
         "TPUStrategy",
-        "The engine of `MultiWorkerMirroredStrategy`; tested on virtual devices only.",
+        "The engine of `MultiWorkerMirroredStrategy`; run on virtual devices only, and compiled for real slices.",
         experimental_device_assignment=_NO_ASSIGNMENT,
         experimental_spmd_xla_partitioning=refused(_ONE_CORE, False, None),
     ).ordered("tpu_cluster_resolver experimental_device_assignment experimental_spmd_xla_partitioning"),
