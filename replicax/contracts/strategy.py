@@ -111,7 +111,8 @@ class StrategyBase(metaclass=AdvisedContractType):
     def advice(self) -> set[str]:
         """The advice that users have had about their steps, so that each is given once; `program.hints` adds to it."""
         # Not a cached_property: pyright does not take one for the property that a protocol asks for.
-        return self.__dict__.setdefault("_advice", set())
+        said: set[str] = self.__dict__.setdefault("_advice", set())
+        return said
 
     # Steps.
 
