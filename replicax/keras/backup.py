@@ -6,24 +6,29 @@ Keras's `Callback`.
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from replicax.checkpoint import CheckpointManager, read_metadata
+from replicax.checkpoint.encoding import restored_state, saved_state
 from replicax.checkpoint.places import absolute, delete_all
 from replicax.checkpoint.preemption import PreemptionWatch, TerminationConfig, resume_exit
 from replicax.checks import is_int
 from replicax.compat.keras import set_initial_epoch
 from replicax.contracts.group import current_group
 from replicax.errors import ArgumentError, CheckpointError
+from replicax.keras.loop_state import set_callback_states, states_of_callbacks
 from replicax.keras.random_state import Generators
 from replicax.runtime.ending import only_here
+
+_OTHERS = "other callbacks"  # a note in the checkpoint
 
 
 @functools.cache
@@ -39,10 +44,12 @@ class _BackupAndRestore:
     """Saves the training every so often, and continues from there when `fit` is called again after an interruption.
 
     It saves the weights, the optimizer's state, the metrics, the epoch, the step in it, and the state of the
-    global random generators of NumPy and Python from which `shuffle=True` draws. The continued training is then the
-    same as one without an interruption, provided that the data can be read again and come in the same order: arrays,
-    shuffled or not, and data whose order depends on nothing but a seed. The batches that were seen are read and
-    skipped; for these, callbacks are called again with the restored logs.
+    global random generators of NumPy and Python from which `shuffle=True` draws. For a model of a strategy it also
+    saves the history and what other callbacks count: `EarlyStopping` (with its best weights), `ReduceLROnPlateau`,
+    `ModelCheckpoint`, and yours that have `get_state()` and `set_state(state)`; it is called after all of them. The
+    continued training is then the same as one without an interruption, provided that the data can be read again and
+    come in the same order: arrays, shuffled or not, and data whose order depends on nothing but a seed. The batches
+    that were seen are read and skipped; for these, callbacks are called again with the restored logs.
 
     When a worker is preempted (SIGTERM), all workers save the same step and exit with code 75, "resume me". Every
     worker of a strategy must have the callback, with a directory that all of them see. A training that ends well
@@ -87,6 +94,7 @@ class _BackupAndRestore:
         self.save_freq = save_freq
         self._deletes, self._saves_before_exit, self._async = delete_checkpoint, save_before_exit, async_
         self._exit_fn = exit_fn
+        self.beside: list[Any] | None = None  # the other callbacks of a `fit` of a model of a strategy
         self._open: list[PreemptionWatch] = []
         # For a `fit` that an error ended: Keras then calls no callback any more.
         self._finalizer = weakref.finalize(self, only_here(_close), self._open)
@@ -100,6 +108,7 @@ class _BackupAndRestore:
         self._count = 0  # of saves: the checkpoint's number, which grows
         self._resume: _Skipping | None = None
         self._restored = False
+        self._others: dict[str, Any] | None = None  # the states of other callbacks, from the backup
         if isinstance(self.model.train_function, _Skipping):  # left by a `fit` that an error ended
             self.model.train_function = self.model.train_function.train
         self._given: dict[str, Any] | None = None
@@ -164,6 +173,8 @@ class _BackupAndRestore:
             raise CheckpointError(f"{path} is no checkpoint of rx.keras.BackupAndRestore.")
         self._count, self._epoch = step, epoch
         self._saved_at = saved_at
+        if (others := metadata.notes.get(_OTHERS)) is not None:
+            self._others = restored_state(_OTHERS, [{_OTHERS: {"state": others}}], 0, 1)
         set_initial_epoch(self.model, self._epoch)
         dataset, number = self._dataset(), metadata.noted_number("pass")
         if dataset is not None and number is not None:  # Each pass of rows has an order of its own.
@@ -193,6 +204,14 @@ class _BackupAndRestore:
         if self._resume is not None:
             self._resume.begin()
             self._resume = None
+        self._give_others()
+
+    def _give_others(self) -> None:
+        """Gives other callbacks what they had counted: before the skipped steps, and after, since these count too."""
+        if self._others is not None and self.beside is not None:
+            _Others(self.model, self.beside).set_state(self._others)
+            if self._step >= self._saved_at:
+                self._others = None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         del logs
@@ -201,8 +220,10 @@ class _BackupAndRestore:
             state = dataset.get_state()
             if state["batches"] <= batch + 1:  # With `steps_per_epoch`, an epoch may begin inside of a pass.
                 self._pass = state["pass"]
-        if self._step <= max(self._saved_at, self._passed):
-            return  # skipped
+        if self._step <= max(self._saved_at, self._passed):  # skipped
+            if self._step == self._saved_at:
+                self._give_others()
+            return
         if self._is_told_to_go():
             self._save_and_exit(self._epoch, self._step)
         elif isinstance(self.save_freq, int) and self._step // self.save_freq > self._saved_at // self.save_freq:
@@ -241,6 +262,9 @@ class _BackupAndRestore:
         self._manager.checkpoint.add_note("step", lambda: step)
         number = None if self._pass is None else self._pass + (step == 0)
         self._manager.checkpoint.add_note("pass", lambda: number)
+        if self.beside is not None:
+            others = _Others(self.model, self.beside)
+            self._manager.checkpoint.add_note(_OTHERS, lambda: saved_state(_OTHERS, others)["state"])
         self._count += 1
         return self._count
 
@@ -249,6 +273,24 @@ class _BackupAndRestore:
         self._manager.close()
         _close(self._open)
         (self._exit_fn or resume_exit)()
+
+
+class _Others:
+    """The history of a `fit`, and what its other callbacks have counted."""
+
+    def __init__(self, model: Any, callbacks: Sequence[Any]):
+        self._model, self._callbacks = model, callbacks
+
+    def get_state(self) -> dict[str, Any]:
+        history = self._model.history
+        return {
+            "history": [dict(history.history), list(history.epoch)],
+            "callbacks": states_of_callbacks(self._callbacks),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._model.history.history, self._model.history.epoch = map(copy.copy, state["history"])
+        set_callback_states(self._callbacks, state["callbacks"])
 
 
 class _Generators:
@@ -296,3 +338,16 @@ class _Skipping:
 def _close(watches: list[PreemptionWatch]) -> None:
     while watches:
         watches.pop().close()
+
+
+def backups_last(callbacks: list[Any]) -> list[Any]:
+    """Returns the callbacks of a `fit` with the backups after those whose state they save, the history among them."""
+    import keras
+
+    backups = [each for each in callbacks if isinstance(each, _BackupAndRestore)]
+    others = [each for each in callbacks if not isinstance(each, _BackupAndRestore)]
+    if backups and not any(isinstance(each, keras.callbacks.History) for each in others):
+        others.append(keras.callbacks.History())  # Keras would add it at the end.
+    for backup in backups:
+        backup.beside = others
+    return [*others, *backups]

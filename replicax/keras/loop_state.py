@@ -8,7 +8,8 @@ were taken, and makes the next step with the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import collections
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -39,7 +40,7 @@ class Position(NamedTuple):
     drawn: Generators | None  # when the first of these batches was taken; None before
     now: Generators
     history: tuple[dict[str, list[Any]], list[int]]  # the attributes `history` and `epoch` of Keras's `History`
-    callbacks: list[Any]  # their states
+    callbacks: dict[str, Any]  # their states
     writers: list[tuple[int, int]]  # how many steps the callbacks that write have counted
     dataset: dict[str, object] | None  # the state of the distributed dataset; None for other data
 
@@ -196,7 +197,7 @@ class Progress:
             set_steps_seen(self.epoch_iterator, earlier)
 
 
-# The states of callbacks, so that those of a worker that comes later go on like the others'.
+# The states of callbacks: those of a worker that comes later, or of a `fit` that continues, go on from them.
 
 
 # By the names of classes. A version of Keras may lack some of the attributes.
@@ -208,9 +209,17 @@ _ATTRIBUTES = {
 }
 
 
-def states_of_callbacks(callbacks: Sequence[Any]) -> list[Any]:
-    """Returns the states of callbacks as they can be pickled; None for each that has none that is known."""
-    return [_state(callback) for callback in callbacks]
+def states_of_callbacks(callbacks: Sequence[Any]) -> dict[str, Any]:
+    """Returns the states of callbacks that have one, by their classes and numbers among those of a class."""
+    return {name: state for name, each in _named(callbacks) if (state := _state(each)) is not None}
+
+
+def _named(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    counts: collections.Counter[str] = collections.Counter()
+    for callback in callbacks:
+        kind = type(callback).__name__
+        yield f"{kind} {counts[kind]}", callback
+        counts[kind] += 1
 
 
 def _state(callback: Any) -> Any:
@@ -220,17 +229,17 @@ def _state(callback: Any) -> Any:
     return {name: getattr(callback, name) for name in names if hasattr(callback, name)} or None
 
 
-def set_callback_states(callbacks: Sequence[Any], states: Sequence[Any]) -> None:
-    """Gives callbacks the states that those of another worker have, in the same order."""
-    for callback, state in zip(callbacks, states, strict=False):
-        if state is None:
+def set_callback_states(callbacks: Sequence[Any], states: Mapping[str, Any]) -> None:
+    """Gives callbacks the states of others of these names."""
+    for name, callback in _named(callbacks):
+        if (state := states.get(name)) is None:
             continue
         if _has_state(callback):
             callback.set_state(state)
             continue
-        for name in _known(callback):
-            if name in state:
-                setattr(callback, name, state[name])
+        for attribute in _known(callback):
+            if attribute in state:
+                setattr(callback, attribute, state[attribute])
 
 
 def _has_state(callback: Any) -> bool:

@@ -34,7 +34,8 @@ from replicax.contracts.variable_access import layout_of
 from replicax.data.sources import check_batch_size
 from replicax.errors import ArgumentError, BatchError, ContextError
 from replicax.keras.all_workers import check_same_file, has_workers
-from replicax.keras.chief_writes import save_on_workers, write_atomically
+from replicax.keras.backup import backups_last
+from replicax.keras.chief_writes import listed, save_on_workers, write_atomically
 from replicax.keras.custom_objects import remembering_arguments
 from replicax.keras.feeding import as_keras_data, dataset_of
 from replicax.keras.loop_state import Progress
@@ -179,6 +180,7 @@ def _in_global_view(original: Callable[..., Any]) -> Callable[..., Any]:
                 given.arguments[name] = as_keras_data(given.arguments[name], strategy)
             if original.__name__ == "fit":
                 self._replicax.dataset = dataset_of(given.arguments.get("x"))
+                _put_backups_last(given)
             around = strategy.around_loop(self, original.__name__, given)
             if around is not None:
                 with around:
@@ -189,6 +191,15 @@ def _in_global_view(original: Callable[..., Any]) -> Callable[..., Any]:
                 return _run_loop(original, self, given)
 
     return loop
+
+
+def _put_backups_last(given: inspect.BoundArguments) -> None:
+    callbacks: Any = given.arguments.get("callbacks")
+    ordered = backups_last(listed(callbacks))
+    if hasattr(callbacks, "callbacks"):
+        callbacks.callbacks = ordered
+    elif ordered:
+        given.arguments["callbacks"] = ordered
 
 
 def _built_by_its_step(model: Any, batch: PyTree) -> bool:
