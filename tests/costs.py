@@ -1,8 +1,8 @@
 """What the tests cost: seconds of a processor of each.
 
 `make test` ends with the ten that took most. `REPLICAX_TESTS_COSTS=FILE` writes those of all, and those of each folder.
-A test that is neither `slow`, `multiprocess` nor `nightly` fails where it costs too much on a quiet machine. Beside other
-work, which takes its share of caches and memory, the same tests cost up to three times as much.
+A test that is neither `slow`, `multiprocess` nor `nightly` fails where it costs too much on a quiet machine. Beside
+other work, which takes its share of caches and memory, the same tests cost up to three times as much.
 """
 
 from __future__ import annotations

@@ -80,6 +80,18 @@ def signature(batch: PyTree) -> Signature:
     return Signature(treedef, tuple((leaf.ndim, leaf.dtype) for leaf in leaves))
 
 
+def is_like(batch: PyTree, expected: Signature | None) -> bool:
+    """Returns whether a batch has a signature, and is what `host_batch` would return for it."""
+    leaves, structure = jax.tree.flatten(batch)
+    if expected is None or structure != expected.structure:
+        return False
+    of_numpy = all(type(leaf) is np.ndarray and leaf.shape for leaf in leaves)
+    if not of_numpy or tuple((leaf.ndim, leaf.dtype) for leaf in leaves) != expected.leaves:
+        return False
+    rows = {len(leaf) for leaf in leaves}
+    return len(rows) == 1 and 0 not in rows
+
+
 def check_signature(index: int, found: Signature, expected: Signature) -> None:
     """Checks that batch `index` has the signature of the batches before it: one compiled step serves them all."""
     if found != expected:

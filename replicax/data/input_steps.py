@@ -150,7 +150,7 @@ class StepByStep:
             return
         if source is not None:
             self._check_same_source(source, self.channel)
-        tree, structure, structured = None, None, None
+        tree, alike, split_by = None, None, None  # the last of which serves all steps that are alike
         described: list[BatchDescription | None] = [None] * self._workers.count
         shortest = self._options.uneven_workers == "shortest" and not in_one_order
         first, ended = 0, False  # step of the pass; whether the workers have ended it before its last one
@@ -158,29 +158,37 @@ class StepByStep:
         with contextlib.closing(agree(announced, self.channel, shortest)) as agreed:
             for step, (own, notes, begins) in enumerate(agreed):
                 first, ended = (first, ended) if begins is None else (step, False)
+                if is_news := any(note and note["description"] for note in notes):
+                    described = [
+                        (note and note["description"]) or known for note, known in zip(notes, described, strict=True)
+                    ]
                 if ended:
                     continue
-                described = [
-                    (note and note["description"]) or known for note, known in zip(notes, described, strict=True)
-                ]
                 rows_read = [
                     RowsRead(worker, *each)
                     for worker, note in enumerate(notes)
                     if note
                     for each in note["rows_of_shards"]
                 ]
-                rows = tuple(note["rows"] if note else 0 for note in notes)
-                if not in_one_order and not self._goes_on(rows, step - first):
-                    ended = True
-                    continue
-                full = all(note and note["full"] for note in notes) and self._is_even(rows)
-                keep = full or not drops_whole_steps or self._options.remainder == "exact"
-                kept = kept_rows(sum(rows), self._replicas, self._options.remainder) if keep else 0
-                tree = tree if own is None or own.batch is None else jax.tree.structure(own.batch)
-                told = [each for each, n in zip(described, rows, strict=True) if each and n]
-                if structure is None or structured != (tree is None, told):  # Mostly they are the same objects.
-                    structure, structured = self._structure(told, tree, step - first), (tree is None, told)
-                split = self._split_together(own, rows, kept, structure, step) if kept else None
+                batch = None if own is None else own.batch
+                tree = tree if batch is None else jax.tree.structure(batch)
+                found = (self.form.everywhere, tree is None, [note and (note["rows"], note["full"]) for note in notes])
+                if is_news or found != alike:
+                    rows = tuple(note["rows"] if note else 0 for note in notes)
+                    if not in_one_order and not self._goes_on(rows, step - first):
+                        ended = True
+                        continue
+                    told = [each for each, n in zip(described, rows, strict=True) if each and n]
+                    full = all(note and note["full"] for note in notes) and self._is_even(rows)
+                    keep = full or not drops_whole_steps or self._options.remainder == "exact"
+                    kept = kept_rows(sum(rows), self._replicas, self._options.remainder) if keep else 0
+                    structure = self._structure(told, tree, step - first)
+                    assignment = RowAssignment(self._workers, rows, kept, self.form.everywhere)
+                    alike, split_by = found, (assignment, structure) if kept else None
+                split = None
+                if split_by is not None:
+                    assignment, structure = split_by
+                    split = exchange_rows(assignment, batch, structure, self.channel, f"rows{step}")
                 yield InputStep(split, rows_read, begins)
 
     def _of_own_batches(self, passes: Iterator[OpenedPass[WorkerBatch]]) -> Generator[InputStep]:
@@ -199,14 +207,6 @@ class StepByStep:
                 f"The workers read different data: {listed}. Give all of them the same files in the same order, and "
                 "the same shuffle."
             )
-
-    def _split_together(
-        self, own: WorkerBatch | None, rows: tuple[int, ...], kept: int, structure: BatchStructure, step: int
-    ) -> SplitBatch:
-        assert self.channel is not None
-        assignment = RowAssignment(self._workers, rows, kept, self.form.everywhere)
-        batch = None if own is None else own.batch
-        return exchange_rows(assignment, batch, structure, self.channel, f"rows{step}")
 
     def _structure(
         self, described: Sequence[BatchDescription], tree: jax.tree_util.PyTreeDef | None, step: int

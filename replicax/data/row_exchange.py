@@ -10,7 +10,7 @@ import base64
 import dataclasses
 import functools
 import itertools
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -80,6 +80,14 @@ class BatchStructure:
         return jax.tree.unflatten(self._treedef, leaves)
 
 
+class _Part(NamedTuple):
+    """Rows of one worker's batch that another one needs, or that it needs itself."""
+
+    worker: int  # the other one
+    first: int
+    end: int  # after the last
+
+
 @dataclasses.dataclass(frozen=True)
 class RowAssignment:
     """Which rows of a step go to which worker."""
@@ -115,23 +123,35 @@ class RowAssignment:
         first, end = (part * self.per_replica - self._offsets[owner] for part in self.parts_of(user))
         return max(0, first), max(0, first, min(self.rows[owner], end))
 
+    @functools.cached_property
+    def sent(self) -> list[_Part]:
+        """Returns the rows of this worker that others need."""
+        me = self.workers.index
+        return [_Part(user, *found) for user in self.workers.others if _any(found := self.common(me, user))]
+
+    @functools.cached_property
+    def needed(self) -> list[_Part]:
+        """Returns the rows that this worker needs, in their order, and who has them."""
+        me = self.workers.index
+        owners = range(self.workers.count)
+        return [_Part(owner, *found) for owner in owners if _any(found := self.common(owner, me))]
+
+
+def _any(rows: tuple[int, int]) -> bool:
+    return rows[1] > rows[0]
+
 
 def exchange_rows(
     assignment: RowAssignment, own: PyTree, structure: BatchStructure, channel: WorkerChannel, name: str
 ) -> SplitBatch:
     """Returns this worker's parts of a step; sends and receives rows where other workers have them."""
     me = assignment.workers.index
-    for worker in assignment.workers.others:
-        first, end = assignment.common(me, worker)
-        if end > first:
-            channel.send(worker, name, structure.encode(_rows(own, first, end)))
-    parts = []
-    for worker in range(assignment.workers.count):
-        first, end = assignment.common(worker, me)
-        if end > first and worker == me:
-            parts.append(_rows(own, first, end))
-        elif end > first:
-            parts.append(structure.decode(channel.receive(worker, name), end - first))
+    for worker, first, end in assignment.sent:
+        channel.send(worker, name, structure.encode(_rows(own, first, end)))
+    parts = [
+        _rows(own, first, end) if worker == me else structure.decode(channel.receive(worker, name), end - first)
+        for worker, first, end in assignment.needed
+    ]
     batch = concatenated(parts) if parts else structure.decode(b"", 0)
     first, end = assignment.parts_of(me)
     assert count_rows(batch) == (end - first) * assignment.per_replica

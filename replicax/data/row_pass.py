@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from replicax.data.batch_placement import aligned, owned_copy
-from replicax.data.batches import Signature, array_of_row, count_rows, host_batch, signature
+from replicax.data.batches import Signature, array_of_row, count_rows, host_batch, is_like, signature
 from replicax.data.input_times import DECODING, READING, InputTimes
 from replicax.data.rebatching import WorkerBatch, concatenated
 from replicax.data.row_groups import Group, Grouping, RowFaultError
@@ -266,6 +266,8 @@ class RowPass:
 
     def _checked(self, batch: PyTree, entries: Sequence[tuple[int, ...]]) -> PyTree:
         """Returns a batch whose arrays have the ranks and dtypes of those before it."""
+        if is_like(batch, self._signature):
+            return batch
         found = host_batch(batch, "A batch of rows")
         signature_ = signature(found)
         self._signature = self._signature or signature_

@@ -119,7 +119,9 @@ def order_of(rows: int, *key: int) -> Callable[[np.ndarray], np.ndarray]:
             return permuted(numbers)
         # Many at once: for one batch, the calls of NumPy's functions take most of the time.
         found = block(first) if first == last else np.concatenate([block(first), block(last)])
-        return found[numbers - first * _BLOCK]
+        start = int(numbers[0]) - first * _BLOCK
+        follow_each_other = numbers[-1] - numbers[0] == len(numbers) - 1
+        return found[start : start + len(numbers)] if follow_each_other else found[numbers - first * _BLOCK]
 
     return indices
 
@@ -147,10 +149,11 @@ def permutation(rows: int, *key: int) -> Callable[[np.ndarray], np.ndarray]:
     def once(numbers: np.ndarray) -> np.ndarray:
         row = numbers // width
         column = numbers - row * width
+        # `take` is quicker than an index; that none is outside need not be checked.
         for of_column, of_row in zip(turns[::2], turns[1::2], strict=True):
-            row = row + of_column[column]
-            column = column + of_row[row]
-        found: np.ndarray = first_of_row[row] + in_row[column]
+            row += of_column.take(column, mode="clip")
+            column += of_row.take(row, mode="clip")
+        found: np.ndarray = first_of_row.take(row, mode="clip") + in_row.take(column, mode="clip")
         return found
 
     def permuted(numbers: np.ndarray) -> np.ndarray:
@@ -183,7 +186,7 @@ def index_steps(rows: int, position: Position, size: int) -> Iterator[np.ndarray
             missing -= stop - start
             start = stop
             if not missing:
-                yield np.concatenate(pieces)
+                yield np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
                 pieces, missing = [], size
         start = end
     if pieces:

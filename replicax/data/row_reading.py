@@ -106,6 +106,7 @@ class RowReading(DatasetReading):
             share = None
         elif self._deals_files:
             share = functools.partial(_own_share, self._workers)
+        share = share and functools.cache(share)  # Nearly all batches have as many rows.
         dealt = (worker, workers) if self._deals_files else (0, 1)
         return self._batches.read(position, share, *dealt, times=self.times)
 

@@ -19,7 +19,15 @@ from replicax.data.position import Position
 from replicax.data.rebatching import grouped
 from replicax.data.rows import Rows
 from replicax.errors import ArgumentError, BatchError
-from tests.data.fake_workers import Team, function_reading, parts, parts_alone, reading, step_by_step
+from tests.data.fake_workers import (
+    Team,
+    function_reading,
+    parts,
+    parts_alone,
+    reading,
+    step_by_step,
+    steps_and_position,
+)
 
 FEW = settings(max_examples=40)
 TEAMS = st.lists(st.integers(1, 3), min_size=2, max_size=4)
@@ -146,7 +154,7 @@ class Files:
 
 SEVERAL = {
     "by number": lambda: Rows(range(43)),
-    "packed": lambda: Rows(range(43)),
+    "padded": lambda: Rows(range(43)),
     "in files": lambda: Rows(Files(17, 3, 11)),
     "fewer files": lambda: Rows(Files(5)),
     "by number, filtered": lambda: Rows(range(43)).filter(lambda row: row % 3 > 0),
@@ -158,7 +166,7 @@ SEVERAL = {
 @pytest.mark.parametrize("policy", ["drain", "shortest"])
 def test_several_passes_are_those_one_after_the_other(kind, policy):
     rows, options = SEVERAL[kind]().shuffle(3, buffer=4), InputOptions(uneven_workers=policy)
-    batches = rows.padded_batch(4) if kind == "packed" else rows.batch(4)
+    batches = rows.padded_batch(4) if kind == "padded" else rows.batch(4)
     wanted, begun, numbers = [], [], []
     for number in range(3):
         found = parts(Team([1, 2]).steps(reading([batches] * 2, options), options, Position(number)))
@@ -168,6 +176,24 @@ def test_several_passes_are_those_one_after_the_other(kind, policy):
     numbers = [step.begins and step.begins.number for step in found[0]]
     assert parts(found) == wanted
     assert numbers == [None, *begun[1:]]
+
+
+def all_rows(steps):
+    return sorted(row for step in steps for part in step for row in part)
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_stopped_after_any_step_of_two_passes(kind):
+    rows = SEVERAL[kind]().shuffle(3, buffer=4)
+    batches = (rows.padded_batch(4) if kind == "padded" else rows.batch(4)).repeat(2)
+    whole, _ = steps_and_position(batches, [1, 2], InputOptions())
+    for most in range(1, len(whole) + 1):
+        first, position = steps_and_position(batches, [1, 2], InputOptions(), most=most)
+        rest, _ = steps_and_position(batches, [1, 2], InputOptions(), position)
+        if kind == "by number, filtered":  # Workers fill their batches with other rows.
+            assert all_rows(first + rest) == all_rows(whole), most
+        else:
+            assert first + rest == whole, most
 
 
 def test_passes_without_a_step_are_not_repeated():

@@ -91,7 +91,7 @@ class _Column:
     def rows_at(self, indices: np.ndarray) -> np.ndarray:
         found = aligned((len(indices), *self._arrays[0].shape[1:]), self._arrays[0].dtype)
         if len(self._arrays) == 1:
-            return np.take(self._arrays[0], indices, axis=0, out=found, mode="clip")  # No index is outside.
+            return self._arrays[0].take(indices, axis=0, out=found, mode="clip")  # No index is outside.
         for part, places, numbers in self.parts.split(indices):
             found[places] = self._arrays[part][numbers]
         return found
@@ -103,7 +103,7 @@ def _mapped(name: str, cache: Cache | None) -> np.ndarray:
         array: np.ndarray = np.load(local, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # A damaged head lets NumPy's parser raise many kinds.
         raise DataError.of(error, name) from error
-    return array
+    return array.view(np.ndarray)  # A class of its own makes each operation slower.
 
 
 def _local(name: str, cache: Cache | None) -> str:
