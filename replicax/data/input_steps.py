@@ -124,8 +124,9 @@ class StepByStep:
         raise BatchError(
             f"The workers read different data. {what}: {found}. With auto_shard_policy='data' all workers must read "
             "the same global batches in the same order, and each uses its own rows of them: give shuffles the same "
-            "seed on every worker. If each worker's data is its own, use auto_shard_policy='off', or 'file' with an "
-            "rx.data.FileSource."
+            "seed on every worker. Where each worker has its own part of each global batch, use "
+            "strategy.distribute_datasets_from_function; where its batches are of global size, use "
+            "auto_shard_policy='off', or 'file' with an rx.data.FileSource."
         )
 
     # Data that each worker reads by itself.

@@ -70,7 +70,8 @@ def _begin_alike(given: inspect.BoundArguments, strategy: StrategyBase, loop: st
             raise BatchError(
                 f"The workers call {loop} with different data. `{name}`: {shown}. All must give it the same global "
                 "batches in the same order, and each computes its own rows of them: give shuffles the same seed on "
-                "every worker. For data of a worker's own use distribute_dataset with auto_shard_policy='off'."
+                "every worker. For a worker's own part of each batch use strategy.distribute_datasets_from_function; "
+                "for batches of its own of global size, distribute_dataset with auto_shard_policy='off'."
             )
     Generators.of_json(*told[0][0]).set()
 

@@ -35,7 +35,7 @@ from replicax.program.storing import explain_devices, explain_loss, run_and_keep
 from replicax.program.tracing import Pass
 from replicax.runtime import REPLICA_AXIS, clock, turns
 from replicax.runtime.calls import Call, Calls
-from replicax.runtime.transfer import copy_of, host_copy, with_kind_of
+from replicax.runtime.transfer import check_not_deleted, copy_of, host_copy, with_kind_of
 from replicax.typing import PyTree, PyTreeFunction
 
 Arrays: TypeAlias = Sequence[jax.Array]
@@ -305,6 +305,7 @@ class CompiledPass:
         return sum(array_of(variable).nbytes for variable in self.variables.written)
 
     def _inputs(self, arrays: Arrays, fetched: Mapping[int, jax.Array]) -> Inputs:
+        check_not_deleted(arrays, f"An argument of {self._name!r}")
         if self._is_partial:
             arrays = [self._host.placement.shrunk(array, self._replicas) for array in arrays]
         donated: list[jax.Array] = []

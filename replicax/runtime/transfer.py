@@ -6,8 +6,8 @@ every process, or take the chief's (`from_chief`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from replicax.compat.jax import array_of_parts, is_random_key
 from replicax.compat.jax_tracing import outside_traces
+from replicax.errors import ArgumentError
 
 #: Values that can be put on devices: an array of JAX or NumPy, or a number.
 HostOrDeviceArray: TypeAlias = jax.typing.ArrayLike
@@ -85,8 +86,19 @@ def beside_device(sharding: Sharding | None) -> Sharding | None:
     return sharding.with_memory_kind("device") if sharding is not None and is_beside else None
 
 
+def check_not_deleted(values: Iterable[Any], what: str) -> None:
+    """Refuses arrays whose memory was given away: over several devices, JAX's compiled calls end the process at one."""
+    for value in values:
+        if hasattr(value, "is_deleted") and value.is_deleted():
+            raise ArgumentError(
+                f"{what} is an array of shape {value.shape} whose memory has been given away: it was an argument of "
+                "`donate_argnums`, or deleted. Use what the step returned in its place."
+            )
+
+
 def copy_of(array: jax.Array) -> jax.Array:
     """Returns a copy of an array, where it is."""
+    check_not_deleted([array], "What is copied")
     if array.sharding.memory_kind != HOST_MEMORY:
         return jnp.copy(array)
     # The devices do not compute in the memory of the host.

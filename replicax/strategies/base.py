@@ -16,10 +16,11 @@ import replicax.contracts.upper_rooms as upper_rooms
 from replicax.checks import explain_misfit
 from replicax.cluster import ClusterResolver
 from replicax.contracts.called_as import called_as
+from replicax.contracts.group import current_group
 from replicax.contracts.reduce_op import ReduceOp
 from replicax.contracts.shown import Shown, html_facts
 from replicax.contracts.strategy import StrategyBase
-from replicax.contracts.variable_access import VariableLike
+from replicax.contracts.variable_access import VariableLike, is_variable
 from replicax.data import (
     DistributedDataset,
     DistributedDatasetFromFunction,
@@ -27,7 +28,7 @@ from replicax.data import (
     InputOptions,
     ValueContext,
 )
-from replicax.errors import ArgumentError, ContextError
+from replicax.errors import ArgumentError, ContextError, ReduceError
 from replicax.keras.strategy_scope import keras_entered
 from replicax.program.call_checks import checked_arguments, checked_call
 from replicax.program.hints.foreign import check_outside_of_graphs
@@ -36,7 +37,15 @@ from replicax.program.results import COMBINED
 from replicax.runtime import turns
 from replicax.runtime.devices import device_name
 from replicax.strategies.explaining import explain
-from replicax.strategies.reductions import Combine, Gathering, Reduction, one_per_replica, reduced_plain, value_of
+from replicax.strategies.reductions import (
+    Combine,
+    Gathering,
+    Reduction,
+    digest_of_own,
+    one_per_replica,
+    reduced_plain,
+    value_of,
+)
 from replicax.strategies.scope import Scope
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import is_per_replica
@@ -361,7 +370,8 @@ class Strategy(StrategyBase):
                 without `axis` always; with `axis`, where the value is a result of `reduce`, `gather` or `replicate`
                 itself, or a mirrored variable. Any other array counts once per replica then, as in tf.distribute; also
                 one that you have *computed* from such a result (`gathered * 1`), or copied to NumPy: nothing tells it
-                from an array of your own. Do not sum it again.
+                from an array of your own. Do not sum it again. On several workers also a value without components
+                that differs between them.
             ReplicaShapeError: Components of different shapes with `axis=None`, or that differ in a dimension other than
                 `axis`.
             ContextError: Called inside `run`; use `rx.get_replica_context().all_reduce` there.
@@ -377,6 +387,7 @@ class Strategy(StrategyBase):
     def _reduce_leaf(self, op: ReduceOp, leaf: Leaf, axis: int | Sequence[int] | None) -> PyTree:
         each = one_per_replica(leaf, refused_if_equal=op is ReduceOp.SUM)
         if each is None:
+            self._check_common(leaf, "strategy.reduce")
             return reduced_plain(op, leaf, axis, self.num_replicas_in_sync)
         reduction = Reduction(op, tuple(axis) if isinstance(axis, list) else axis)
         return noted(self._combined_in_turn(each, reduction), COMBINED)
@@ -391,7 +402,7 @@ class Strategy(StrategyBase):
             axis: The dimension.
 
         Raises:
-            ReduceError: Bad axis, or scalar components.
+            ReduceError: Bad axis, or scalar components; or a value without components differs between workers.
             ReplicaShapeError: The components differ in another dimension.
             ContextError: Called inside `run`; use `rx.get_replica_context().all_gather` there.
         """
@@ -402,6 +413,7 @@ class Strategy(StrategyBase):
         def gathered(leaf: Leaf) -> PyTree:
             each = one_per_replica(leaf)
             if each is None:
+                self._check_common(leaf, "strategy.gather")
                 return value_of(leaf)
             return noted(self._combined_in_turn(each, Gathering(axis)), COMBINED)
 
@@ -409,6 +421,20 @@ class Strategy(StrategyBase):
 
     def _hold_program(self) -> None:
         """Makes this the strategy of the program that is being traced, if there is one."""
+
+    def _check_common(self, leaf: Leaf, call: str) -> None:
+        """Refuses what each worker has for itself where `call` takes it for one value of all of them."""
+        if not self.placement.spans_processes or context.current().frame is not None or is_variable(leaf):
+            return
+        if (own := digest_of_own(leaf)) is None:
+            return
+        told = current_group().exchange(f"what {call} was given", own)
+        if any(each != own for each in told):
+            raise ReduceError(
+                f"{call} was given a value that differs between the workers: here {leaf!r:.60}. It takes a value of "
+                "Python, NumPy or one device for the same everywhere. One that each worker has for itself goes through "
+                "strategy.distribute_values_from_function(lambda context: value) first."
+            )
 
     def _combined_in_turn(self, each: PyTree, combine: Combine) -> PyTree:
         if context.current().frame is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -94,6 +95,15 @@ def value_of(leaf: Leaf) -> Leaf:
     return leaf.value if is_variable(leaf) else leaf
 
 
+def digest_of_own(leaf: Leaf) -> str | None:
+    """Returns what tells a value of Python, NumPy or this process's devices from another one; None for other values."""
+    is_of_jax = isinstance(leaf, jax.Array)
+    if not is_number_like(leaf) or isinstance(leaf, jax.core.Tracer) or (is_of_jax and not leaf.is_fully_addressable):
+        return None
+    array = np.asarray(leaf)
+    return hashlib.sha256(f"{array.dtype}{array.shape}".encode() + array.tobytes()).hexdigest()
+
+
 def values_of(tree: PyTree) -> PyTree:
     """Returns `tree` with the values that its variables have now."""
     leaves, treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_per_replica)
@@ -132,7 +142,10 @@ def _no_sum(leaf: Leaf, value: Leaf, replicas: int) -> str:
     elif isinstance(value, jax.Array):
         why = "It is one value for all of them, no result of strategy.run, and perhaps it has been reduced already"
     else:
-        why = "It is one value for all of them; to count it once per replica, return it from strategy.run as an array"
+        why = (
+            "It is one value for all of them; to count it once per replica, return it from strategy.run as an array; "
+            "one that each worker has for itself goes through strategy.distribute_values_from_function"
+        )
     return (
         f"Only per-replica values can be summed over replicas, got {what}. {why}: a sum would multiply it by "
         f"{replicas}."

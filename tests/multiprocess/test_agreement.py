@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.errors import ValuesMismatchError
+from replicax.errors import ReduceError, ValuesMismatchError
 from tests.multiprocess.workers import run_workers
 
 pytestmark = pytest.mark.multiprocess
@@ -61,7 +61,23 @@ def worker() -> dict[str, Any]:
         fresh = [keras.Variable(np.zeros(2), name=name) for name in ("x", "y")]
         order = fresh if mine == 0 else fresh[::-1]
         found["read in another order"] = error_of(lambda: rx.function(lambda: [v.value.sum() for v in order])())
+    found["own values"] = [
+        refused(lambda: strategy.gather(np.array([mine]))),
+        refused(lambda: strategy.reduce("mean", float(mine))),
+        refused(lambda: strategy.reduce("sum", jnp.full(2, mine), axis=0)),
+        strategy.gather(np.array([7])).tolist(),  # the same in all
+        float(strategy.reduce("mean", 3.0)),
+        strategy.gather(strategy.distribute_values_from_function(lambda _: np.array([mine]))).tolist(),
+    ]
     return {**found, **values_of_replicas(strategy)}
+
+
+def refused(call: Any) -> bool:
+    try:
+        call()
+    except ReduceError as error:
+        return "differs between the workers" in str(error) and "distribute_values_from_function" in str(error)
+    return False
 
 
 def values_of_replicas(strategy: Any) -> dict[str, Any]:
@@ -113,6 +129,7 @@ def test_workers_have_the_chiefs_values_or_hear_what_differs():
         assert found["path"] == ("dense/kernel" if mine == 0 else "dense_3/kernel")
         assert found["keras"] == [4.0, 8.0]
         assert "worker:0 has 'x' (2,) float32, worker:1 has 'y' (2,) float32" in found["read in another order"]
+        assert found["own values"] == [True, True, True, [7], 3.0, [0, 0, 1, 1]]
         check_values_of_replicas(found)
 
 

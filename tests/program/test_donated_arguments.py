@@ -59,3 +59,24 @@ def test_the_value_of_a_variable_of_the_step_stays_its_own(strategy, kind, assig
 def test_arrays_of_numpy_and_numbers_may_stand_twice(strategy, value):
     result = strategy.run(lambda a, b: a + b, args=(value, value), donate_argnums=(0, 1))
     np.testing.assert_array_equal(result, np.full(np.shape(value), 2.0))
+
+
+@pytest.mark.parametrize("donate", [(), (0,)])
+def test_what_was_given_away_is_refused_everywhere(strategy, tmp_path, donate):
+    """Over several devices, JAX's compiled calls would end the process."""
+
+    def step(weights, x):
+        return weights + x
+
+    kept, given = start(strategy), start(strategy)
+    manager = rx.CheckpointManager(tmp_path, objects={"w": given})
+    for _ in range(2):  # Compiled, with and without donation; a save has copied once.
+        strategy.run(step, args=(kept, 1.0))
+    manager.save(1)
+    strategy.run(step, args=(given, 1.0), donate_argnums=(0,))
+    with pytest.raises(rx.errors.ArgumentError, match=r"'step' is an array of shape \(4,\) whose memory"):
+        strategy.run(step, args=(given, 1.0), donate_argnums=donate)
+    with pytest.raises(rx.errors.ArgumentError, match="'w' is an array of shape"):
+        manager.save(2)
+    manager.wait_until_finished()
+    assert manager.all_steps() == [1]

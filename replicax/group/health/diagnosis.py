@@ -262,8 +262,11 @@ def _deadlock(workers: Sequence[WorkerObservation]) -> Diagnosis:
     everyone = list(range(len(workers)))
     behind = _furthest_behind(workers, everyone)
     programs = {(w.status.program, w.status.fingerprint) for w in workers if w.status is not None}
+    places = [w.status.waits_at for w in workers if w.status is not None and w.status.waits_at]
     if len(behind) < len(everyone):
         said = "is behind the others and makes no progress in its step; all workers wait"
+    elif len(set(places)) > 1:
+        said = "wait at different calls, which all workers must make in the same order (a deadlock)"
     elif len(programs) > 1:
         said = "run different programs and wait in them for each other (a deadlock)"
     else:

@@ -73,7 +73,7 @@ def accumulate_gradients(fn: Callable[_P, _T], steps: int) -> Callable[_P, _T]:
             "rx.accumulate_gradients takes what rx.value_and_grad or rx.grad returns, and adds up the gradients with "
             "respect to its variables before replicas communicate: "
             "rx.accumulate_gradients(rx.value_and_grad(loss_fn, variables), steps)(batch). Got "
-            f"{type(fn).__name__}: {fn!r:.100}."
+            f"{type(fn).__name__}: {fn!r:.100}. For gradients of arrays, by jax.value_and_grad, use optax.MultiSteps."
         )
     if not is_int(steps) or steps < 1:
         raise ArgumentError(f"steps must be a positive integer, got {steps!r}.")
