@@ -17,7 +17,13 @@ import numpy as np
 import replicax.context as context
 from replicax.checkpoint.contents import Contents, ObjectParts, ToSave, is_value, parts_of, replace_values
 from replicax.checkpoint.coordination import TIMEOUT_S, Coordination, coordinated
-from replicax.checkpoint.deferred import DeferredRestore, deferred_restores, drop_replaced, values_to_write
+from replicax.checkpoint.deferred import (
+    DeferredRestore,
+    deferred_restores,
+    drop_replaced,
+    layers_without,
+    values_to_write,
+)
 from replicax.checkpoint.encoding import (
     SavedArray,
     restored_array,
@@ -343,7 +349,7 @@ class Checkpoint(Advised):
         parts = dataclasses.replace(parts, variables=variables)
         expected = [*parts.names(), *later]
         if not partial:
-            check_names(path, names, expected)
+            check_names(path, names, expected, lambda unused: layers_without(self.objects, unused))
         check_kinds(path, parts, metadata, written[0])
         wanted = {name: wanted_value(variable) for name, variable in parts.variables.items()}
         wanted |= {name: wanted_array(array) for name, array in parts.arrays.items()}

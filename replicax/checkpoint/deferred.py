@@ -19,7 +19,7 @@ from replicax.checkpoint.contents import ObjectParts
 from replicax.checkpoint.metadata import Entry
 from replicax.checkpoint.places import Place
 from replicax.checkpoint.reading import check_wanted
-from replicax.checkpoint.unbuilt import how_to_build, is_append_only, is_unbuilt, layers_in, unbuilt_objects
+from replicax.checkpoint.unbuilt import how_to_build, is_append_only, is_unbuilt, layers_left, unbuilt_objects
 from replicax.checkpoint.variable_names import keras_objects
 from replicax.contracts.variable_access import AssignableLike, dtype_of, shape_of
 from replicax.errors import CheckpointError
@@ -86,6 +86,7 @@ class DeferredRestore:
 
         setattr(build_and_restore, _WAITING, self)
         self.target.build = build_and_restore
+        self.target.built = False  # Keras's own `build` may have said so before its layers were built.
 
     def drop(self) -> None:
         """Drops the values, since the object has other values meanwhile."""
@@ -133,7 +134,7 @@ class DeferredRestore:
             raise CheckpointError(
                 f"{self.path or 'root'!r} was built and is not as the checkpoint {self.directory} has it. Only in the "
                 f"checkpoint: {unused or 'nothing'}; only in the object: {missing or 'nothing'}. Build it as it was, "
-                f"or restore with partial=True what both have.{self._layers_left()}"
+                f"or restore with partial=True what both have.{layers_left(self.target)}"
             )
         common = {name: variable for name, variable in own.items() if name in self._found}
         wanted = {name: jax.ShapeDtypeStruct(shape_of(v), dtype_of(v)) for name, v in common.items()}
@@ -146,7 +147,7 @@ class DeferredRestore:
     def _build_layers_left(self, shapes: Sequence[PyTree]) -> None:
         """Builds the layers that `build` has made and not built, by an abstract call."""
         # Otherwise the next call would compute with some variables before all have their values.
-        hint = self._layers_left()
+        hint = layers_left(self.target)
         if not self.lacks_variables or not hint:
             return
         is_one = len(shapes) == 1 and all(size is None or isinstance(size, int) for size in shapes[0])
@@ -159,13 +160,6 @@ class DeferredRestore:
                 raise CheckpointError(
                     f"{self.path or 'root'!r} cannot be built before its first call: {error!r}.{hint}"
                 ) from error
-
-    def _layers_left(self) -> str:
-        """Returns what to do about layers that the object's `build` has made and not built; mostly `""`."""
-        left = [layer.name for layer in layers_in(self.target) if is_unbuilt(layer)]
-        if not left:
-            return ""
-        return f" Its `build` leaves its layers {left} unbuilt: build them there, or call it once, then restore it."
 
 
 def deferred_restores(
@@ -207,6 +201,14 @@ def values_to_write(objects: Mapping[str, PyTree]) -> tuple[dict[str, np.ndarray
         elif is_unbuilt(target):
             hints.append(how_to_build(path or "root", target))
     return values, hints
+
+
+def layers_without(objects: Mapping[str, PyTree], unused: Iterable[str]) -> str:
+    """Returns what to do about objects that lack variables of these names, as their layers are not built; or `""`."""
+    names = list(unused)
+    found = {path: value for path, value in keras_objects(objects).items() if any(map(_is_variable_of(path), names))}
+    hints = {path: layers_left(value) for path, value in found.items()}
+    return "".join(f" {path or 'root'!r} lacks variables.{hint}" for path, hint in hints.items() if hint)
 
 
 def drop_replaced(objects: Mapping[str, PyTree], names: Iterable[str], waiting: Iterable[DeferredRestore]) -> None:

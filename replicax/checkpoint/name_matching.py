@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from replicax.checkpoint.contents import ObjectParts
 from replicax.checkpoint.metadata import Metadata
@@ -15,14 +15,16 @@ _log = logging.getLogger(__name__)
 _SHOWN = 10  # names that a warning lists
 
 
-def check_names(directory: Directory, found: Iterable[str], expected: Iterable[str]) -> None:
-    """Checks that a checkpoint and the objects have the same names."""
+def check_names(
+    directory: Directory, found: Iterable[str], expected: Iterable[str], advice: Callable[[list[str]], str]
+) -> None:
+    """Checks that a checkpoint and the objects have the same names; `advice` on those only in it comes first."""
     unused, missing = differences(found, expected)
     if unused or missing:
         raise CheckpointError(
             f"The checkpoint {directory} and the objects do not match. Only in the checkpoint: {unused or 'nothing'}; "
-            f"only in the objects: {missing or 'nothing'}. To restore what both have, as TensorFlow does with "
-            "expect_partial(), pass partial=True."
+            f"only in the objects: {missing or 'nothing'}.{advice(unused)} To restore what both have, as TensorFlow "
+            "does with expect_partial(), pass partial=True."
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from replicax.checkpoint.variable_names import keras_objects
-from replicax.compat.keras import sublayers
+from replicax.compat.keras import sublayers, was_called
 from replicax.typing import PyTree
 
 if TYPE_CHECKING:
@@ -21,19 +21,26 @@ def unbuilt_objects(objects: Mapping[str, PyTree]) -> dict[str, KerasObject]:
 
 
 def is_unbuilt(value: KerasObject) -> bool:
-    """Returns whether a Keras object will make variables when it is built."""
+    """Returns whether a Keras object will make variables when it is built, or called."""
     import keras
 
-    if getattr(value, "built", True):
-        return False
+    is_built = getattr(value, "built", True)
     if not isinstance(value, keras.Layer):
-        return True
+        return not is_built
     # An object whose class adds nothing to Keras's `build` makes none itself: a `Flatten`, say, or a model around
-    # others that is never called. It is complete when all of its layers are built, whatever its `built` says.
-    inner = layers_in(value)
-    build = type(value).build
-    plain = build is keras.Layer.build or (bool(inner) and build in (keras.Model.build, keras.Sequential.build))
-    return not plain or any(is_unbuilt(each) for each in inner)
+    # others that is never called. It is complete when all of its layers are built, whatever its `built` says: Keras's
+    # own `build` says so and builds nothing inside. What a call has left unbuilt is not used.
+    inner = sublayers(value, recursive=False)
+    if is_built:
+        return _builds_nothing(value) and not was_called(value) and any(map(is_unbuilt, inner))
+    plain = _builds_nothing(value) or (bool(inner) and type(value).build is keras.Sequential.build)
+    return not plain or any(map(is_unbuilt, inner))
+
+
+def _builds_nothing(value: keras.Layer) -> bool:
+    import keras
+
+    return type(value).build is keras.Layer.build
 
 
 def layers_in(value: KerasObject) -> list[keras.Layer]:
@@ -59,9 +66,19 @@ def how_to_build(name: str, value: KerasObject) -> str:
 
     if isinstance(value, keras.optimizers.Optimizer):
         call = "optimizer.build(model.trainable_variables)"
+    elif _builds_nothing(value):
+        call = "it once on a batch, zeros say (Keras's own `build` builds no layers inside),"
     else:
         call = "model.build(input_shape), or call it once on a batch,"
     return (
         f"{name!r} ({type(value).__name__}) is not built, so that it lacks variables: call {call} first, in the same "
         "scope as it was made."
     )
+
+
+def layers_left(value: KerasObject) -> str:
+    """Returns what to do about layers that an object's `build` has made and not built; mostly `""`."""
+    left = [layer.name for layer in layers_in(value) if is_unbuilt(layer)]
+    if not left:
+        return ""
+    return f" Its `build` leaves its layers {left} unbuilt: build them there, or call it once, then restore it."

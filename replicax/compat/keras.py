@@ -136,10 +136,16 @@ def leave_own_scopes() -> None:
         set_global_attribute("stateless_scope", scope)
 
 
-def sublayers(layer: keras.Layer, include_self: bool = False) -> list[keras.Layer]:
-    """Returns the layers that a layer or model holds, at any depth."""
+def sublayers(layer: keras.Layer, include_self: bool = False, recursive: bool = True) -> list[keras.Layer]:
+    """Returns the layers that a layer or model holds, at any depth if `recursive`."""
     # Without the method: a walk through the attributes of layers that are layers, or lists and dicts of them.
-    return list(layer._flatten_layers(include_self=include_self))
+    return list(layer._flatten_layers(include_self=include_self, recursive=recursive))
+
+
+def was_called(layer: keras.Layer) -> bool:
+    """Returns whether a layer was called, on arrays or symbols."""
+    # Without the attribute: a wrapper of `keras.Layer.__call__` that notes it.
+    return bool(layer._called)
 
 
 #: The method of `BatchNormalization` that computes the statistics of a batch. Without it: its `call` is overridden.

@@ -125,6 +125,50 @@ def test_a_layer_that_leaves_its_layers_to_their_first_call_has_its_values_there
     status.assert_consumed()
 
 
+class Plain(keras.Model):
+    """It leaves `build` to Keras, which marks it as built and builds nothing inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.dense = keras.layers.Dropout(0.5), keras.layers.Dense(3)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.dense(self.drop(x, training=training))
+
+
+@pytest.mark.filterwarnings("ignore:`build:UserWarning")
+def test_a_model_that_keras_says_is_built_waits_while_its_layers_are_not(tmp_path: Path):
+    old, model = Plain(), Plain()
+    expected = old(X)
+    path = rx.Checkpoint(model=old).write(tmp_path / "c")
+    model.build((None, 4))
+    checkpoint = rx.Checkpoint(model=model)
+    with pytest.raises(CheckpointError, match=r"'model' \(Plain\) is not built.*call it once on a batch"):
+        checkpoint.write(tmp_path / "half")
+    status = checkpoint.restore(path)
+    assert checkpoint.write(tmp_path / "d").exists()  # the values that wait
+    np.testing.assert_array_equal(model(X), expected)
+    status.assert_consumed()
+    outer = keras.Sequential([model])  # A layer around it that is built by hand, and by no call.
+    unused = Plain()
+    unused.aside = keras.layers.Dense(1)
+    unused(X)
+    for each in (outer, unused):  # What a call has left unbuilt is not used.
+        each.build((None, 4))
+        rx.Checkpoint(model=each).write(tmp_path / each.name)
+
+
+def test_layers_that_a_build_of_ones_own_has_left_are_named_before_a_partial_restore(tmp_path: Path):
+    old, layer = Lazy(), Lazy()
+    old(X)
+    path = rx.Checkpoint(layer=old).write(tmp_path / "c")
+    layer.build((None, 4))
+    with pytest.raises(
+        CheckpointError, match=r"'layer' lacks variables. .* \['inner'\] unbuilt: .*call it once.*partial"
+    ):
+        rx.Checkpoint(layer=layer).restore(path)
+
+
 def test_layers_that_cannot_be_built_before_the_call_are_named(tmp_path: Path):
     class Two(Lazy):
         def build(self, x_shape: Any, y_shape: Any) -> None:

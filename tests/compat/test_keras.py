@@ -40,6 +40,7 @@ def objects(model):
     ]
     norm, backup = keras.layers.BatchNormalization(), keras.callbacks.BackupAndRestore("unused")
     return dict.fromkeys(trainer, model) | {
+        "_called": norm,
         "_moments": norm,
         "_reduction_axes": norm,
         "_compile_config": model,
