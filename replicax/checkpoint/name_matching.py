@@ -16,7 +16,10 @@ _SHOWN = 10  # names that a warning lists
 
 
 def check_names(
-    directory: Directory, found: Iterable[str], expected: Iterable[str], advice: Callable[[list[str]], str]
+    directory: Directory,
+    found: Iterable[str],
+    expected: Iterable[str],
+    advice: Callable[[list[str]], str] = lambda unused: "",
 ) -> None:
     """Checks that a checkpoint and the objects have the same names; `advice` on those only in it comes first."""
     unused, missing = differences(found, expected)

@@ -29,7 +29,7 @@ def is_unbuilt(value: KerasObject) -> bool:
         return not is_built
     # An object whose class adds nothing to Keras's `build` makes none itself: a `Flatten`, say, or a model around
     # others that is never called. It is complete when all of its layers are built, whatever its `built` says: Keras's
-    # own `build` says so and builds nothing inside. What a call has left unbuilt is not used.
+    # own `build` says so and builds nothing inside. A layer that a call has left unbuilt is not used.
     inner = sublayers(value, recursive=False)
     if is_built:
         return _builds_nothing(value) and not was_called(value) and any(map(is_unbuilt, inner))
