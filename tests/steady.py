@@ -41,6 +41,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--args", default="", help="further arguments of pytest")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # So that the load ends, too.
     failures: Counter[str] = Counter()
     for number in range(options.rounds):
         seed, is_busy, is_nohup = options.seed + number, number == 1, number == 2
