@@ -75,6 +75,7 @@ __all__ = [
     "probe",
     "progress",
     "remat",
+    "replay",
     "scale_regularization_loss",
     "testing",
     "trackers",
@@ -164,7 +165,7 @@ _NAMES = {
     "strategies.fully_sharded": ("FullyShardedStrategy",),
     "strategies.layout": ("LayoutStrategy",),
     "strategies.losses": ("compute_average_loss", "scale_regularization_loss"),
-    "tools.certifying": ("certify",),
+    "tools.certifying": ("certify", "replay"),
     "tools.certifying.probing": ("probe",),
     "tools.reporting.printing": ("print",),
     "tools.reporting.progress": ("progress",),
@@ -257,7 +258,7 @@ if TYPE_CHECKING:
     from replicax.strategies.layout import LayoutStrategy
     from replicax.strategies.losses import compute_average_loss, scale_regularization_loss
     from replicax.tools import ledger, notebook, plots, trackers, tuning
-    from replicax.tools.certifying import certify
+    from replicax.tools.certifying import certify, replay
     from replicax.tools.certifying.probing import probe
     from replicax.tools.reporting.printing import print as print
     from replicax.tools.reporting.progress import progress

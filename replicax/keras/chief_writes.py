@@ -30,7 +30,7 @@ from replicax.variables import collected, lies_in_several_processes
 if TYPE_CHECKING:
     from replicax.checkpoint.coordination import Coordination
 
-_FILES = (".keras", ".h5")
+_FILES = (".keras", ".h5", ".npz")
 _END = "end"
 # The chief does for all whatever these do besides writing.
 WRITERS = ("CSVLogger", "OrbaxCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard", "TrackerCallback")

@@ -53,6 +53,8 @@ from replicax.values.tracebacks import entry_point
 if TYPE_CHECKING:
     import keras
 
+    from replicax.keras.kept_steps import KeptSteps
+
 _EPOCH_LOOPS = ("fit", "evaluate", "predict")
 _LOOPS = (*_EPOCH_LOOPS, "train_on_batch", "test_on_batch", "predict_on_batch")
 _EVALUATING = functools.partial(clock.section, clock.EVALUATION)
@@ -72,6 +74,7 @@ class _Membership:
         self.saves_together, self.fits = False, 0
         self.is_built_by_step = False  # whether its variables were made by its own step
         self.progress: Progress | None = None  # of the running `fit`, where workers may come and go
+        self.kept: KeptSteps | None = None  # those of the running `fit`, where `ReplicaDigest` keeps them
         self.dataset: Any = None  # the distributed dataset that the latest `fit` reads; None for other data
         self.batch: PyTree = None  # one row of zeros like a batch with targets; None before the first
         self.compilation: object = None  # on a client, how the model was compiled when it came back from a loop
@@ -263,6 +266,8 @@ def _run_loop(original: Callable[..., Any], model: Any, given: inspect.BoundArgu
         raise
     finally:
         model._replicax.loops -= 1
+        if not model._replicax.loops:
+            model._replicax.kept = None
 
 
 def _check_current(call: str, strategy: StrategyBase) -> None:

@@ -7,16 +7,26 @@ The file loads without Keras. `rx.keras.ReplicaDigest`, made by `digest_class`, 
 from __future__ import annotations
 
 import functools
+import os
 import warnings
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from replicax.checks import is_int
 from replicax.contracts.variable_access import name_of
-from replicax.errors import ArgumentError
+from replicax.errors import ArgumentError, ReplicaDriftError
+
+if TYPE_CHECKING:
+    from replicax.keras.kept_steps import KeptSteps
 
 
 class _PendingLike(Protocol):
     names: tuple[str, ...]
+
+    @property
+    def by_name(self) -> Mapping[str, Sequence[int]]:
+        """The digests that the devices have."""
 
     def check(self, step: int | None) -> None:
         """Raises an error if copies differ."""
@@ -43,12 +53,19 @@ class _ReplicaDigest:
 
     On several workers all must have the callback. In loops of your own, call `strategy.check_replicas`.
 
+    With `keep`, the host's memory has the values of the variables at the last comparison without a fault, and the
+    batches since. If copies differ, these are written to a file with the program of the step, and `rx.replay` or
+    `replicax certify --replay` makes the steps again: is the chip broken, or the program?
+
     Args:
         every: How many steps lie between two comparisons.
+        keep: A folder for such files; None keeps nothing. One process with several devices can keep steps, where
+            `fit` compiles them.
 
     Raises:
         ArgumentError: `every` is no number of steps; when `fit` begins: the model belongs to no strategy, or to an
-            elastic one, which gives workers that come the others' values. Islands may come and go.
+            elastic one, which gives workers that come the others' values (islands may come and go); steps cannot be
+            kept, because they call Python on the host, say.
         ReplicaDriftError: In `fit`: copies differ. It names the variables and the replicas.
 
     Example:
@@ -58,11 +75,14 @@ class _ReplicaDigest:
     model: Any  # Keras sets these.
     params: dict[str, Any]
 
-    def __init__(self, every: int = 100):
+    def __init__(self, every: int = 100, keep: str | os.PathLike[str] | None = None):
         super().__init__()
         if not is_int(every) or every < 1:
             raise ArgumentError(f"`every` is a number of steps, at least 1, got {every!r}.")
         self.every = int(every)
+        if keep is not None and not isinstance(keep, str | os.PathLike):
+            raise ArgumentError(f"`keep` is a folder, or None, got {keep!r:.100}.")
+        self.keep = None if keep is None else Path(keep)
 
     def on_train_begin(self, logs: Any = None) -> None:
         del logs
@@ -79,6 +99,31 @@ class _ReplicaDigest:
         self._steps = self._begun_at = 0
         self._has_told = False
         self._pending: list[_PendingLike] = []
+        self._kept = self.model._replicax.kept = None if self.keep is None else self._begun_keeping(self.keep)
+
+    def _begun_keeping(self, folder: Path) -> KeptSteps:
+        from replicax.keras.kept_steps import KeptSteps
+
+        model, strategy = self.model, self._strategy
+        found = [
+            (strategy.placement.spans_processes, "trains in several processes"),
+            (strategy.cuts_steps, "makes a step by several programs"),
+            (strategy.blocks is not None, "makes a step by several programs (numbers='bitwise')"),
+            (strategy.mesh is None or strategy.mesh.size == 1, "has one device"),
+            (model.run_eagerly or not model.jit_compile, "runs the model eagerly"),
+        ]
+        for is_so, reason in found:
+            if is_so:
+                raise ArgumentError(
+                    f"ReplicaDigest(keep=...) keeps steps that are one program, in one process on several devices, and "
+                    f"{strategy!r:.200} {reason}. Leave out keep."
+                )
+        folder.mkdir(parents=True, exist_ok=True)
+        return KeptSteps(folder, strategy.mesh, [*self._variables(), *model.metrics_variables])
+
+    def _variables(self) -> list[Any]:
+        optimizer = self.model.optimizer
+        return [*self.model.variables, *(optimizer.variables if optimizer is not None else ())]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         del batch, logs
@@ -99,9 +144,9 @@ class _ReplicaDigest:
             self._check()
 
     def _begin(self) -> None:
-        optimizer = self.model.optimizer
-        variables = [*self.model.variables, *(optimizer.variables if optimizer is not None else ())]
-        self._pending, self._begun_at = self._strategy._begin_digests(variables), self._steps
+        self._pending, self._begun_at = self._strategy._begin_digests(self._variables()), self._steps
+        if self._kept is not None:
+            self._kept.begin()
         if self._has_told:
             return
         self._has_told = True
@@ -119,4 +164,11 @@ class _ReplicaDigest:
     def _check(self) -> None:
         pending, self._pending = self._pending, []
         for each in pending:
-            each.check(self._begun_at)
+            try:
+                each.check(self._begun_at)
+            except ReplicaDriftError as error:
+                if self._kept is not None:
+                    self._kept.write(error, {name: row for one in pending for name, row in one.by_name.items()})
+                raise
+        if self._kept is not None:
+            self._kept.are_equal()

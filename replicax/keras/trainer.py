@@ -43,6 +43,8 @@ from replicax.variables import check_owner
 if TYPE_CHECKING:
     import keras
 
+    from replicax.keras.kept_steps import KeptSteps
+
 #: The function that Keras's loops call: (state, iterator of batches) -> (outputs, state).
 LoopStep = Callable[[State, Iterator[PyTree]], tuple[PyTree, State]]
 
@@ -54,6 +56,7 @@ class ModelMemory(Protocol):
     """The memory that a model of a strategy has of its loops."""
 
     progress: Progress | None  # of the running `fit`, where workers may come and go
+    kept: KeptSteps | None  # those of the running `fit`, where `ReplicaDigest` keeps them
 
     def count_step(self, batch: PyTree) -> None:
         """Counts a step that has been made with a batch; None for a prediction, whose batch has no targets."""
@@ -162,7 +165,10 @@ class _LoopStep:
         group = current_group()
         if self._world != group.number:
             self._runnable, self._world = self._make(), group.number
-        return self._runnable.run(self._runnable.feed.placed(group.renewed(data)))
+        run, batch = self._runnable.run, self._runnable.feed.placed(group.renewed(data))
+        if self._trains and self._memory.kept is not None and isinstance(run, _CompiledStep):
+            self._memory.kept.add(*run.program(batch))
+        return run(batch)
 
 
 def _give_back(groups: Sequence[Sequence[VariableLike]], state: State) -> None:

@@ -36,6 +36,11 @@ class PendingDigests(NamedTuple):
     devices: tuple[jax.Device, ...]
     values: jax.Array  # (devices, variables)
 
+    @property
+    def by_name(self) -> dict[str, list[int]]:
+        """The digests that the devices have of each variable; waits for them."""
+        return dict(zip(self.names, host_copy(self.values).T.tolist(), strict=True))
+
     def check(self, step: int | None = None) -> None:
         """Waits for the digests, and raises a `ReplicaDriftError` if they differ."""
         values = host_copy(self.values)
@@ -69,8 +74,12 @@ class ReplicaDigests:
 
     def begun(self, variables: PyTree) -> list[PendingDigests]:
         """Lets the devices compute digests; one result for each mesh on which variables have copies."""
+        return self.of(_arrays(variables))
+
+    def of(self, arrays: Iterable[tuple[str, jax.Array]]) -> list[PendingDigests]:
+        """Does the same for arrays with names."""
         by_mesh: dict[jax.sharding.Mesh, list[_Named]] = {}
-        for name, array in _arrays(variables):
+        for name, array in arrays:
             sharding = array.sharding
             if isinstance(sharding, NamedSharding) and _holders(sharding, array.shape):
                 mesh = cast(jax.sharding.Mesh, sharding.mesh)

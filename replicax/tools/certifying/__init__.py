@@ -8,9 +8,12 @@
 4. `comparing.py` compares two recordings in the order of causes, and finds the first tensor that differs by more than
    other rounding explains. `catalogue.py` says which rule is broken, where a measured property decides that.
 5. `certificate.py` is what is left of it: JSON, and a page to read.
+
+`replaying.py` is for when copies differ in a training: it makes the steps again that `ReplicaDigest` has kept.
 """
 
 from replicax.tools.certifying.certificate import Certificate as Certificate, Outcome as Outcome
 from replicax.tools.certifying.certifying import certify as certify
 from replicax.tools.certifying.comparing import Difference as Difference
 from replicax.tools.certifying.probing import probe as probe
+from replicax.tools.certifying.replaying import Replay as Replay, ReplayRun as ReplayRun, replay as replay
