@@ -23,7 +23,8 @@ def planned(script: Script) -> Mapping[cst.CSTNode, Action]:
         name = cst.ensure_type(cst.ensure_type(call.func, cst.Attribute).value, cst.Name)
         values = [script.names.assigned_value(each) for each in script.names.assignments(name)]
         if values and all(value is not None and restores(value) for value in values):
-            actions |= {script.names.parent(value): _made_partial for value in values if value is not None}
+            assigns = [script.names.parent(value) for value in values if value is not None]
+            actions |= {assign: _made_partial for assign in assigns if assign is not None}
             actions[node] = removed
     return actions
 

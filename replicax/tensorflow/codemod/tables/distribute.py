@@ -46,7 +46,7 @@ RULES: dict[str, Rule] = {
     "tf.config.experimental_connect_to_cluster": _TPU,
     "tf.config.experimental_connect_to_host": _TPU,
     "tf.function": Rewrite(_function, Rename("replicax.function")),
-    "tf.Variable": Rewrite(variable(_VARIABLE), _VARIABLE),
+    "tf.Variable": Rewrite(variable(_VARIABLE), Rename("replicax.Variable")),
     "tf.keras": Rename("keras"),
     "tf.experimental.dtensor": Rename("replicax.dtensor"),
 }
