@@ -21,6 +21,7 @@ from replicax.tensorflow.codemod import (
     leftovers,
     overrides,
     pipelines,
+    restores,
     tables,
 )
 from replicax.tensorflow.codemod.findings import Finding
@@ -38,6 +39,7 @@ _PLANNERS: tuple[Callable[[Script], Mapping[cst.CSTNode, Action]], ...] = (
     functions.planned,
     gradients.planned,
     pipelines.planned,
+    restores.planned,
     estimators.planned,
     overrides.planned,
     leftovers.planned,

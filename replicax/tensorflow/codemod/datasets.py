@@ -24,6 +24,10 @@ ORDER = (
     "once over all epochs, or build the dataset in each epoch with `shuffle(seed=epoch)`."
 )
 ARITY = "It has to be a function of the script, or a lambda: Grain gives it an element as one argument."
+_POLICY = (
+    "Strategies shard Grain's datasets by rows. The policy may be said too: `strategy.distribute_dataset(dataset, "
+    "rx.InputOptions(auto_shard_policy=...))`."
+)
 Step = Callable[[Rewriting, cst.Call, cst.BaseExpression, dict[str, cst.BaseExpression]], cst.BaseExpression | None]
 
 
@@ -245,6 +249,8 @@ def with_options(
             f"its policy of sharding is {policies.pop()}: write `strategy.distribute_dataset(dataset, rx.InputOptions("
             "auto_shard_policy=...))`"
         )
+    if policies_of(rewriting.script):
+        rewriting.note(node, "tf.data.Options", _POLICY)
     return dataset
 
 

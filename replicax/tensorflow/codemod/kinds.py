@@ -53,6 +53,7 @@ class Kinds:
         self._names, self._tables = names, tables
         self._known: dict[cst.CSTNode, str | None] = {}
         self._asked: set[metadata.BaseAssignment] = set()
+        self._classed: set[cst.CSTNode] = set()  # that `class_of` is at
         self._facts = _Facts(names)
         wrapper.module.visit(self._facts)
 
@@ -130,6 +131,42 @@ class Kinds:
         nodes = {getattr(each, "node", None) for each in self._names.assignments(name)}
         found = nodes.pop() if len(nodes) == 1 else None
         return found if isinstance(found, (cst.FunctionDef, cst.ClassDef)) else None
+
+    def class_of(self, node: cst.CSTNode) -> cst.ClassDef | None:
+        """Returns the class of the script that an expression is known to be an object of."""
+        values: Iterable[cst.CSTNode | None] = ()
+        if isinstance(node, cst.Call) and isinstance(node.func, cst.Name):
+            definition = self.definition(node.func)
+            if isinstance(definition, cst.ClassDef):
+                return definition
+            if isinstance(definition, cst.FunctionDef):
+                values = self._facts.returns.get(definition, ())
+        elif isinstance(node, cst.Name):
+            values = [self._names.assigned_value(each) for each in self._names.assignments(node)]
+        elif m.matches(node, m.Attribute(value=m.Name("self"))):
+            name = cst.ensure_type(node, cst.Attribute).attr.value
+            values = self._facts.attributes.get((self._enclosing_class(node), name), ())
+        if any(value is node for value in values) or node in self._classed:
+            return None
+        self._classed.add(node)
+        found = {None if value is None else self.class_of(value) for value in values}
+        self._classed.remove(node)
+        return found.pop() if len(found) == 1 else None
+
+    def leaves_to_base(self, definition: cst.ClassDef, method: str, *bases: str) -> bool:
+        """Returns whether a class of the script has a method from one of these bases, by their canonical names."""
+        body = definition.body.body
+        if any(isinstance(each, cst.FunctionDef) and each.name.value == method for each in body):
+            return False
+        if len(definition.bases) != 1:
+            return False
+        base = definition.bases[0].value
+        if self._names.of(base) in bases:
+            return True
+        inner = self.definition(base) if isinstance(base, cst.Name) else None
+        return (
+            isinstance(inner, cst.ClassDef) and inner is not definition and self.leaves_to_base(inner, method, *bases)
+        )
 
     def method(self, node: cst.Attribute) -> cst.FunctionDef | None:
         """Returns the method that `self.name` is, if the class around defines it."""

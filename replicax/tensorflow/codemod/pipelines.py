@@ -12,6 +12,7 @@ from replicax.tensorflow.codemod.script import Script
 
 DATASET = "tf.data.Dataset"
 OPTIONS = "tf.data.Options"
+_AUTOTUNE = ("tf.data.AUTOTUNE", "tf.data.experimental.AUTOTUNE")
 #: The features of a record; the functions that parse it go by these.
 FEATURES = frozenset(f"tf.io.{name}" for name in ("FixedLenFeature", "VarLenFeature", "FixedLenSequenceFeature"))
 #: Methods of datasets that take functions of elements.
@@ -24,7 +25,19 @@ def planned(script: Script) -> Mapping[cst.CSTNode, Action]:
     """Returns the statements about `tf.data.Options`: without pipelines of TensorFlow's they set nothing."""
     if script.keeps_tf_data:
         return {}
-    return dict.fromkeys(_option_statements(script), removed)
+    return dict.fromkeys([*_option_statements(script), *_numbers_of_calls(script)], removed)
+
+
+def _numbers_of_calls(script: Script) -> list[cst.CSTNode]:
+    """Returns the statements `AUTOTUNE = tf.data.AUTOTUNE` of a script that uses the name: its uses are converted."""
+    found: list[cst.CSTNode] = []
+    for each in m.findall(script.module, m.SimpleStatementLine(body=[m.Assign(targets=[m.AssignTarget(m.Name())])])):
+        assign = cst.ensure_type(cst.ensure_type(each, cst.SimpleStatementLine).body[0], cst.Assign)
+        name = cst.ensure_type(assign.targets[0].target, cst.Name)
+        uses = [use.node for made in script.names.assignments(name) for use in getattr(made, "references", ())]
+        if script.names.of(assign.value) in _AUTOTUNE and uses and all(script.names.of(use) for use in uses):
+            found.append(each)
+    return found
 
 
 def _option_statements(script: Script) -> list[cst.CSTNode]:

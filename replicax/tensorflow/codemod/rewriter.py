@@ -57,7 +57,7 @@ class Rewriter(cst.CSTTransformer):
             result = self._leave_mention(original_node, cst.ensure_type(updated_node, type(original_node)))
         elif isinstance(original_node, cst.IfExp):
             result = _simplified(original_node, cst.ensure_type(updated_node, cst.IfExp))
-        if original_node in self._dropped or _is_emptied(result):
+        if original_node in self._dropped or _is_emptied(result) or _assigns_itself(original_node, result):
             return cst.RemoveFromParent()
         action = self._actions.get(original_node)
         written = result if action is None else action(self._writer, original_node, result)
@@ -173,6 +173,14 @@ def _simplified(node: cst.IfExp, updated: cst.IfExp) -> cst.BaseExpression:
     if not only_asks or node.body.deep_equals(node.orelse) or not updated.body.deep_equals(updated.orelse):
         return updated
     return updated.body.with_changes(lpar=updated.lpar, rpar=updated.rpar) if updated.lpar else updated.body
+
+
+def _assigns_itself(node: cst.CSTNode, updated: cst.CSTNode) -> bool:
+    """Returns whether an assignment has become `x = x`."""
+    if not isinstance(updated, cst.Assign) or not isinstance(node, cst.Assign) or len(updated.targets) != 1:
+        return False
+    target = updated.targets[0].target
+    return isinstance(target, cst.Name) and target.deep_equals(updated.value) and not target.deep_equals(node.value)
 
 
 def _is_emptied(updated: cst.CSTNode) -> bool:

@@ -10,7 +10,7 @@ from libcst import matchers as m
 from replicax.tensorflow.codemod.adapting import Unconvertible, is_literal, literal
 from replicax.tensorflow.codemod.op_calls import bound, filled, parameters, template_modules
 from replicax.tensorflow.codemod.op_row import OpRow
-from replicax.tensorflow.codemod.rules import Rewriting
+from replicax.tensorflow.codemod.rules import Call, Rewriting
 
 Converter = Callable[[Rewriting, cst.Call, cst.Call], cst.BaseExpression | None]
 _STRING = "It holds a string, and JAX has no strings. Keep strings in Python or NumPy."
@@ -18,6 +18,8 @@ _SHAPE = (
     "Keras gives a shape as a tuple of numbers, on which arithmetic means something else. It is converted where it "
     "is indexed, unpacked, or the shape of a new tensor."
 )
+#: The kind of what `strategy.experimental_local_results` gives.
+LOCAL_RESULTS = "LocalResults"
 #: Functions that take a shape as an argument.
 SHAPED = frozenset({"reshape", "zeros", "ones", "fill", "broadcast_to", "normal", "uniform", "truncated_normal"})
 
@@ -176,9 +178,11 @@ _EQUAL = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
 def printed(rewriting: Rewriting, node: cst.Call, updated: cst.Call) -> cst.BaseExpression | None:
     """`tf.print`, which prints values, also from a compiled program."""
     text, values = [], []
+    if any(arg.keyword is not None or arg.star for arg in updated.args):
+        raise Unconvertible("It is converted without keywords and stars only.")
+    if not _is_inside(rewriting, node, (cst.FunctionDef, cst.Lambda)):
+        return updated.with_changes(func=cst.Name("print"))  # No program is traced here.
     for arg in updated.args:
-        if arg.keyword is not None or arg.star:
-            raise Unconvertible("It is converted without keywords and stars only.")
         if isinstance(arg.value, (cst.SimpleString, cst.FormattedString)) and not isinstance(
             arg.value, cst.SimpleString
         ):
@@ -193,6 +197,13 @@ def printed(rewriting: Rewriting, node: cst.Call, updated: cst.Call) -> cst.Base
         '"' + " ".join(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
     )
     return cst.Call(rewriting.target("jax.debug.print"), [cst.Arg(quoted), *values])
+
+
+def _is_inside(rewriting: Rewriting, node: cst.CSTNode, outer: tuple[type[cst.CSTNode], ...]) -> bool:
+    around = rewriting.script.names.parent(node)
+    while around is not None and not isinstance(around, outer):
+        around = rewriting.script.names.parent(around)
+    return around is not None
 
 
 def as_numpy(rewriting: Rewriting, node: cst.Call, updated: cst.Call) -> cst.BaseExpression | None:
@@ -285,6 +296,8 @@ def _as_tensors(rewriting: Rewriting, row: OpRow, node: cst.Call, updated: cst.C
     for place, (before, arg) in enumerate(zip(node.args, updated.args, strict=True)):
         positional = known.names[place] if place < len(known.names) else known.rest
         parameter = arg.keyword.value if arg.keyword is not None else positional
+        if not arg.star and _is_local(rewriting, before.value):
+            arg = arg.with_changes(value=rewriting.code("jax.device_get({value})", value=arg.value))
         if parameter in _TENSORS and not arg.star and _is_wrapped(rewriting, function, before.value):
             value = rewriting.code("keras.ops.convert_to_tensor({value})", value=arg.value)
             arg = arg.with_changes(value=value)
@@ -292,10 +305,95 @@ def _as_tensors(rewriting: Rewriting, row: OpRow, node: cst.Call, updated: cst.C
     return updated.with_changes(args=args)
 
 
+def _is_local(rewriting: Rewriting, value: cst.BaseExpression) -> bool:
+    """Returns whether an operand is known to be local results: JAX computes with none that lie on several devices."""
+    function = rewriting.script.function(value)
+    decorators = [each.decorator for each in function.decorators] if function is not None else []
+    called = [each.func if isinstance(each, cst.Call) else each for each in decorators]
+    if any(rewriting.script.names.of(each) == "tf.function" for each in called):
+        return False  # Inside of a program nothing lies anywhere.
+    asked = m.Call(func=m.Attribute(attr=m.Name("experimental_local_results") | m.Name("local_results")))
+    return m.matches(value, asked) or rewriting.script.kinds.of(value) == LOCAL_RESULTS
+
+
 def _is_wrapped(rewriting: Rewriting, function: str, value: cst.BaseExpression) -> bool:
     kind = rewriting.script.kinds.of(value)
     if function in _LIKE:
         return kind != "tf.Tensor"
-    if kind in ("list", "tuple") or isinstance(value, (cst.List, cst.Tuple, cst.ListComp)):
+    if kind in ("list", "tuple", LOCAL_RESULTS) or isinstance(value, (cst.List, cst.Tuple, cst.ListComp)):
         return True
     return function in _NO_VARIABLES and rewriting.script.kinds.is_a(value, "tf.Variable")
+
+
+# Variables, checkpoints and models, where the call has to be another one.
+
+
+_NARROW = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
+
+
+def variable(rule: Call) -> Converter:
+    """Returns the function that converts `tf.Variable(...)`, by a rule of its arguments: a variable has 32 bits."""
+
+    def convert(rewriting: Rewriting, node: cst.Call, updated: cst.Call) -> cst.BaseExpression | None:
+        args = rewriting.arguments(rule, "tf.Variable", node, updated.args)
+        if args is None:
+            return None
+        narrowed = [_narrowed(arg) for arg in args]
+        return updated.with_changes(func=rewriting.renamed(node.func, rule.target), args=narrowed)
+
+    return convert
+
+
+def _narrowed(arg: cst.Arg) -> cst.Arg:
+    value = arg.value
+    if arg.keyword is None or arg.keyword.value != "dtype" or not isinstance(value, cst.SimpleString):
+        return arg
+    narrow = _NARROW.get(str(value.evaluated_value))
+    return arg if narrow is None else arg.with_changes(value=cst.SimpleString(f'"{narrow}"'))
+
+
+def restores(node: cst.CSTNode) -> bool:
+    """Returns whether an expression restores a checkpoint, in a call that can be told to be partial."""
+    return m.matches(node, m.Call(func=m.Attribute(attr=m.Name("restore"))))
+
+
+def with_partial(call: cst.Call) -> cst.Call:
+    """Returns a call of `restore` with `partial=True`."""
+    if any(arg.keyword is not None and arg.keyword.value == "partial" for arg in call.args):
+        return call
+    equal = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
+    partial = cst.Arg(cst.Name("True"), keyword=cst.Name("partial"), equal=equal)
+    comma = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+    return call.with_changes(args=[*(arg.with_changes(comma=comma) for arg in call.args), partial])
+
+
+@refusing
+def expect_partial(rewriting: Rewriting, node: cst.Call, updated: cst.Call) -> cst.BaseExpression | None:
+    """`checkpoint.restore(path).expect_partial()`."""
+    restored = cst.ensure_type(updated.func, cst.Attribute).value
+    if not restores(restored):
+        raise Unconvertible("A restore compares the names at once: write `restore(path, partial=True)` instead")
+    return with_partial(cst.ensure_type(restored, cst.Call))
+
+
+@refusing
+def built(rewriting: Rewriting, node: cst.Call, updated: cst.Call) -> cst.BaseExpression | None:
+    """`model.build(shape)` of a class of the script: in Keras 3 that builds nothing inside, and a call does."""
+    model = cst.ensure_type(node.func, cst.Attribute).value
+    made = rewriting.script.kinds.class_of(model)
+    if made is None or not rewriting.script.kinds.leaves_to_base(
+        made, "build", "tf.keras.Model", "tf.keras.models.Model"
+    ):
+        return updated
+    given, _ = bound("tf.keras.Model.build", parameters("build(input_shape)"), updated.args)
+    shape = given.get("input_shape")
+    sizes = [each.value for each in shape.elements] if isinstance(shape, (cst.Tuple, cst.List)) else []
+    if not sizes or any(isinstance(size, (cst.Tuple, cst.List, cst.Dict)) for size in sizes):
+        raise Unconvertible(
+            "Keras 3's `build` of a class that has none builds nothing inside: call the model once on zeros of this "
+            "shape instead, with 1 for None"
+        )
+    ones = [cst.Integer("1") if m.matches(size, m.Name("None")) else size for size in sizes]
+    code = "{model}(keras.ops.zeros({shape}))"
+    receiver = cst.ensure_type(updated.func, cst.Attribute).value
+    return rewriting.code(code, model=receiver, shape=cst.Tuple([cst.Element(size) for size in ones]))

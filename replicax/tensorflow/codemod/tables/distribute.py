@@ -5,6 +5,7 @@ from __future__ import annotations
 import libcst as cst
 
 from replicax.tensorflow.codemod.rules import Call, Drop, Refuse, Rename, Rewrite, Rewriting, Rule
+from replicax.tensorflow.codemod.tensors import LOCAL_RESULTS, expect_partial, variable
 from replicax.tensorflow.names import NAMES, Keyword
 
 _D = "tf.distribute"
@@ -37,6 +38,8 @@ def _function(rewriting: Rewriting, node: cst.Call, updated: cst.Call) -> cst.Ba
     return updated.with_changes(func=function, args=args) if args else function
 
 
+_VARIABLE = Call("replicax.Variable", NAMES["tf.Variable"].keywords, NAMES["tf.Variable"].order)
+_CALLED = "Its parameters differ from those of replicax.Variable: call it there, or write a lambda."
 _TPU = Drop("JAX finds the devices by itself, and a strategy connects its workers.")
 
 RULES: dict[str, Rule] = {
@@ -44,6 +47,7 @@ RULES: dict[str, Rule] = {
     "tf.config.experimental_connect_to_cluster": _TPU,
     "tf.config.experimental_connect_to_host": _TPU,
     "tf.function": Rewrite(_function, Rename("replicax.function")),
+    "tf.Variable": Rewrite(variable(_VARIABLE), Refuse(_CALLED)),
     "tf.keras": Rename("keras"),
     "tf.experimental.dtensor": Rename("replicax.dtensor"),
 }
@@ -57,6 +61,7 @@ UNKNOWN_METHODS: dict[str, Rule] = {
     "experimental_distribute_datasets_from_function": Rename("distribute_datasets_from_function"),
     "experimental_distribute_values_from_function": Rename("distribute_values_from_function"),
     "experimental_local_results": Rename("local_results"),
+    "expect_partial": Rewrite(expect_partial),
 }
 
 RESULTS = {
@@ -98,6 +103,7 @@ MEMBERS = {
     (_S, "cluster_resolver"): f"{_D}.cluster_resolver.ClusterResolver",
     (_S, "num_replicas_in_sync"): "int",
     (_S, "run"): "PerReplica",
+    (_S, "experimental_local_results"): LOCAL_RESULTS,
     (_S, "reduce"): "tf.Tensor",
     (_S, "gather"): "tf.Tensor",
     (f"{_D}.ReplicaContext", "strategy"): _S,

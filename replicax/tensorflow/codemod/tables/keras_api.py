@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from replicax.tensorflow.codemod import saved_files
 from replicax.tensorflow.codemod.rules import Call, Code, Refuse, Rename, Rewrite, Rule
-from replicax.tensorflow.codemod.tensors import backend_value
+from replicax.tensorflow.codemod.tensors import backend_value, built
 from replicax.tensorflow.names import Keyword
 
 _K = "tf.keras"
@@ -115,7 +115,10 @@ _COMPILE = {
     **_only("target_tensors", "It belongs to TensorFlow 1's graphs.", None),
 }
 
-_SEED = Rename("keras.utils.set_random_seed", "It seeds Python's and NumPy's numbers too; the numbers differ.")
+_SEED = Rename(
+    "keras.utils.set_random_seed",
+    "It seeds Python's and NumPy's numbers too; initial weights differ from TensorFlow's.",
+)
 
 _DRAWS = "The numbers differ, and an initializer of Keras 3 draws the same ones at each call; give each a seed."
 _INITIALIZERS = "zeros:Zeros ones:Ones constant:Constant random_normal:RandomNormal random_uniform:RandomUniform"
@@ -206,6 +209,7 @@ METHODS: dict[tuple[str, str], Rule] = {
     **{(_MODEL, name): Call(name, _FIT) for name in ("fit", "evaluate", "predict")},
     **{(_MODEL, f"{name}_generator"): Call(name, _FIT) for name in ("fit", "evaluate", "predict")},
     (_MODEL, "compile"): Call("compile", _COMPILE),
+    (_MODEL, "build"): Rewrite(built),
     (_MODEL, "metrics_names"): _METRIC_NAMES,
     (_MODEL, "add_metric"): Refuse(
         "Keep a keras.metrics.Metric as an attribute, and update it in `call` or `train_step`."
