@@ -24,7 +24,7 @@ def planned(script: Script) -> Mapping[cst.CSTNode, Action]:
         values = [script.names.assigned_value(each) for each in script.names.assignments(name)]
         if values and all(value is not None and restores(value) for value in values):
             assigns = [script.names.parent(value) for value in values if value is not None]
-            actions |= {assign: _made_partial for assign in assigns if assign is not None}
+            actions |= {each: _made_partial for each in assigns if isinstance(each, cst.Assign)}
             actions[node] = removed
     return actions
 

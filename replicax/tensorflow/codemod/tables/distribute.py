@@ -39,6 +39,7 @@ def _function(rewriting: Rewriting, node: cst.Call, updated: cst.Call) -> cst.Ba
 
 
 _VARIABLE = Call("replicax.Variable", NAMES["tf.Variable"].keywords, NAMES["tf.Variable"].order)
+_CALLED = "Its parameters differ from those of replicax.Variable: call it there, or write a lambda."
 _TPU = Drop("JAX finds the devices by itself, and a strategy connects its workers.")
 
 RULES: dict[str, Rule] = {
@@ -46,7 +47,7 @@ RULES: dict[str, Rule] = {
     "tf.config.experimental_connect_to_cluster": _TPU,
     "tf.config.experimental_connect_to_host": _TPU,
     "tf.function": Rewrite(_function, Rename("replicax.function")),
-    "tf.Variable": Rewrite(variable(_VARIABLE), Rename("replicax.Variable")),
+    "tf.Variable": Rewrite(variable(_VARIABLE), Refuse(_CALLED)),
     "tf.keras": Rename("keras"),
     "tf.experimental.dtensor": Rename("replicax.dtensor"),
 }
