@@ -266,8 +266,7 @@ def _run_loop(original: Callable[..., Any], model: Any, given: inspect.BoundArgu
         raise
     finally:
         model._replicax.loops -= 1
-        if not model._replicax.loops:
-            model._replicax.kept = None
+        model._replicax.kept = model._replicax.kept if model._replicax.loops else None
 
 
 def _check_current(call: str, strategy: StrategyBase) -> None:

@@ -89,7 +89,7 @@ def beside_device(sharding: Sharding | None) -> Sharding | None:
 def check_not_deleted(values: Iterable[Any], what: str) -> None:
     """Refuses arrays whose memory was given away: over several devices, JAX's compiled calls end the process at one."""
     for value in values:
-        if hasattr(value, "is_deleted") and value.is_deleted():
+        if hasattr(value, "is_deleted") and not isinstance(value, jax.core.Tracer) and value.is_deleted():
             raise ArgumentError(
                 f"{what} is an array of shape {value.shape} whose memory has been given away: it was an argument of "
                 "`donate_argnums`, or deleted. Use what the step returned in its place."
