@@ -18,6 +18,7 @@ import jax
 from replicax.compat.jax_errors import is_about_devices
 from replicax.contracts.variable_access import VariableLike, array_of, lives_elsewhere, name_of
 from replicax.errors import LayoutError, ProgramError
+from replicax.runtime.transfer import is_deleted
 from replicax.typing import PyTree, PyTreeFunction
 
 _SHOWN = 3
@@ -76,8 +77,3 @@ def shown_names(variables: Sequence[VariableLike]) -> str:
     """Returns the names of variables for messages, at most the first few."""
     names = ", ".join(repr(name_of(variable)) for variable in variables[:_SHOWN])
     return names + (", ..." if len(variables) > _SHOWN else "")
-
-
-def is_deleted(value: object) -> bool:
-    """Returns whether the buffer of a value has been given to a program."""
-    return isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer) and value.is_deleted()

@@ -86,10 +86,15 @@ def beside_device(sharding: Sharding | None) -> Sharding | None:
     return sharding.with_memory_kind("device") if sharding is not None and is_beside else None
 
 
+def is_deleted(value: Any) -> bool:
+    """Returns whether the memory of a value was given to a program, or freed."""
+    return hasattr(value, "is_deleted") and not isinstance(value, jax.core.Tracer) and bool(value.is_deleted())
+
+
 def check_not_deleted(values: Iterable[Any], what: str) -> None:
     """Refuses arrays whose memory was given away: over several devices, JAX's compiled calls end the process at one."""
     for value in values:
-        if hasattr(value, "is_deleted") and not isinstance(value, jax.core.Tracer) and value.is_deleted():
+        if is_deleted(value):
             raise ArgumentError(
                 f"{what} is an array of shape {value.shape} whose memory has been given away: it was an argument of "
                 "`donate_argnums`, or deleted. Use what the step returned in its place."

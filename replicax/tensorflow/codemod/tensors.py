@@ -361,8 +361,7 @@ def with_partial(call: cst.Call) -> cst.Call:
     """Returns a call of `restore` with `partial=True`."""
     if any(arg.keyword is not None and arg.keyword.value == "partial" for arg in call.args):
         return call
-    equal = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
-    partial = cst.Arg(cst.Name("True"), keyword=cst.Name("partial"), equal=equal)
+    partial = cst.Arg(cst.Name("True"), keyword=cst.Name("partial"), equal=_EQUAL)
     comma = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
     return call.with_changes(args=[*(arg.with_changes(comma=comma) for arg in call.args), partial])
 
