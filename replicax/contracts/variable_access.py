@@ -128,6 +128,12 @@ def stored_form_of(variable: VariableLike) -> StoredForm | None:
     return form
 
 
+def is_replaced_by_gradient(variable: VariableLike) -> bool:
+    """Returns whether what stands for the variable's gradient is its new value: a scale or maximum of 8-bit floats."""
+    # Keras's optimizers assign it. Of parts of a batch the largest counts; a sum would be no maximum of the batch.
+    return getattr(variable, "overwrite_with_gradient", False)
+
+
 def has_split_rows(variable: VariableLike) -> bool:
     """Returns whether each replica has some of the variable's rows, as it has of a batch: an embedding table."""
     return getattr(variable, "split_rows", False)

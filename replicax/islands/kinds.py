@@ -11,6 +11,7 @@ from replicax.contracts.variable_access import (
     VariableLike,
     aggregation_of,
     dtype_of,
+    is_replaced_by_gradient,
     is_trained,
     name_of,
     shape_of,
@@ -42,7 +43,7 @@ def kinds_of(variables: Sequence[VariableLike]) -> list[Kind]:
 
 
 def _kind(variable: VariableLike, optimizers: set[str]) -> Kind:
-    if is_trained(variable):
+    if is_trained(variable) and not is_replaced_by_gradient(variable):
         return Kind.TRAINED
     if _text(synchronization_of(variable)) == "on_read":
         return Kind.SUM if _text(aggregation_of(variable)) == "sum" else Kind.MEAN

@@ -3,6 +3,7 @@
 import functools
 
 import jax.numpy as jnp
+import keras
 import numpy as np
 import pytest
 
@@ -100,6 +101,26 @@ def test_a_sum_counts_the_steps_of_all_islands_once():
 def test_the_mean_of_an_integer_is_the_nearest_one():
     means = averaged([jnp.float32([7, -7, 5])], [jnp.float32(4)], [jnp.zeros(3, "int32")])
     assert means[0].tolist() == [2, -2, 1]
+
+
+def test_a_scale_of_8_bit_floats_takes_no_outer_step():
+    def body(strategy):
+        training = Training(strategy)
+        with strategy.scope():
+            scale = keras.Variable(1.0, name="inputs_scale")
+        scale.overwrite_with_gradient = True  # as Keras marks it: optimizers assign it what stands for its gradient
+
+        def step(batch):
+            scale.assign(2.0 + strategy.island_index)
+            return training.step(batch)
+
+        train = rx.function(lambda batch: strategy.run(step, args=(batch,)))
+        for batch in strategy.distribute_dataset(BATCHES[:4]):
+            train(batch)
+        strategy.synchronize()
+        return float(scale.numpy())
+
+    assert run_islands(body, functools.partial(rx.DiLoCoStrategy, 2), 2) == [2.5] * 2
 
 
 @pytest.mark.parametrize(("dtype", "devices"), [("float32", 1), ("float16", 2)])

@@ -117,10 +117,10 @@ def _repeated(evaluation: Differentiation, batch: Batch, op: ReduceOp | None) ->
         program = MicroProgram(evaluation, values, batch, group)
         parts, found = program.repeated(batch.stacked(group), state)
         dtypes = program.dtypes
-        totals.append(_weighted(parts, op, Fraction(group.rows, batch.rows)))
+        totals.append(_weighted(parts, evaluation, op, Fraction(group.rows, batch.rows)))
         aux.append([_joined_rows(each, group) for each in found])
     state.assign()
-    return _cast(_added(totals), dtypes), [jnp.concatenate(each) for each in zip(*aux, strict=True)]
+    return _cast(_joined(totals, evaluation), dtypes), [jnp.concatenate(each) for each in zip(*aux, strict=True)]
 
 
 def _one_by_one(evaluation: Differentiation, batch: Batch, op: ReduceOp | None) -> tuple[_Parts, list[jax.Array]]:
@@ -135,23 +135,27 @@ def _one_by_one(evaluation: Differentiation, batch: Batch, op: ReduceOp | None) 
                 args, kwargs = batch.arguments([each[i] for each in stacked])
                 loss, found, gradients = evaluation.own(evaluation.values(), args, kwargs)
             parts = [loss, *gradients]
-            totals.append(_weighted([None if each is None else wide(each) for each in parts], op, part))
+            totals.append(_weighted([None if each is None else wide(each) for each in parts], evaluation, op, part))
             aux.append([_joined_rows(each[None], dataclasses.replace(group, count=1)) for each in found])
     dtypes = [jnp.dtype(float) if each is None else each.dtype for each in parts]
-    return _cast(_added(totals), dtypes), [jnp.concatenate(each) for each in zip(*aux, strict=True)]
+    return _cast(_joined(totals, evaluation), dtypes), [jnp.concatenate(each) for each in zip(*aux, strict=True)]
 
 
-def _weighted(parts: _Parts, op: ReduceOp | None, part: Fraction) -> _Parts:
+def _weighted(parts: _Parts, evaluation: Differentiation, op: ReduceOp | None, part: Fraction) -> _Parts:
     """Weights sums over micro-batches by their part of the rows, where an average is asked for."""
     if op is not ReduceOp.MEAN:
         return parts
-    return [None if each is None else each * float(part) for each in parts]
+    return [
+        each * float(part) if each is not None and join is jnp.add else each
+        for each, join in zip(parts, evaluation.joins, strict=True)
+    ]
 
 
-def _added(totals: Sequence[_Parts]) -> _Parts:
+def _joined(totals: Sequence[_Parts], evaluation: Differentiation) -> _Parts:
     first, *others = totals
     for each in others:
-        first = [b if a is None else a if b is None else a + b for a, b in zip(first, each, strict=True)]
+        triples = zip(first, each, evaluation.joins, strict=True)
+        first = [b if a is None else a if b is None else join(a, b) for a, b, join in triples]
     return first
 
 

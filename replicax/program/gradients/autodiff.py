@@ -25,6 +25,7 @@ from replicax.contracts.variable_access import (
     array_of,
     dtype_of,
     is_per_replica_variable,
+    is_replaced_by_gradient,
     is_variable,
     layout_of,
     name_of,
@@ -175,6 +176,8 @@ class Differentiation:
 
     def __init__(self, loss_fn: PyTreeFunction, variables: list[VariableLike], has_aux: bool, op: ReduceOp | None):
         self._loss_fn, self.variables, self._has_aux, self._op = loss_fn, variables, has_aux, op
+        #: How the loss and the gradients of two parts of the rows make those of both.
+        self.joins = [jnp.add, *(jnp.maximum if is_replaced_by_gradient(each) else jnp.add for each in variables)]
         self._replica = context.current().replica if context.current().manual_replicas is not None else None
         self._loss_is_equal = False
         self._unconnected = [True] * len(variables)
@@ -246,7 +249,13 @@ class Differentiation:
         if self._replica is not None and self._op is not None:
             # The parts of a loss that is one number for all replicas add up to its gradient: nothing to average.
             op = ReduceOp.SUM if self._loss_is_equal else self._op
-            found = self._replica.reduce_gradients(op, found, self.variables)
+            is_sum = [join is jnp.add for join in self.joins[1:]]
+            given = [gradient if added else None for gradient, added in zip(found, is_sum, strict=True)]
+            sums = self._replica.reduce_gradients(op, given, self.variables)
+            found = [
+                total if added or own is None else jax.lax.pmax(own, REPLICA_AXIS)
+                for own, total, added in zip(found, sums, is_sum, strict=True)
+            ]
         # A gradient inside of another loss is a part of that loss: no update follows from it.
         frame = context.current().frame
         marked = frame is None or not frame.is_of_loss

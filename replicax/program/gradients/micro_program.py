@@ -111,6 +111,8 @@ class MicroProgram:
         self._sums, self._carried = len(shapes[0]), len(shapes[1])
         self._frame = frames[-1]
         kinds = iter(self._program.out_avals[: self._sums])
+        loss, *gradients = evaluation.joins
+        self._joins = [loss, *(join for join, flag in zip(gradients, self._connected, strict=True) if flag)]
         known = [next(kinds), *(next(kinds) if flag else None for flag in self._connected)]
         # Of the loss and the gradients.
         self.dtypes = [jnp.dtype(float) if each is None else each.dtype for each in known]
@@ -139,7 +141,8 @@ class MicroProgram:
             now = given | dict(zip(frame.written, written, strict=True))
             results = called(self._program, [*self._values, *parts], placeholders, [now[key] for key in frame.inputs])
             found, new = results[: self._sums], results[self._sums : self._sums + self._carried]
-            sums = [self._placed(i, a + b.astype(a.dtype)) for i, (a, b) in enumerate(zip(sums, found, strict=True))]
+            triples = enumerate(zip(self._joins, sums, found, strict=True))
+            sums = [self._placed(i, join(a, b.astype(a.dtype))) for i, (join, a, b) in triples]
             if _values_vary():
                 new = [vary(value, REPLICA_AXIS) for value in new]
             return (sums, new), results[self._sums + self._carried :]
