@@ -146,15 +146,10 @@ class _State(NamedTuple):
 
 
 class KeptSteps:
-    """Keeps the steps of one `fit` since its copies were last equal, in memory.
-
-    Args:
-        folder: Where files are written.
-        mesh: The devices.
-        variables: All that the steps may use; their values are those before the first.
-    """
+    """Keeps the steps of one `fit` since its copies were last equal, in memory."""
 
     def __init__(self, folder: Path, mesh: Mesh, variables: Sequence[VariableLike]):
+        # `variables` are all that the steps may use, with the values before the first.
         self._folder, self._mesh = folder, mesh
         self._devices: list[jax.Device] = list(mesh.devices.flat)
         self._variables = list({id(each): each for each in variables if has_array(each)}.values())
