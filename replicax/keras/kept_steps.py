@@ -71,7 +71,6 @@ class KeptFile(NamedTuple):
     steps: tuple[KeptStep, ...]
 
     def write(self, path: str) -> None:
-        """Writes the file."""
         arrays = {f"value.{i}": value for i, value in enumerate(self.values)}
         arrays |= {f"code.{i}": np.frombuffer(each.code, np.uint8) for i, each in enumerate(self.programs)}
         arrays |= {f"batch.{i}.{j}": a for i, step in enumerate(self.steps) for j, a in enumerate(step.batch)}

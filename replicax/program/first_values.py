@@ -66,7 +66,6 @@ class FirstValue:
 
     @property
     def is_constant(self) -> bool:
-        """Whether the value is one of the constants."""
         return self._program.outvars[0] in self._program.constvars
 
     @property

@@ -383,7 +383,6 @@ class RemoteWorker(Worker):
     """A worker in a process of its own. It returns errors instead of raising them, so that they keep their types."""
 
     def run(self, step: StepCall) -> Done | UnexpectedBatch | ServerLost | Raised:  # type: ignore[override]
-        """Makes a step."""
         try:
             return super().run(step)
         except Exception as error:

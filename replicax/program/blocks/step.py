@@ -55,7 +55,6 @@ class BlockedStep:
         self._compiled: dict[tuple[object, ...], _Compiled] = {}
 
     def __call__(self, *args: PyTree) -> PyTree:
-        """Runs the step."""
         leaves, treedef = jax.tree_util.tree_flatten(args)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             return self._step(*args)

@@ -113,7 +113,6 @@ class Matches:
         return self.checkpoint.shown(tensor)
 
     def shape(self, tensor: str) -> tuple[int, ...]:
-        """Returns the shape of a tensor."""
         return self.checkpoint.tensors[tensor].shape
 
     def scalar(self, tensor: str) -> float:
