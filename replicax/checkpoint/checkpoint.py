@@ -474,11 +474,9 @@ class Keepers:
         self._known: list[weakref.ref[Keeper]] = []
 
     def add(self, keeper: Keeper) -> None:
-        """Adds one that was made."""
         self._known.append(weakref.ref(keeper))
 
     def get_states(self) -> list[dict[str, PyTree]]:
-        """Returns the states of all."""
         return [keeper.get_state() for keeper in self._alive()]
 
     def set_states(self, states: Sequence[Mapping[str, PyTree]]) -> None:

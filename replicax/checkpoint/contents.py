@@ -91,7 +91,6 @@ class ObjectParts:
     states: dict[str, SavedState] = dataclasses.field(default_factory=dict)  # random generators among them
 
     def names(self) -> list[str]:
-        """Returns the names of all parts."""
         return [*self.variables, *self.arrays, *self.states]
 
 

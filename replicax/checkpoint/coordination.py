@@ -78,10 +78,12 @@ class Coordination:
         kind: str = _KIND,
         called: str = "",
     ):
-        self._name, self._timeout_s = name, timeout_s
+        self.name, self._timeout_s = name, timeout_s  # the name is for messages
         # Counted by kind: the processes may differ in how often they have done something of another kind.
         self._kind, self._number = kind, _numbers.next(kind)
-        self._place = current_group().place()  # Now: a thread may go on with it while the script trains.
+        # The calls of programs after which this process has come here: now, since a thread may go on with it while the
+        # script trains.
+        self.place = current_group().place()
         self._count = jax.process_count() if count is None else count
         if kind == _KIND and self._count > 1:
             note_outside(called or name)  # what the script has called, for a report that only some processes have
@@ -94,11 +96,6 @@ class Coordination:
             closed=closing(),
             waiting=self._waiting,
         )
-
-    @property
-    def name(self) -> str:
-        """The name of the coordination, for messages."""
-        return self._name
 
     @property
     def is_chief(self) -> bool:
@@ -118,23 +115,18 @@ class Coordination:
 
     def check_same_place(self) -> None:
         """Checks that all processes have come here after the same calls of programs."""
-        told = self.all_values("the same calls before it", json.dumps(self._place))
+        told = self.all_values("the same calls before it", json.dumps(self.place))
         self.compare_places([json.loads(each) for each in told])
-
-    @property
-    def place(self) -> Sequence[object]:
-        """The calls of programs after which this process has come here, for `compare_places`."""
-        return self._place
 
     def compare_places(self, places: Sequence[Sequence[object]]) -> None:
         """Checks that the places of all processes are the same."""
         # Else one of them saves alone, and what it is paired with is another's later save, of other values. Then all
         # refuse it, and go on from where they are.
         if any(list(place) != list(places[0]) for place in places):
-            take_back(self._place)
+            take_back(self.place)
             told = by_value(range(self._count), [f"after {number} steps and other calls" for number, _ in places])
             raise CheckpointError(
-                f"{self._name}: all processes must save together, but they came to it after different calls of "
+                f"{self.name}: all processes must save together, but they came to it after different calls of "
                 f"programs that all of them run ({listed(told)}). Look for a save that only some of them make, such as "
                 "one behind `if strategy.is_chief`."
             )
@@ -144,7 +136,7 @@ class Coordination:
         told = by_value(range(self._count), values)
         if len(told) > 1:
             raise CheckpointError(
-                f"{self._name}: the processes have different values for the {what} ({listed(told)}). Give all of "
+                f"{self.name}: the processes have different values for the {what} ({listed(told)}). Give all of "
                 "them the same: each writes and reads its part there, so it must be a place that all of them see."
             )
 
@@ -205,7 +197,7 @@ class Coordination:
 
     def _waiting(self, stage: str, processes: Sequence[int]) -> activity.phase:
         everyone = len(processes) >= self._count - 1
-        return activity.phase(activity.WAIT, f"{self._name}: {_shown(stage)}", () if everyone else processes)
+        return activity.phase(activity.WAIT, f"{self.name}: {_shown(stage)}", () if everyone else processes)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -213,7 +205,7 @@ class Coordination:
             yield
         except AbsentError as error:
             raise CheckpointError(
-                f"{self._name}: process {self._exchange.process} waited {self._timeout_s:g} s at "
+                f"{self.name}: process {self._exchange.process} waited {self._timeout_s:g} s at "
                 f"{_shown(error.stage)!r} for {', '.join(f'process {process}' for process in error.missing)}. All "
                 "processes must save and restore together, in the same order; look at the log of those that did not "
                 "come."

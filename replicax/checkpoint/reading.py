@@ -210,13 +210,13 @@ def check_wanted(path: Place, found: Mapping[str, Entry], wanted: Mapping[str, j
             raise CheckpointError(
                 f"{name!r} has shape {stored.shape} in the checkpoint {path}, expected {tuple(expected.shape)}."
             )
-        if _rank(stored.dtype) > _rank(expected.dtype):
+        if rank_of_kind(stored.dtype) > rank_of_kind(expected.dtype):
             raise CheckpointError(
                 f"{name!r} is {stored.dtype} in the checkpoint {path}, expected {expected.dtype}, which cannot hold it."
             )
 
 
-def _rank(dtype: np.dtype) -> int:
+def rank_of_kind(dtype: np.dtype) -> int:
     """Returns the rank of a kind of numbers: each kind can hold those of lower ranks, as JAX promotes them."""
     kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
     return next((i for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), 0)

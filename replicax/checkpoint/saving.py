@@ -37,30 +37,18 @@ def _nothing() -> None:
 
 
 def begin_save(
-    name: str,
-    where: object,
-    path_of: Callable[[], Place],
+    name: str,  # what is done, for messages
+    where: object,  # the place, for messages
+    path_of: Callable[[], Place],  # raises an error if nothing can be written there
     what: ToSave[Any],
-    timeout_s: float,
+    timeout_s: float,  # for the other processes
     *,
-    in_background: bool = False,
-    before: Callable[[], object] = _nothing,
-    committed: Callable[[], object] = _nothing,
-    failed: Callable[[], object] = _nothing,
+    in_background: bool = False,  # whether it returns when the values have been copied
+    before: Callable[[], object] = _nothing,  # called by the chief before it writes, ...
+    committed: Callable[[], object] = _nothing,  # ... and when the checkpoint is complete, before the others go on
+    failed: Callable[[], object] = _nothing,  # called by each process
 ) -> RunningSave | None:
-    """Begins a save; all processes call it together. Returns None if it is complete already.
-
-    Args:
-        name: What is done, for messages.
-        where: The place, for messages.
-        path_of: Returns the place; raises an error if nothing can be written there.
-        what: What is saved.
-        timeout_s: How long to wait for the other processes.
-        in_background: Whether it returns when the values have been copied.
-        before: Called by the chief before it writes, ...
-        committed: ... and when the checkpoint is complete, before the others go on.
-        failed: Called when it has failed, by each process.
-    """
+    """Begins a save; all processes call it together. Returns None if it is complete already."""
     with _explained(where, failed):
         if current_group().may_change:
             from replicax.checkpoint.elastic_save import begin_elastic_save  # Loaded in elastic jobs only.

@@ -84,7 +84,6 @@ class MemorySnapshots:
         return cls(directory, Path(parent) if os.path.isabs(parent) and os.path.isdir(parent) else None)
 
     def path(self, step: int) -> Path:
-        """Returns where the snapshot of a step is."""
         return self._folder / name_of(step, None)
 
     def is_due(self) -> bool:

@@ -46,20 +46,12 @@ def checked_int(
     return int(value)
 
 
-def checked_seconds(
-    name: str,
-    value: object,
-    *,
-    zero: bool = False,
-    infinite: bool = False,
-    note: str = "",
-    error: type[ReplicaxError] = ArgumentError,
-) -> float:
+def checked_seconds(name: str, value: object, *, zero: bool = False, infinite: bool = False, note: str = "") -> float:
     """Returns `value`, a time in seconds, as a float."""
     fits = is_real(value) and (value > 0 or (zero and value == 0)) and (infinite or math.isfinite(value))
     if not fits:
         rule = "a number of seconds of at least 0" if zero else "a positive number of seconds"
-        raise error(f"`{name}` must be {rule}{note}, got {value!r:.100}.")
+        raise ArgumentError(f"`{name}` must be {rule}{note}, got {value!r:.100}.")
     assert is_real(value)
     return float(value)
 

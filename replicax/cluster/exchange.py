@@ -302,21 +302,17 @@ class _OfThisProcess:
 
     def __init__(self) -> None:
         self._exchanges: NumberedExchanges | None = None
-        self._closed: threading.Event | None = None
+        self.closed: threading.Event | None = None
         self.check: Callable[[], None] = _nothing  # raises an error if no thread here should wait for others any more
         self.begins: Callable[[], None] = _nothing  # called before each exchange of all processes
 
     def get(self) -> NumberedExchanges:
         if self._exchanges is None:
-            self._exchanges = NumberedExchanges(jax.process_index(), jax.process_count(), closed=self._closed)
+            self._exchanges = NumberedExchanges(jax.process_index(), jax.process_count(), closed=self.closed)
         return self._exchanges
 
     def begin_anew(self, closed: threading.Event) -> None:
-        self._exchanges, self._closed = None, closed
-
-    @property
-    def closed(self) -> threading.Event | None:
-        return self._closed
+        self._exchanges, self.closed = None, closed
 
 
 _of_this_process = _OfThisProcess()

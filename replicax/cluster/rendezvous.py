@@ -100,7 +100,6 @@ class _Waiting:
         self._next_report = self._start + 3 * patience.again
 
     def begun(self, infos: Infos) -> Work:
-        """Begins the work."""
         return Work(functools.partial(self._work, infos))
 
     def proof(self, infos: Infos) -> str:

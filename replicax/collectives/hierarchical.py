@@ -7,7 +7,6 @@ import dataclasses
 import jax
 
 from replicax.checks import checked_int
-from replicax.collectives.checks import check_num_packs
 from replicax.collectives.cross_device_ops import CrossDeviceOps
 from replicax.collectives.trees import copy_from_heads, sum_to_heads
 from replicax.compat.jax_primitives import assert_equal_over_axis
@@ -40,7 +39,7 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
     group_size: int | None = None
 
     def __post_init__(self) -> None:
-        check_num_packs(self.num_packs)
+        checked_int("num_packs", self.num_packs, note=" (0: no packs)")
         if self.group_size is not None:
             checked_int("group_size", self.group_size, least=1, note=", or None to choose one")
 

@@ -103,16 +103,6 @@ def collectives(hlo_text: str, lengths: Collection[int] = ()) -> list[Collective
     return found
 
 
-def collective_bytes(hlo_text: str, kind: str = "") -> int:
-    """Returns how many bytes the collectives of a program move, those of `kind` if it is given.
-
-    Example:
-        >>> collective_bytes("%sum = bf16[10]{0} all-reduce(%x), to_apply=%add")
-        20
-    """
-    return sum(each.num_bytes for each in collectives(hlo_text) if kind in ("", each.kind))
-
-
 def axes_of_groups(groups: Sequence[Sequence[int]], shape: Sequence[int]) -> tuple[int, ...] | None:
     """Returns the axes of a mesh along which the devices of each group lie; None if they lie otherwise.
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import jax
 
-from replicax.collectives.checks import check_num_packs
+from replicax.checks import checked_int
 from replicax.collectives.cross_device_ops import CrossDeviceOps
 from replicax.compat.jax_primitives import assert_equal_over_axis
 
@@ -29,7 +29,7 @@ class NcclAllReduce(CrossDeviceOps):
     num_packs: int = 1
 
     def __post_init__(self) -> None:
-        check_num_packs(self.num_packs)
+        checked_int("num_packs", self.num_packs, note=" (0: no packs)")
 
     def _all_reduce_sum(self, buffers: list[jax.Array], axis_name: str, num_replicas: int) -> list[jax.Array]:
         if num_replicas == 1:

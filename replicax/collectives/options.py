@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
-from replicax.checks import is_int, is_real
+from replicax.checks import checked_int, checked_seconds
 from replicax.checks.named import Named, member_of
 from replicax.collectives.compression import Compression, compression_of
 from replicax.contracts.called_as import called_as
@@ -78,15 +77,9 @@ class CommunicationOptions:
     compression: Compression | str | None = None
 
     def __post_init__(self) -> None:
-        if not is_int(self.bytes_per_pack) or self.bytes_per_pack < 0:
-            raise ArgumentError(
-                f"`bytes_per_pack` must be an int of at least 0 (0: no packs), got {self.bytes_per_pack!r}."
-            )
-        if self.timeout_seconds is not None and not _is_positive_time(self.timeout_seconds):
-            raise ArgumentError(
-                f"`timeout_seconds` must be a positive number, or None for no limit of its own, got "
-                f"{self.timeout_seconds!r}."
-            )
+        checked_int("bytes_per_pack", self.bytes_per_pack, note=" (0: no packs)")
+        if self.timeout_seconds is not None:
+            checked_seconds("timeout_seconds", self.timeout_seconds, note=", or None for no limit of its own")
         object.__setattr__(self, "compression", compression_of(self.compression))
         object.__setattr__(self, "implementation", CommunicationImplementation.of(self.implementation))
 
@@ -110,7 +103,3 @@ class CommunicationOptions:
             if getattr(other, field.name) != field.default
         }
         return dataclasses.replace(self, **changes)
-
-
-def _is_positive_time(seconds: object) -> bool:
-    return is_real(seconds) and math.isfinite(seconds) and seconds > 0

@@ -144,12 +144,9 @@ def is_abstract(value: object) -> bool:
 
 
 def install(devices: Sequence[jax.Device] | None, platform: str) -> None:
-    """Has this process compute shapes only from now on.
-
-    Args:
-        devices: What `jax.devices()` returns from now on; None: this process's own.
-        platform: Under which name they are found, too: `"gpu"` for virtual ones that play GPUs.
-    """
+    """Has this process compute shapes only from now on."""
+    # `jax.devices()` returns `devices` then (None: this process's own). They are found under the name of `platform`,
+    # too: "gpu" for virtual ones that play GPUs.
     own = jax.local_devices(backend="cpu")
     home = SingleDeviceSharding(own[0])
     found = tuple(own if devices is None else devices)

@@ -206,12 +206,8 @@ class Group:
     # The end.
 
     def ballot(self, patience: Any, closed: threading.Event) -> Ballot | None:
-        """Returns where members vote when to stop, for `group.stop_vote.StopVote`; None if there is nobody else.
-
-        Args:
-            patience: A `cluster.patience.Patience`: how long to wait for the others.
-            closed: Set when nobody waits any more.
-        """
+        """Returns where members vote when to stop, for `group.stop_vote.StopVote`; None if there is nobody else."""
+        # `patience` is a `cluster.patience.Patience`; `closed` is set when nobody waits any more.
         del patience, closed
         return None
 

@@ -142,10 +142,7 @@ class Placement:
     ) -> list[jax.Array]:
         """Returns the values of variables as a program on `replicas` replicas takes them.
 
-        Args:
-            variables: The variables.
-            replicas: How many replicas the program runs on.
-            homes: Where a program on all replicas wants the values; by default where variables live between steps.
+        `homes` is where one on all replicas wants them; by default where variables live between steps.
         """
         del replicas, homes
         return [array_of(variable) for variable in variables]

@@ -127,29 +127,18 @@ class StrategyBase(metaclass=AdvisedContractType):
 
     def compile_cut(
         self,
-        step: Callable[..., PyTree],
-        variables: Sequence[VariableLike],
-        written: Sequence[VariableLike],
+        step: Callable[..., PyTree],  # (updated, constant, donated arguments, others) -> (new values, results)
+        variables: Sequence[VariableLike],  # whose values it takes first: the updated ones, then the others
+        written: Sequence[VariableLike],  # whose new values it returns
         replicas: int,
     ) -> CompiledStep:
-        """Compiles a program's pure function with the update on its own; asked for where `cuts_steps` is true.
-
-        Args:
-            step: The function: `(updated, constant, donated arguments, other arguments) -> (new values, results)`.
-            variables: Those whose values it takes first: the updated ones, then the others.
-            written: Those whose new values it returns.
-            replicas: Number of replicas that take part.
-        """
+        """Compiles a program's pure function with the update on its own; asked for where `cuts_steps` is true."""
         del step, variables, written, replicas
         raise ContextError(f"{self!r} compiles a step as one program.")
 
     def counted(self, trains: bool, weight: float) -> contextlib.AbstractContextManager[None]:
-        """Returns what a program that assigns its variables runs in, in whatever scope; no other thread's runs then.
-
-        Args:
-            trains: Whether any of them is trainable.
-            weight: The rows of its batch in Keras's loops, and 1 elsewhere.
-        """
+        """Returns what a program that assigns its variables runs in, in whatever scope; no other thread's runs then."""
+        # `trains` says whether any of them is trainable; `weight` is the rows of its batch in Keras's loops, else 1.
         del trains, weight
         return contextlib.nullcontext()
 
@@ -163,12 +152,8 @@ class StrategyBase(metaclass=AdvisedContractType):
         """Notes each Keras variable that is made in the scope, before it gets its first value."""
 
     def creates(self, variable: VariableLike, initializer: Callable[..., jax.Array]) -> bool:
-        """Learns how the first value of a new Keras variable is computed; returns whether it sees to that itself.
-
-        Args:
-            variable: The variable, which has a shape and a dtype.
-            initializer: Returns the value, `initializer(shape, dtype=dtype)`.
-        """
+        """Learns how the first value of a new Keras variable is computed; returns whether it sees to that itself."""
+        # By `initializer(shape, dtype=dtype)`.
         del variable, initializer
         return False
 

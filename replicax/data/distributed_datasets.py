@@ -95,7 +95,6 @@ class DistributedDataset(DistributedDatasetBase):
 
     @property
     def can_continue(self) -> bool:
-        """Whether a pass can begin in the middle: the source gives its rows again."""
         return not self._batches.one_shot
 
     def _check_can_continue(self) -> None:

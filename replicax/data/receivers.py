@@ -29,7 +29,6 @@ class InputWorkers:
 
     @property
     def count(self) -> int:
-        """Number of workers."""
         return len(self.names)
 
     @property

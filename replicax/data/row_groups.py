@@ -53,15 +53,11 @@ class Grouping(Protocol):
 
 
 class Padding:
-    """Brings the rows of a batch to one shape.
-
-    Args:
-        shapes: A pytree as the rows, with a shape for each array; a dimension of None is as long as the longest row of
-            the batch. None for such dimensions only.
-        values: What is added at the ends: one number, or a pytree of them.
-    """
+    """Brings the rows of a batch to one shape."""
 
     def __init__(self, shapes: PyTree = None, values: PyTree = 0):
+        # `shapes` is a pytree as the rows, with a shape for each array; a dimension of None is as long as the longest
+        # row of the batch. None: all are. `values` is what is added at the ends: one number, or a pytree of them.
         self._shapes, self._values = shapes, values
 
     def group(self, found: Sequence[tuple[Item, Any]]) -> Group:
@@ -145,23 +141,15 @@ def _fill(name: str, value: Any, dtype: np.dtype) -> Any:
 
 
 class RowsByLength:
-    """Batches of rows of about one length: those between two boundaries.
-
-    Args:
-        length: Returns the length of a row; not called without boundaries.
-        boundaries: Lengths, ascending: a row of a boundary's length is in the bucket above it.
-        sizes: Rows of a batch of each bucket: one more than boundaries.
-        padding: How rows are padded.
-        drops: Whether the rows that are left at the end, too few for a batch, are left out.
-    """
+    """Batches of rows of about one length: those between two boundaries."""
 
     def __init__(
         self,
-        length: Callable[[Any], int],
-        boundaries: Sequence[int],
-        sizes: Sequence[int],
+        length: Callable[[Any], int],  # of a row; not called without boundaries
+        boundaries: Sequence[int],  # ascending: a row of a boundary's length is in the bucket above it
+        sizes: Sequence[int],  # rows of a batch of each bucket: one more than boundaries
         padding: Padding,
-        drops: bool,
+        drops: bool,  # whether the rows that are left at the end, too few for a batch, are left out
     ):
         self._boundaries = [checked_int("boundaries", each, least=1) for each in boundaries]
         self.sizes = [checked_int("batch_sizes", each, least=1) for each in sizes]

@@ -295,7 +295,6 @@ class _Reader:
         return item._replace(ends=self.following is None)
 
     def close(self) -> None:
-        """Closes the file."""
         close = getattr(self._records, "close", None)
         if close is not None:
             close()

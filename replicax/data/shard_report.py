@@ -33,14 +33,12 @@ class ShardSummary:
         self.digests, self.batches, self.files = digests, batches, files  # files: None if not in files
 
     def encode(self) -> bytes:
-        """Returns the summary as bytes."""
         counts: _Counts = {"batches": self.batches, "files": self.files}
         head = json.dumps(counts).encode()
         return len(head).to_bytes(4, "big") + head + self.digests.tobytes()
 
     @classmethod
     def decode(cls, message: bytes) -> ShardSummary:
-        """Returns the summary that `encode` has encoded."""
         end = 4 + int.from_bytes(message[:4], "big")
         counts: _Counts = json.loads(message[4:end])
         return cls(np.frombuffer(message[end:], _DIGEST), counts["batches"], counts["files"])

@@ -212,7 +212,7 @@ class Estimator(Advised):
         if max_steps is not None and self._step_of_checkpoint() >= max_steps:
             _log.info("Nothing to train: the newest checkpoint has step %d.", self._step_of_checkpoint())
             return self
-        given = _as_list("hooks", hooks)
+        given = _as_list(hooks)
         if steps is not None or max_steps is not None:
             given.append(StopAtStepHook(steps, max_steps))
         Hooks(given)  # checks them
@@ -265,7 +265,7 @@ class Estimator(Advised):
         """
         check_input_fn(input_fn)
         _check_steps(steps)
-        given = _as_list("hooks", hooks)
+        given = _as_list(hooks)
         Hooks(given)
         path = self._trained(checkpoint_path)
         if steps is not None:
@@ -304,7 +304,7 @@ class Estimator(Advised):
                 the predictions has no row for each example.
         """
         check_input_fn(input_fn)
-        given = _as_list("hooks", hooks)
+        given = _as_list(hooks)
         Hooks(given)
         keys = [predict_keys] if isinstance(predict_keys, str) else None if predict_keys is None else list(predict_keys)
         path = self._trained(checkpoint_path)
@@ -467,13 +467,13 @@ def _check_can_be_folder(path: str) -> None:
         )
 
 
-def _as_list(name: str, given: Iterable[object] | None) -> list[object]:
+def _as_list(hooks: Iterable[object] | None) -> list[object]:
     """Returns hooks as a list; None is an empty one."""
-    if given is None:
+    if hooks is None:
         return []
-    if not isinstance(given, Iterable) or isinstance(given, (str, Mapping)):
-        raise EstimatorError(f"`{name}` is a list, got {given!r:.100}.")
-    return list(given)
+    if not isinstance(hooks, Iterable) or isinstance(hooks, (str, Mapping)):
+        raise EstimatorError(f"`hooks` is a list, got {hooks!r:.100}.")
+    return list(hooks)
 
 
 def _check_steps(steps: int | None, max_steps: int | None = None) -> None:

@@ -50,7 +50,6 @@ class WeightedMeans:
         self._pending.clear()
 
     def result(self) -> dict[str, float]:
-        """Returns the means."""
         self._settle()
         return {name: total / self._weights[name] for name, total in self._totals.items()}
 

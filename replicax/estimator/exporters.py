@@ -73,17 +73,7 @@ class Exporter(AdvisedContract):
 
 
 class _ModelExporter(Exporter):
-    """The part that is common: what is written and how.
-
-    Args:
-        name: The folder for its exports below `model_dir/export`.
-        serving_input: How the features look, as `Estimator.export` takes it.
-        assets_extra: Files to copy into the folder `assets.extra` of an export: from the name there to the path.
-        exports_to_keep: How many exports are kept; None for all.
-
-    Raises:
-        ArgumentError: One of them has the wrong type or value.
-    """
+    """The part that is common: what is written and how."""
 
     def __init__(
         self,

@@ -17,7 +17,6 @@ class Hooks:
         self._hooks = [as_hook(each) for each in hooks]
 
     def call(self, method: str, context: HookContext) -> None:
-        """Calls a method of all of them that have it."""
         for hook in self._hooks:
             function = getattr(hook, method, None)
             if function is not None:

@@ -45,7 +45,6 @@ class Saving:
         self._saved_step = context.step if context.step in manager.all_steps() else None
 
     def begin(self) -> None:
-        """The training begins."""
         tell(self._listeners, "begin")
 
     def next_step(self) -> int | None:

@@ -33,7 +33,6 @@ class ScalarWriter:
             _log.info("No scalars are written for TensorBoard: %s", error)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes values of one step."""
         if self._files is not None:
             self._files.event("", step).scalars("", values)
 

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 
-from replicax.checks import is_int, is_real
+from replicax.checks import checked_int, is_int, is_real
 from replicax.errors import ArgumentError, ClusterError
 from replicax.estimator.distribution import DistributeConfig, check_strategy
 
@@ -61,11 +61,7 @@ def _path(name: str, value: object) -> str | None:
 
 def _int_from(least: int) -> Callable[[str, object], int | None]:
     def check(name: str, value: object) -> int | None:
-        if value is None:
-            return None
-        if not is_int(value) or value < least:
-            raise ArgumentError(f"`{name}` must be an int of at least {least}, or None, got {value!r:.100}.")
-        return int(value)
+        return None if value is None else checked_int(name, value, least=least, note=", or None")
 
     return check
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import jax
 
 from replicax.checkpoint.places import absolute
@@ -18,8 +16,6 @@ from replicax.estimator.roles import EVALUATOR, LOCAL, SERVER, WORKER
 from replicax.estimator.run_config import RunConfig
 from replicax.estimator.specs import EvalSpec, TrainSpec
 from replicax.strategies import Strategy
-
-_log = logging.getLogger(__name__)
 
 
 @explained

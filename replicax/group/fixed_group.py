@@ -22,7 +22,6 @@ class FixedGroup(Group):
 
     @property
     def world(self) -> World:
-        """All processes."""
         everyone = tuple(range(jax.process_count()))
         return World(0, jax.process_index(), everyone, tuple(f"worker:{index}" for index in everyone))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -66,8 +65,3 @@ class AllWorkers:
         mapped = jax.shard_map(of_one, mesh=self._mesh, in_specs=PartitionSpec(_AXIS), out_specs=PartitionSpec())
         sums: list[jax.Array] = mapped(stacked)
         return sums
-
-
-def on_device(values: Sequence[jax.Array], device: jax.Device) -> list[jax.Array]:
-    """Returns arrays on one device, committed there."""
-    return list(jax.device_put([jnp.asarray(value) for value in values], [device] * len(values)))

@@ -76,7 +76,6 @@ class Registry:
         return self._of_kinds[kinds]
 
     def trained(self) -> list[VariableLike]:
-        """Returns the trained variables."""
         return [entry.variable for entry in self.of_kind(Kind.TRAINED)]
 
     def entry(self, variable: VariableLike) -> Entry | None:

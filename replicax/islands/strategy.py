@@ -32,6 +32,7 @@ from replicax.runtime.devices import chosen_devices, device_name
 from replicax.strategies import MirroredStrategy
 from replicax.strategies.mesh_placement import MeshPlacement
 from replicax.typing import PyTree, PyTreeFunction
+from replicax.values.tracebacks import entry_point
 
 
 class IslandStrategy(MirroredStrategy):
@@ -200,13 +201,15 @@ class IslandStrategy(MirroredStrategy):
             raise ContextError("strategy.synchronize() was called in a step. Call it between steps.")
         self._sync.synchronize()
 
-    def _meet(self, name: str) -> None:
-        if self.num_islands == 1:
-            return
-        raise ContextError(
-            f"strategy.barrier({name!r}): islands do not wait for each other by name. strategy.synchronize() waits for "
-            "all of them, and makes their variables equal."
-        )
+    @entry_point
+    def barrier(self, name: str = "barrier") -> None:
+        """Refuses where there are several islands, which do not wait for each other by name; see `synchronize`."""
+        if self.num_islands > 1:
+            raise ContextError(
+                f"strategy.barrier({name!r}): islands do not wait for each other by name. strategy.synchronize() waits "
+                "for all of them, and makes their variables equal."
+            )
+        super().barrier(name)
 
     def lower_exchange(self) -> list[jax.stages.Lowered]:
         """Returns the programs with which fragments are summed over the islands, as JAX lowers them, to look at them.

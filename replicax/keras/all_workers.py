@@ -34,14 +34,14 @@ def check_same_names(names: list[str], worker: str) -> None:
     raise WorkersDisagreeError("logs", {other: own for other, own in odd.items() if own})
 
 
-def check_same_file(what: str, path: str | os.PathLike[str]) -> None:
+def check_same_weights(path: str | os.PathLike[str]) -> None:
     """Checks that all workers are about to read the same bytes; all of them call this together."""
-    told = current_group().exchange(what, [str(path), _digest(path)])
+    told = current_group().exchange("load_weights", [str(path), _digest(path)])
     if any(digest != told[0][1] for _, digest in told):
         shown = "; ".join(f"process {i}: {name}, {digest}" for i, (name, digest) in enumerate(told))
         raise CheckpointError(
-            f"{what}: the workers have different files ({shown}). All must read the same values, or they would train "
-            "models of their own: give all of them the same file, at a place that all of them see."
+            f"load_weights: the workers have different files ({shown}). All must read the same values, or they would "
+            "train models of their own: give all of them the same file, at a place that all of them see."
         )
 
 

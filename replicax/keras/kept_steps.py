@@ -71,7 +71,6 @@ class KeptFile(NamedTuple):
     steps: tuple[KeptStep, ...]
 
     def write(self, path: str) -> None:
-        """Writes the file."""
         arrays = {f"value.{i}": value for i, value in enumerate(self.values)}
         arrays |= {f"code.{i}": np.frombuffer(each.code, np.uint8) for i, each in enumerate(self.programs)}
         arrays |= {f"batch.{i}.{j}": a for i, step in enumerate(self.steps) for j, a in enumerate(step.batch)}
@@ -146,15 +145,10 @@ class _State(NamedTuple):
 
 
 class KeptSteps:
-    """Keeps the steps of one `fit` since its copies were last equal, in memory.
-
-    Args:
-        folder: Where files are written.
-        mesh: The devices.
-        variables: All that the steps may use; their values are those before the first.
-    """
+    """Keeps the steps of one `fit` since its copies were last equal, in memory."""
 
     def __init__(self, folder: Path, mesh: Mesh, variables: Sequence[VariableLike]):
+        # `variables` are all that the steps may use, with the values before the first.
         self._folder, self._mesh = folder, mesh
         self._devices: list[jax.Device] = list(mesh.devices.flat)
         self._variables = list({id(each): each for each in variables if has_array(each)}.values())

@@ -26,7 +26,6 @@ class ModelState(NamedTuple):
 
     @classmethod
     def of(cls, model: keras.Model) -> ModelState:
-        """Returns the state of a model."""
         optimizer = getattr(model, "optimizer", None)
         held = None if optimizer is None or not optimizer.built else _values(optimizer.variables)
         return cls(_values(model.variables), held)

@@ -33,7 +33,7 @@ from replicax.contracts.strategy import StrategyBase
 from replicax.contracts.variable_access import layout_of
 from replicax.data.sources import check_batch_size
 from replicax.errors import ArgumentError, BatchError, ContextError
-from replicax.keras.all_workers import check_same_file, has_workers
+from replicax.keras.all_workers import check_same_weights, has_workers
 from replicax.keras.backup import backups_last
 from replicax.keras.chief_writes import listed, save_on_workers, write_atomically
 from replicax.keras.custom_objects import remembering_arguments
@@ -338,7 +338,7 @@ def _check_file(model: Any, path: str) -> None:
     if strategy is None or strategy.placement.group.may_change or model._replicax.loops:
         return
     if has_workers(strategy):
-        check_same_file("load_weights", path)
+        check_same_weights(path)
 
 
 def _for_another_process(trainer: type[keras.Model]) -> Callable[[keras.Model], tuple[object, ...]]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from replicax.checks import is_int
+from replicax.checks import checked_int
 from replicax.contracts.variable_access import name_of
 from replicax.errors import ArgumentError, ReplicaDriftError
 
@@ -77,9 +77,7 @@ class _ReplicaDigest:
 
     def __init__(self, every: int = 100, keep: str | os.PathLike[str] | None = None):
         super().__init__()
-        if not is_int(every) or every < 1:
-            raise ArgumentError(f"`every` is a number of steps, at least 1, got {every!r}.")
-        self.every = int(every)
+        self.every = checked_int("every", every, least=1, note=", a number of steps")
         if keep is not None and not isinstance(keep, str | os.PathLike):
             raise ArgumentError(f"`keep` is a folder, or None, got {keep!r:.100}.")
         self.keep = None if keep is None else Path(keep)

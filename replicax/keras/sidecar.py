@@ -16,7 +16,7 @@ import numpy as np
 from replicax.checkpoint import Checkpoint, numbered, read_metadata, restore_variables
 from replicax.checkpoint.checkpoint_follower import Follower, Found, Outcome, Rules
 from replicax.checkpoint.places import Directory, absolute
-from replicax.checks import explained, is_int, is_real
+from replicax.checks import checked_int, checked_seconds, explained
 from replicax.errors import ArgumentError, CheckpointError
 from replicax.keras.chief_writes import write_atomically
 from replicax.keras.tensorboard import _EventFiles
@@ -96,11 +96,12 @@ class SidecarEvaluator:
         log_dir: str | os.PathLike[str] | None = None,
         name: str = "model",
     ):
-        _check_count("steps", steps)
-        _check_count("max_evaluations", max_evaluations)
-        _check_seconds("poll_interval_s", poll_interval_s)
+        for name_of_count, count in (("steps", steps), ("max_evaluations", max_evaluations)):
+            if count is not None:
+                checked_int(name_of_count, count, least=1, note=", or None")
+        checked_seconds("poll_interval_s", poll_interval_s)
         if idle_timeout_s is not None:
-            _check_seconds("idle_timeout_s", idle_timeout_s)
+            checked_seconds("idle_timeout_s", idle_timeout_s, note=", or None")
         if mode not in ("auto", *_BETTER):
             raise ArgumentError(f"`mode` is 'min', 'max' or 'auto', got {mode!r}.")
         if hasattr(data, "__next__"):
@@ -260,16 +261,6 @@ class Watched:
                 raise CheckpointError(f"File {found.path} does not hold this model's weights: {error}") from error
             return Outcome.LATER
         return Outcome.DONE
-
-
-def _check_count(name: str, value: Any) -> None:
-    if value is not None and (not is_int(value) or value < 1):
-        raise ArgumentError(f"`{name}` is a whole number of at least 1, or None, got {value!r}.")
-
-
-def _check_seconds(name: str, value: Any) -> None:
-    if not is_real(value) or not 0 < value < math.inf:
-        raise ArgumentError(f"`{name}` is a positive number of seconds, got {value!r}.")
 
 
 def _checked_best_path(path: Any) -> str | None:

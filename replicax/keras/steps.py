@@ -58,7 +58,6 @@ class KerasStep:
 
     @property
     def variables(self) -> list[AssignableLike]:
-        """The variables of all groups."""
         return list(itertools.chain(*self.groups))
 
     def __call__(self, data: PyTree) -> PyTree:
@@ -115,7 +114,6 @@ class KerasSteps:
         return KerasStep(_functional(self._model.test_step, self.test_groups), self.test_groups)
 
     def predict(self) -> KerasStep:
-        """Returns the step that predicts for a batch."""
         model = self._model
         if takes_data(model.predict_step):
             return KerasStep(functional(model.predict_step, self.layers_variables), self.layers_variables)

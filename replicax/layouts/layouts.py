@@ -27,7 +27,6 @@ class Layouts:
         self._parameters: list[weakref.ref[VariableLike]] = []
 
     def of(self, variable: VariableLike) -> Decision:
-        """Returns the layout of a variable."""
         known = self._decided.get(id(variable))
         if known is not None and known[0]() is variable:
             return known[1]

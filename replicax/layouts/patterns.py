@@ -45,7 +45,6 @@ class PatternRules:
         return [pattern for pattern in self._layouts if pattern not in self._matched]
 
     def decide(self, variable: VariableLike) -> Decision:
-        """Returns the layout of a variable."""
         path, shape = name_of(variable), shape_of(variable)
         pattern = next((p for p in self._layouts if re.search(p, path)), None)
         if pattern is None:

@@ -67,26 +67,15 @@ class Buffer:
 
 @dataclasses.dataclass(frozen=True)
 class Buffers:
-    """The arrays that a program has at a time.
+    """The arrays that a program has at a time."""
 
-    Attributes:
-        largest: The ten largest arrays where the program needs the most, the largest first.
-        most: The bytes of all of them there.
-        over_time: Bytes that it has in the course of the program, the most of each of up to 200 parts.
-    """
-
-    largest: tuple[Buffer, ...]
-    most: int
-    over_time: tuple[int, ...]
+    largest: tuple[Buffer, ...]  # the ten largest where the program needs the most, the largest first
+    most: int  # the bytes of all of them there
+    over_time: tuple[int, ...]  # bytes in the course of the program, the most of each of up to 200 parts
 
 
 def buffers_of(hlo: str, arguments: Mapping[str, tuple[str, str]]) -> Buffers:
-    """Returns what a program has at a time.
-
-    Args:
-        hlo: The text of the compiled program.
-        arguments: The name and kind of each argument, by the name that JAX gives it: `"updated[0]"`.
-    """
+    """Returns what a program has at a time; `arguments` has names and kinds by JAX's names, such as `"updated[0]"`."""
     program = _Program(hlo)
     entry = program.entry
     extra = program.run(entry, program.in_place())

@@ -29,17 +29,11 @@ CALL = "--call"  # in the place of a script's path
 
 @dataclasses.dataclass(frozen=True)
 class Script:
-    """The script that a process runs to be planned.
+    """The script that a process runs to be planned."""
 
-    Attributes:
-        target: The path of a script, or `CALL`.
-        arguments: Its arguments.
-        pickled: The function that is called with `CALL`.
-    """
-
-    target: str
+    target: str  # the path of a script, or `CALL`
     arguments: Sequence[str] = ()
-    pickled: bytes | None = None
+    pickled: bytes | None = None  # the function that is called with `CALL`
 
 
 class _Call:

@@ -25,17 +25,12 @@ _MAPPED_AXES = ("newly_manual_axes", "manual_axes")
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """All that a program computes, on all devices together.
+    """All that a program computes, on all devices together."""
 
-    Attributes:
-        flops: Floating-point operations. A multiplication and an addition are two; so is each entry of a sum one.
-        lengths: How often the loops run whose length is known.
-        unknown: What is left out: operations of other languages, algorithms of libraries, exported programs; and loops
-            that run until something is true, whose body counts once.
-    """
-
-    flops: int
-    lengths: frozenset[int]
+    flops: int  # A multiplication and an addition are two operations; each entry of a sum is one.
+    lengths: frozenset[int]  # how often the loops run whose length is known
+    # What is left out: operations of other languages, algorithms of libraries, exported programs; and loops that run
+    # until something is true, whose body counts once.
     unknown: frozenset[str]
 
 

@@ -42,7 +42,6 @@ class Accesses:
             self._read[key] = variable
 
     def assigned(self, variable: VariableLike) -> None:
-        """Notes that a variable was assigned."""
         key = id(variable)
         self._counts[key] += 1
         if key in self._assigned:

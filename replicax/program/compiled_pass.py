@@ -191,11 +191,9 @@ class CompiledPass:
         with turns.of_thread(), turns.DISPATCH: return self._run(arrays, fetched, call)  # noqa: E701  # fmt: skip
 
     def lower(self, arrays: Arrays) -> jax.stages.Lowered:
-        """Returns the program as JAX lowers it."""
         return self.compiled.lower(*self._inputs(arrays, self.variables.fetched()))
 
     def trace(self, arrays: Arrays) -> jax.stages.Traced:
-        """Returns the program as JAX traces it."""
         if self._host.cuts_steps:
             raise ProgramError(
                 f"{self._name!r} is cut in parts by {self._host!r}: the gradients and the update are programs of their "

@@ -16,7 +16,7 @@ from replicax.compat.keras_backend import keras_is_loaded
 from replicax.contracts.variable_access import AssignableLike, has_array
 from replicax.program.ir.graph import Graph
 from replicax.program.ir.interpreter import bind
-from replicax.program.ir.jaxprs import Atom, aval_of, is_literal, is_one_of, variables_of, with_inner
+from replicax.program.ir.jaxprs import Atom, aval_of, is_literal, is_one_of, number_of, variables_of, with_inner
 
 _KEYS_OF_PARTS = "key<fry>"
 #: Takes a first value's constants and numbers; returns the value, and then what the variables become that it changes.
@@ -66,7 +66,6 @@ class FirstValue:
 
     @property
     def is_constant(self) -> bool:
-        """Whether the value is one of the constants."""
         return self._program.outvars[0] in self._program.constvars
 
     @property
@@ -82,7 +81,7 @@ class FirstValue:
     @property
     def numbers(self) -> list[np.ndarray]:
         """The numbers that stand in the program, such as a deviation."""
-        return [_number(atom) for equation in self._equations for atom in equation.invars if is_literal(atom)]
+        return [number_of(atom) for equation in self._equations for atom in equation.invars if is_literal(atom)]
 
     @property
     def computing(self) -> Computing:
@@ -97,7 +96,7 @@ class FirstValue:
             for equation in equations:
                 inputs = [next(left) if is_literal(atom) else known[atom] for atom in equation.invars]
                 known.update(zip(equation.outvars, bind(equation, inputs), strict=True))
-            return [_number(atom) if is_literal(atom) else known[atom] for atom in program.outvars]
+            return [number_of(atom) if is_literal(atom) else known[atom] for atom in program.outvars]
 
         return computed
 
@@ -161,7 +160,3 @@ def _is_by_element(equation: jex_core.JaxprEqn) -> bool:
         partitionable: bool = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
         return partitionable and str(aval_of(equation.invars[0]).dtype) == _KEYS_OF_PARTS
     return is_one_of(equation, MADE_IN_PARTS) or is_one_of(equation, CALLS)
-
-
-def _number(literal: jex_core.Literal) -> np.ndarray:
-    return np.asarray(literal.val, aval_of(literal).dtype)

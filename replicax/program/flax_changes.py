@@ -29,7 +29,6 @@ class ModuleChange:
     removed: tuple[str, ...]
 
     def apply(self) -> None:
-        """Makes the change."""
         flax_door.set_attributes(self.module, self.new, self.removed)
 
 
@@ -47,7 +46,6 @@ class ModuleChanges:
             self._before[id(module)] = (module, dict(vars(module)))
 
     def knows(self, module: object) -> bool:
-        """Returns whether a module was noted."""
         return id(module) in self._before
 
     def found(self) -> list[ModuleChange]:

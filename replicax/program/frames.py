@@ -234,7 +234,6 @@ class ReplicaFrame(TracedFrame):
         return self.number(variable)
 
     def defers(self, variable: VariableLike) -> bool:
-        """Returns whether `variable` is an accumulator."""
         return id(variable) in self._deferred
 
     def postpones(self, variable: VariableLike, how: VariableAggregation) -> bool:

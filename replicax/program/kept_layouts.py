@@ -40,7 +40,6 @@ class KnownLayouts:
             self.note(array, layout)
 
     def note(self, array: jax.Array, layout: NamedSharding | None) -> None:
-        """Notes how `array` is cut."""
         if layout is not None:
             self._known[id(array)] = array, layout
 

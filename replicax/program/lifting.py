@@ -195,7 +195,6 @@ class Program:
 
     @property
     def written(self) -> list[VariableLike]:
-        """The variables that the program assigns."""
         return list(self._last.variables.written)
 
     @property
@@ -217,7 +216,6 @@ class Program:
         return self._last.compiled, list(self._last.variables.updated), list(self._last.variables.constant)
 
     def lower(self, arrays: Arrays) -> jax.stages.Lowered:
-        """Returns the program as JAX lowers it."""
         return self._last.lower(arrays)
 
     def trace(self, arrays: Arrays) -> jax.stages.Traced:
@@ -230,7 +228,6 @@ class Program:
 
     @property
     def name(self) -> str:
-        """The name of the function."""
         return self._name()
 
     @property

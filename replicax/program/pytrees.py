@@ -62,7 +62,6 @@ class Structure:
 
     @property
     def num_arrays(self) -> int:
-        """Number of its arrays."""
         return self.count - len(self.static)
 
     def paths(self) -> list[tuple[Hashable, ...]]:

@@ -144,7 +144,7 @@ def _by_counts(counts: TaskCounts, address: str | None, dashboard: bool, patienc
 def _by_tasks(config: ClusterResolver | ClusterConfig, deadline: Deadline) -> RayCluster:
     spec, job, index = own_task(config)
     check_cluster(spec)
-    check_coordinator(spec, job, index)
+    check_coordinator(job, index)
     ending = attach_to_tasks(spec, deadline, connected=_is_connected())
     resolver = config if isinstance(config, ClusterResolver) else None
     counts = TaskCounts(spec.num_tasks(WORKER), spec.num_tasks(SERVER))

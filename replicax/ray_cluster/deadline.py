@@ -31,7 +31,6 @@ class Deadline:
 
     @property
     def passed(self) -> float:
-        """Seconds that have passed."""
         return time.monotonic() - self._start
 
     @property

@@ -75,11 +75,9 @@ class HeadWatch:
         self._thread = StoppedAtEnd("replicax-head-watch", self._run, stop=self._end.set)
 
     def start(self) -> None:
-        """Begins."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends."""
         self._thread.stop()
 
     def _run(self) -> None:

@@ -37,12 +37,12 @@ def _check_numbers(spec: ClusterSpec, job: str, field: str) -> None:
         raise ClusterError(f"{field}.{job}", found, "must number its tasks from 0 without gaps", "Add them.")
 
 
-def check_served(spec: ClusterSpec, field: str = "cluster") -> None:
+def check_served(spec: ClusterSpec) -> None:
     """Checks that servers can be the tasks of a cluster: of parameter servers and workers, or of workers alone."""
     if SERVER in spec.jobs:
-        check_cluster(spec, field)
+        check_cluster(spec)
     else:
-        check_workers(spec, field)
+        check_workers(spec)
 
 
 def check_workers(spec: ClusterSpec, field: str = "cluster") -> None:
@@ -62,19 +62,19 @@ def check_workers(spec: ClusterSpec, field: str = "cluster") -> None:
     _check_numbers(spec, WORKER, field)
 
 
-def check_coordinator(spec: ClusterSpec, job: str | None, index: int | None, field: str = "task") -> None:
+def check_coordinator(job: str | None, index: int | None) -> None:
     """Checks that a task may be the coordinator: the chief, or one that the cluster does not name."""
     if job in _ASYNCHRONOUS:
         raise ClusterError(
-            f"{field}.type",
+            "task.type",
             job,
             "cannot coordinate: it serves the coordinator",
             "Run `rx.Server(cluster, job, index).join()` or `replicax server` there, and the script as 'chief'.",
         )
     if job not in (None, COORDINATOR):
-        raise ClusterError(f"{field}.type", job, "has no part in this training", "The coordinator is the 'chief'.")
+        raise ClusterError("task.type", job, "has no part in this training", "The coordinator is the 'chief'.")
     if index is not None and (not is_int(index) or index > 0):
-        raise ClusterError(f"{field}.index", index, "must be 0", "There is one coordinator.")
+        raise ClusterError("task.index", index, "must be 0", "There is one coordinator.")
 
 
 def check_server(spec: ClusterSpec, job: str, index: int) -> Task:

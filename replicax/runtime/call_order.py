@@ -60,7 +60,6 @@ class Order:
         return self._last[:2]
 
     def note(self, program: CallDescription) -> None:
-        """Notes a call."""
         number, digest, _ = self._last
         noted = RecordedCall(number + 1, (digest * _FACTOR + program.token) % _PRIME, program.words)
         self._ring[noted.number % _REMEMBERED] = (

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax.errors import ArgumentError
 from replicax.runtime.devices import device_name
@@ -52,6 +53,12 @@ def checked_precision(precision: str | None, devices: Sequence[jax.Device]) -> P
             f"{device_name(without[0])} ({without[0].device_kind}) is none. Use 'bf16'."
         )
     return _KNOWN[precision]
+
+
+def adding_dtype(dtype: np.dtype) -> np.dtype:
+    """Returns the dtype in which numbers of `dtype` are added up: float32 for floats of fewer bits."""
+    is_short = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+    return np.dtype(np.float32) if is_short else dtype
 
 
 def _multiplies_8_bits(device: jax.Device) -> bool:

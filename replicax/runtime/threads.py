@@ -34,7 +34,6 @@ class StoppedAtEnd(threading.Thread):
         self._ask = stop
 
     def start(self) -> None:
-        """Starts it."""
         with _lock:
             _running.add(self)
         super().start()

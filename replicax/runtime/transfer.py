@@ -133,7 +133,7 @@ def host_copy(value: jax.Array | np.ndarray) -> np.ndarray:
     return np.asarray(jax.random.key_data(own) if is_random_key(own) else own)
 
 
-def with_kind_of(array: jax.Array, host: np.ndarray) -> jax.Array | np.ndarray:
+def with_kind_of(array: jax.typing.ArrayLike, host: np.ndarray) -> jax.Array | np.ndarray:
     """Returns what `host_copy` has made of an array like `array`; of a random key's data a key of that kind."""
     return (
         jax.random.wrap_key_data(jnp.asarray(host), impl=jax.random.key_impl(array)) if is_random_key(array) else host

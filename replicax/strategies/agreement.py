@@ -15,14 +15,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import replicax.runtime.activity as activity
 from replicax.cluster.exchange import exchanged
 from replicax.compat.jax import is_random_key
 from replicax.errors import ValuesMismatchError
-from replicax.runtime.transfer import from_chief, local
+from replicax.runtime.transfer import from_chief, local, with_kind_of
 
 FIRST_VALUES = "first values of variables"
 _SMALL = 2**16  # bytes of values that go with their descriptions; more go over the devices
@@ -67,7 +66,7 @@ class Agreement:
                 return from_chief(values)
         hosts = [_host_value(value) for value in values]
         sent = self.alike(what, own, b"".join(host.tobytes() for host in hosts))[0]
-        return [_as(value, chiefs) for value, chiefs in zip(values, _cut(sent, hosts), strict=True)]
+        return [with_kind_of(value, chiefs) for value, chiefs in zip(values, _cut(sent, hosts), strict=True)]
 
     def alike(self, what: str, own: Sequence[Described], payload: bytes = b"") -> list[bytes]:
         """Returns the `payload` of every worker, after all have called it with the same descriptions, `own`."""
@@ -81,13 +80,11 @@ class Agreement:
             odd = [i for i in range(len(given)) if given[i] != given[0] and renumbered[i] != renumbered[0]]
             if odd:
                 lists = self._exchange(zlib.compress(json.dumps(own).encode()))
-                chiefs, theirs = ([Described(*each) for each in _read(lists[i])] for i in (0, odd[0]))
+                chiefs, theirs = (
+                    [Described(*each) for each in json.loads(zlib.decompress(lists[i]))] for i in (0, odd[0])
+                )
                 raise _difference(what, (self._workers[0], chiefs), (self._workers[odd[0]], theirs))
         return [message[2 * size :] for message in messages]
-
-
-def _read(message: bytes) -> list[tuple[str, str]]:
-    return [(name, kind) for name, kind in json.loads(zlib.decompress(message))]
 
 
 def _difference(
@@ -114,12 +111,6 @@ def _cut(sent: bytes, hosts: Sequence[np.ndarray]) -> list[np.ndarray]:
         arrays.append(np.frombuffer(sent[start : start + host.nbytes], host.dtype).reshape(host.shape))
         start += host.nbytes
     return arrays
-
-
-def _as(value: jax.typing.ArrayLike, sent: np.ndarray) -> jax.typing.ArrayLike:
-    return (
-        jax.random.wrap_key_data(jnp.asarray(sent), impl=jax.random.key_impl(value)) if is_random_key(value) else sent
-    )
 
 
 def _digest(descriptions: Sequence[tuple[object, ...]]) -> bytes:

@@ -281,7 +281,7 @@ class Strategy(StrategyBase):
         """
         args, kwargs = (args, {}) if type(args) is tuple and kwargs is None else checked_arguments(args, kwargs)
         if "tensorflow" in sys.modules:
-            check_outside_of_graphs("strategy.run")
+            check_outside_of_graphs()
         self._check_cross_replica("strategy.run")
         try:
             return self._run(fn, args, kwargs, tuple(donate_argnums))

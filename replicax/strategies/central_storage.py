@@ -110,21 +110,17 @@ class CentralPlacement(MeshPlacement):
         return self._home
 
     def variable_sharding(self, variable: VariableLike) -> Sharding:
-        """Returns where a variable's value lives between steps."""
         return super().variable_sharding(variable) if is_per_replica_variable(variable) else self.home
 
     def described(self, variable: VariableLike) -> str:
-        """Returns where a variable is, in words."""
         if is_per_replica_variable(variable):
             return super().described(variable)
         return f"on {device_name(*self.home.device_set)}"
 
     def program_sharding(self, variable: VariableLike, replicas: int) -> Sharding:
-        """Returns where a variable's value is at the beginning and end of a program on `replicas` replicas."""
         return self.place_of_its_own(variable, replicas) or self.home
 
     def replica_sharding(self, variable: VariableLike, replicas: int) -> Sharding:
-        """Returns where replicas, `replicas` in number, have a variable's value."""
         return self.place_of_its_own(variable, replicas) or self.sharding(stacked=False, replicas=replicas)
 
     def place_of_its_own(self, variable: VariableLike, replicas: int) -> Sharding | None:

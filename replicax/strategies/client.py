@@ -204,7 +204,6 @@ class ClientMethods(WithoutReplicas):
 
     @property
     def num_workers(self) -> int:
-        """Number of workers."""
         return len(self.workers)
 
     @property

@@ -67,7 +67,6 @@ class Followers:
         return [variable for variable in self._variables.values() if has_array(variable)]
 
     def has(self, variable: object) -> bool:
-        """Returns whether a variable follows."""
         return self._variables.get(id(variable)) is variable
 
     def move(self, was_at: Callable[[VariableLike], Sharding], home: Callable[[VariableLike], Sharding]) -> None:

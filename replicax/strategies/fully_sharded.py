@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import jax
 
-from replicax.checks import explained, is_int
+from replicax.checks import checked_int, explained
 from replicax.cluster import ClusterResolver
 from replicax.collectives import CommunicationOptions, CrossDeviceOps, NcclAllReduce
 from replicax.contracts.variable_access import VariableLike, shape_of
-from replicax.errors import ArgumentError
 from replicax.group.health import DEFAULT_STALL_TIMEOUT_S
 from replicax.layouts import MIN_SIZE, Decision, over_data
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -87,9 +86,7 @@ class FullyShardedStrategy(MeshStrategy):
         numbers: str | None = None,
         blocks: int | None = None,
     ):
-        if not is_int(min_size) or min_size < 0:
-            raise ArgumentError(f"`min_size` is a number of elements, an int of at least 0, got {min_size!r}.")
-        self.min_size = min_size
+        self.min_size = checked_int("min_size", min_size, note=", a number of elements")
         self.blocks = checked_blocks(
             numbers, blocks, cross_device_ops=cross_device_ops, communication_options=communication_options
         )

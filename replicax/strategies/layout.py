@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-from replicax.checks import is_int
+from replicax.checks import checked_int
 from replicax.cluster import ClusterResolver
 from replicax.collectives import CommunicationOptions, CrossDeviceOps, NcclAllReduce
 from replicax.contracts.variable_access import VariableLike, was_made
@@ -107,8 +107,7 @@ class LayoutStrategy(MeshStrategy):
             message = "LayoutStrategy(layout_map=...) is now layout=.... The old name is removed in the next release."
             warnings.warn(message, DeprecationWarning, stacklevel=2)
             layout = layout_map
-        if not is_int(min_size) or min_size < 0:
-            raise ArgumentError(f"`min_size` is a number of elements, an int of at least 0, got {min_size!r}.")
+        self.min_size = checked_int("min_size", min_size, note=", a number of elements")
         if mesh is None and mesh_shape is None and devices is None:
             mesh = getattr(layout, "device_mesh", None)  # a keras.distribution.LayoutMap
         if mesh is None:
@@ -121,7 +120,6 @@ class LayoutStrategy(MeshStrategy):
             self._grid = grid_of_mesh(mesh)
             self._set_workers(Workers.of(self._grid.devices.flat, cluster_resolver, start_timeout, stall_timeout))
         self.axis_names = self._grid.names
-        self.min_size = min_size
         self._layouts = Layouts(_rules(layout, self._grid, min_size), min_size)
         self._told: set[str] = set()
         self._has_warned = False

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
-from replicax.checks import checked_array, is_int
+from replicax.checks import checked_array, checked_int
 from replicax.errors import ArgumentError, ContextError
 from replicax.program.hints.advice import advise
 from replicax.program.hints.gradient_scale import share_of_sum
@@ -124,9 +124,7 @@ def _replicas() -> int:
 def _checked_size(size: object) -> int | jax.Array:
     if isinstance(size, jax.Array) and size.ndim == 0 and jnp.issubdtype(size.dtype, jnp.integer):
         return size
-    if not is_int(size) or size < 0:
-        raise ArgumentError(f"global_batch_size must be a non-negative integer, got {size!r}.")
-    return int(size)
+    return checked_int("global_batch_size", size)
 
 
 def _aligned(weight: jax.Array, shape: tuple[int, ...]) -> jax.Array:

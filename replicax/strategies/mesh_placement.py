@@ -62,13 +62,11 @@ class MeshPlacement(ReplicaDevices):
 
     @property
     def group(self) -> Group:
-        """The processes that the devices belong to."""
         if self._followers is not None:
             return self._followers.group
         return current_group() if self.spans_processes else super().group
 
     def follow(self, variables: Sequence[VariableLike]) -> None:
-        """Lets variables follow to the devices of the next world."""
         if self._followers is not None:
             self._followers.add(variables)
             self._followers.place_anew(self.variable_sharding)
@@ -79,14 +77,12 @@ class MeshPlacement(ReplicaDevices):
 
     @property
     def shards_variables(self) -> bool:
-        """Whether between steps a device may have a part of a variable only."""
         return self._decide is not None
 
     def _layout(self, variable: VariableLike) -> PartitionSpec:
         return PartitionSpec() if self._decide is None else self._decide(variable).spec()
 
     def described(self, variable: VariableLike) -> str:
-        """Returns how a variable is laid out, in words."""
         sharding = self.variable_sharding(variable)
         if is_per_replica_variable(variable) or sharding.is_fully_replicated:
             return super().described(variable)
@@ -94,16 +90,13 @@ class MeshPlacement(ReplicaDevices):
         return str(tuple(sharding.spec))
 
     def rule_of(self, variable: VariableLike) -> str:
-        """Returns the rule that decided about a variable's layout; empty where the strategy shards none."""
         return "" if self._decide is None else self._decide(variable).why
 
     @property
     def home(self) -> Sharding:
-        """Where a value is that is no replica's own: on all devices."""
         return self.sharding(stacked=False)
 
     def variable_sharding(self, variable: VariableLike) -> Sharding:
-        """Returns where a variable's value lives between steps."""
         if is_per_replica_variable(variable) or has_split_rows(variable):
             # Where workers come and go, every one has all components: those of a lost worker still count.
             return self.sharding(stacked=self._followers is None)
@@ -117,19 +110,16 @@ class MeshPlacement(ReplicaDevices):
         return self.variable_sharding(leaf) if cuts else self.sharding(stacked=False)
 
     def program_sharding(self, variable: VariableLike, replicas: int) -> Sharding:
-        """Returns where a variable's value is at the beginning and end of a program on `replicas` replicas."""
         if replicas == self.replicas:
             return self.variable_sharding(variable)
         return self.sharding(stacked=False, replicas=replicas)
 
     def replica_sharding(self, variable: VariableLike, replicas: int) -> Sharding:
-        """Returns where replicas, `replicas` in number, have a variable's value."""
         return self.program_sharding(variable, replicas)
 
     def load(
         self, variables: Sequence[VariableLike], replicas: int, homes: Sequence[Sharding | None] | None = None
     ) -> list[jax.Array]:
-        """Returns the values of variables as a program on `replicas` replicas needs them."""
         if self._followers is not None:
             self._followers.place_anew(self.variable_sharding)
         if homes is None:
@@ -213,7 +203,6 @@ class MeshPlacement(ReplicaDevices):
     def agreed(
         self, values: Sequence[jax.typing.ArrayLike], names: Sequence[str], what: str = FIRST_VALUES
     ) -> Sequence[jax.typing.ArrayLike]:
-        """Returns values that are the same in every process: those that are not global yet become process 0's."""
         # All processes call this together, with the same values not global. Without such values none waits.
         own = [i for i, value in enumerate(values) if _is_own(value)] if self.spans_processes else []
         if not own:
@@ -250,11 +239,9 @@ class MeshPlacement(ReplicaDevices):
             raise WorkersDisagreeError("sharded variables assigned", {w: own for w, own in assigned.items() if own})
 
     def stored(self, variables: Sequence[VariableLike], values: Sequence[jax.Array]) -> list[jax.Array]:
-        """Returns what a program on any number of replicas has computed for variables as they keep it."""
         return self.moved(values, [self.variable_sharding(variable) for variable in variables])
 
     def moved(self, values: Sequence[jax.Array], shardings: Sequence[Sharding]) -> list[jax.Array]:
-        """Returns what a program on any number of replicas has computed, with these shardings."""
         if self.spans_processes:
             with activity.phase(activity.WAIT, "variables of a partial batch"):
                 values = from_chief(values)  # type: ignore[assignment]  # In host memory: each process takes its shards.

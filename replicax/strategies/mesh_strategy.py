@@ -59,11 +59,6 @@ from replicax.values.containers import opened, settings_among
 class MeshStrategy(Strategy):
     """Replicas on local devices, all running the same program in step.
 
-    Args:
-        placement: The devices, and how variables are laid out on them.
-        cross_device_ops: The algorithm that combines gradients; by default the one the options ask for.
-        communication_options: Its options.
-
     Attributes:
         gradient_memory: What gradient compression keeps from step to step; empty without.
     """
@@ -136,12 +131,10 @@ class MeshStrategy(Strategy):
 
     @property
     def num_workers(self) -> int:
-        """Number of processes that train together."""
         return len(self._joined.names)
 
     @property
     def worker_index(self) -> int:
-        """Number of this process among them, from 0."""
         return self.placement.group.world.index
 
     @property
@@ -151,7 +144,6 @@ class MeshStrategy(Strategy):
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
-        """The devices, one for each replica."""
         return self.placement.devices
 
     @property
@@ -160,7 +152,6 @@ class MeshStrategy(Strategy):
         return self.placement.replicas
 
     def optimizer_sharding(self, variable: VariableLike) -> Sharding | None:
-        """Returns where a variable of an optimizer lives while a step updates it."""
         if not self.shard_update:
             return super().optimizer_sharding(variable)
         replicas = self.num_replicas_in_sync
@@ -252,7 +243,6 @@ class MeshStrategy(Strategy):
         """Checks the strategy's settings when the variables of a program are known, before it runs."""
 
     def replica_context(self, replicas: int, batch_rows: frozenset[int] = frozenset()) -> ReplicaContext:
-        """Returns a new replica context for a step on `replicas` replicas, each with so many rows of its arguments."""
         return ReplicaContext(self, replicas, batch_rows)
 
     def merged_options(self, options: CommunicationOptions | None) -> CommunicationOptions:
@@ -425,7 +415,6 @@ class MeshStrategy(Strategy):
     def distribute_dataset(
         self, dataset: PyTree, options: InputOptions | None = None, *, batch_size: int | None = None
     ) -> DistributedDataset:
-        """Splits each global batch of `dataset` over the replicas."""
         return DistributedDataset(
             dataset,
             num_replicas=self.num_replicas_in_sync,

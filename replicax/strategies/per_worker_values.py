@@ -110,7 +110,6 @@ class SpreadPerReplica(UnevenPerReplica):
         return len(self.kinds)
 
     def kinds_of_all(self) -> str:
-        """Returns shape and dtype of the components of all workers, for messages."""
         return f"[{', '.join(map(str, self.kinds))}]"
 
     def reduce_axis(self, op: ReduceOp, axis: int | Sequence[int]) -> jax.Array:

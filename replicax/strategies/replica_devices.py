@@ -50,28 +50,23 @@ class ReplicaDevices(Placement):
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is the first of them, which writes for all."""
         return jax.process_index() == 0
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """The names of the processes in messages, in their order."""
         return self._worker_names or tuple(f"process {process}" for process in range(jax.process_count()))
 
     def mesh_for(self, replicas: int) -> Mesh:
-        """Returns the mesh of the first `replicas` replicas."""
         if replicas not in self._meshes:
             types = (AxisType.Auto,) * len(self._axis_names)
             self._meshes[replicas] = Mesh(self._devices[:replicas], self._axis_names, axis_types=types)
         return self._meshes[replicas]
 
     def sharding(self, stacked: bool, replicas: int | None = None) -> NamedSharding:
-        """Returns where a mirrored (or stacked) value lives in a step on `replicas` replicas (default: all)."""
         mesh = self.mesh_for(replicas or self.replicas)
         return stacked_sharding(mesh) if stacked else mirrored_sharding(mesh)
 
     def place(self, value: jax.typing.ArrayLike, stacked: bool = False, replicas: int | None = None) -> jax.Array:
-        """Returns a copy of `value` on the devices; it shares no buffer with `value`."""
         return placed_copy(value, self.sharding(stacked, replicas))
 
     def assembled(self, rows: Sequence[jax.Array]) -> jax.Array:
@@ -82,23 +77,19 @@ class ReplicaDevices(Placement):
         return jax.make_array_from_single_device_arrays(shape, self.sharding(stacked=True), list(rows))
 
     def spread(self, values: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        """Returns results of a program on a sub-mesh in every process, also in those that had no part in it."""
         if not self.spans_processes:
             return values
         with activity.phase(activity.WAIT, "results of a partial batch"):
             return [self.place(value) for value in from_chief(values)]
 
     def takes_part(self, replicas: int) -> bool:
-        """Returns whether a device of the first `replicas` replicas belongs to this process."""
         return bool(self.sharding(stacked=False, replicas=replicas).addressable_devices)
 
     def result_sharding(self, replicas: int) -> NamedSharding | None:
-        """Returns how a program on so many replicas returns results that every process reads; None leaves it to XLA."""
         # Replicated over all devices. Of a sub-mesh, process 0 sends them to processes that have no part in it.
         return self.sharding(stacked=False, replicas=replicas) if self.spans_processes else None
 
     def shrunk(self, array: jax.Array, replicas: int) -> jax.Array:
-        """Returns an argument that is on all devices, mirrored or cut, as a program on `replicas` replicas needs it."""
         if isinstance(array, jax.Array) and array.sharding.device_set == self.sharding(stacked=False).device_set:
             return self._shrunk_value(array, replicas)
         return array
@@ -116,7 +107,6 @@ class ReplicaDevices(Placement):
         return jax.make_array_from_single_device_arrays(mirrored.shape, sharding, held, dtype=mirrored.dtype)
 
     def rejoined(self, tree: PyTree, replicas: int) -> PyTree:
-        """Moves the mirrored results of a program on `replicas` replicas to all devices."""
         if replicas == self.replicas:
             return tree
         return jax.tree_util.tree_map(self._rejoined, tree, is_leaf=is_per_replica)

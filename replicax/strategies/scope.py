@@ -41,7 +41,6 @@ class Scope(contextlib.ContextDecorator, Generic[_S]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes the scope."""
         if not self._open:
             raise ContextError(
                 f"A scope of {self._strategy!r} was closed that is not open. Use it in a `with` statement."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from replicax.checks import is_int
+from replicax.checks import checked_int
 from replicax.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -59,13 +59,12 @@ class GrowingTable(_TableConfig):
     ):
         import keras
 
-        if not is_int(capacity) or capacity < 1:
-            raise ArgumentError(f"`capacity` is a number of rows, an int of at least 1, got {capacity!r}.")
+        self.capacity = checked_int("capacity", capacity, least=1)
         if evict not in EVICTIONS:
             raise ArgumentError(f"`evict` is one of {', '.join(map(repr, EVICTIONS))}, got {evict!r}.")
         self.name, self.embedding_dim, self.optimizer, self.combiner = name, embedding_dim, optimizer, combiner
         self.initializer = keras.initializers.VarianceScaling(mode="fan_out") if initializer is None else initializer
-        self.capacity, self.evict = capacity, evict
+        self.evict = evict
         self.vocabulary_size, self.placement = capacity, "auto"
 
     def get_config(self) -> dict[str, Any]:

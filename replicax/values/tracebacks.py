@@ -15,7 +15,7 @@ import pathlib
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -74,7 +74,7 @@ def _simplify(error: Exception) -> None:
     for each in _chain(error):
         shown = list(_shown_frames(each))
         removed += len(list(traceback.walk_tb(each.__traceback__))) - len(shown)
-        each.__traceback__ = _linked(shown)
+        each.__traceback__ = linked(shown)
         keras.name_given_arguments_alone(each)
     notes = [note for note in getattr(error, "__notes__", ()) if _NOTE_OF_JAX not in note and note != _NOTE]
     if removed or len(notes) < len(getattr(error, "__notes__", ())):
@@ -102,11 +102,12 @@ def _shown_frames(error: BaseException) -> Iterator[types.TracebackType]:
         found = found.tb_next
 
 
-def _linked(shown: list[types.TracebackType]) -> types.TracebackType | None:
-    linked = None
-    for each in reversed(shown):
-        linked = types.TracebackType(linked, each.tb_frame, each.tb_lasti, each.tb_lineno)
-    return linked
+def linked(frames: Sequence[types.TracebackType]) -> types.TracebackType | None:
+    """Returns the traceback of some frames."""
+    found = None
+    for each in reversed(frames):
+        found = types.TracebackType(found, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return found
 
 
 @functools.cache

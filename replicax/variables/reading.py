@@ -86,7 +86,6 @@ class ReadableVariable(ArrayLike):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the value."""
         return self._shape
 
     @property

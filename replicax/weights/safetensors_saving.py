@@ -105,7 +105,6 @@ class _Writer:
             self._file.close()
 
     def begin(self, name: str, beginning: bytes) -> None:
-        """Begins a file."""
         self._try(lambda: self._open(name, beginning))
 
     def add(self, values: np.ndarray) -> None:

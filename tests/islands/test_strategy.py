@@ -137,6 +137,15 @@ def test_reading_in_a_round_is_an_error_that_says_what_to_do():
     assert (w0 == w1).all()
 
 
+def test_a_barrier_by_name_is_refused_between_islands():
+    def body(strategy):
+        with pytest.raises(rx.errors.ContextError, match=r"strategy\.synchronize\(\) waits for all of them"):
+            strategy.barrier("data are prepared")
+
+    run_islands(body, functools.partial(rx.LocalSGDStrategy, 3))
+    rx.LocalSGDStrategy(3).barrier("alone")
+
+
 def test_islands_with_more_batches_are_waited_for_at_the_end():
     def body(strategy):
         own = BATCHES[: 5 if strategy.island_index else 11]

@@ -67,10 +67,10 @@ def test_files_that_differ_are_told_on_all(hear: Callable[..., list[str]], tmp_p
     for path, content in ((own, b"1"), (same, b"1"), (other, b"2")):
         path.write_bytes(content)
     hear(told("load_weights", [str(same), digest(same)]))
-    together.check_same_file("load_weights", own)
+    together.check_same_weights(own)
     for theirs in (other, tmp_path / "absent"):
         hear(told("load_weights", [str(theirs), digest(theirs)]))
         with pytest.raises(
             CheckpointError, match=rf"different files \(process 0: .*own, of digest .*; process 1: {theirs}"
         ):
-            together.check_same_file("load_weights", own)
+            together.check_same_weights(own)

@@ -8,11 +8,16 @@ from pathlib import Path
 import numpy as np
 
 from replicax.tensorflow.checkpoints.bundle import slice_key
-from replicax.tensorflow.checkpoints.crc32c import crc32c, masked
+from replicax.tensorflow.checkpoints.crc32c import crc32c
 from replicax.tensorflow.checkpoints.table import MAGIC
 from replicax.tensorflow.checkpoints.tensors import DTYPES
 
 Field = int | bytes | str
+
+
+def masked(checksum: int) -> int:
+    """Returns a checksum as files store it."""
+    return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def varint(value: int) -> bytes:

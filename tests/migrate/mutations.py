@@ -22,7 +22,7 @@ import numpy as np
 
 from replicax.errors import CheckpointError
 from replicax.tensorflow.checkpoints import open_checkpoint
-from replicax.tensorflow.checkpoints.crc32c import crc32c, masked
+from replicax.tensorflow.checkpoints.crc32c import crc32c
 from replicax.tensorflow.checkpoints.table import Table
 from tests.migrate import bundles, recorded
 
@@ -283,8 +283,8 @@ def _other_graph(index: Path, entry: bytes, rng: Rng) -> bytes:
     for _ in range(int(rng.integers(1, 6))):
         graph = mutated(graph, rng)
     length = len(graph).to_bytes(4, "little")
-    check = masked(crc32c(length)).to_bytes(4, "little")
-    whole = masked(crc32c(check + graph, crc32c(length)))
+    check = bundles.masked(crc32c(length)).to_bytes(4, "little")
+    whole = bundles.masked(crc32c(check + graph, crc32c(length)))
     data = bundles.varint(len(graph)) + check + graph
     end = path.stat().st_size
     with path.open("ab") as file:

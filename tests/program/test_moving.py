@@ -120,7 +120,7 @@ def over_two_replicas(fn, count, *args):
 
     def evaluated(program, values):
         values = dict(values)
-        evaluate_as_one("on_replicas", program.jaxpr, program.jaxpr.eqns, values, program.jaxpr.outvars)
+        evaluate_as_one(program.jaxpr, program.jaxpr.eqns, values, program.jaxpr.outvars)
         return [values[atom] for atom in program.jaxpr.outvars]
 
     own, all_alike = PartitionSpec(REPLICA_AXIS), PartitionSpec()

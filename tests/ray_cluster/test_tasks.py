@@ -69,7 +69,7 @@ def test_an_evaluator_is_not_served():
 
 @pytest.mark.parametrize(("job", "index"), [("chief", 0), (None, None)])
 def test_the_coordinator_is_the_chief_or_nobody(job, index):
-    tasks.check_coordinator(SPEC, job, index)
+    tasks.check_coordinator(job, index)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_the_coordinator_is_the_chief_or_nobody(job, index):
 )
 def test_who_cannot_coordinate(job, index, says):
     with pytest.raises(ClusterError, match=says):
-        tasks.check_coordinator(SPEC, job, index)
+        tasks.check_coordinator(job, index)
 
 
 @pytest.mark.parametrize(("job", "index"), [("chief", 0), ("ps", 1), ("worker", 2), ("other", 0), ("worker", True)])

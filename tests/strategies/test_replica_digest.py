@@ -156,7 +156,7 @@ def test_without_a_fault_it_says_nothing(mirrored):
 
 @pytest.mark.parametrize("every", [0, 1.5, "epoch", True])
 def test_numbers_that_are_no_number_of_steps(every):
-    with pytest.raises(ArgumentError, match="`every` is a number of steps"):
+    with pytest.raises(ArgumentError, match="`every` must be an int of at least 1, a number of steps"):
         rx.keras.ReplicaDigest(every=every)
 
 

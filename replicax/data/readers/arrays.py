@@ -67,7 +67,6 @@ class _Arrays:
         return jax.tree.map(lambda leaf: leaf[0], self.rows_at(np.array([index])))
 
     def rows_at(self, indices: np.ndarray) -> PyTree:
-        """Returns rows as one batch."""
         return jax.tree.unflatten(self._structure, [column.rows_at(indices) for column in self._columns])
 
     def name_of(self, index: int) -> tuple[str, int]:
@@ -196,7 +195,6 @@ class _Windows:
         return windows
 
     def rows_at(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns rows as one batch."""
         x, y = (aligned((len(indices), self._length), _INT32) for _ in range(2))
         for part, places, numbers in self._parts.split(indices):
             windows = self._read(part, numbers)

@@ -58,7 +58,6 @@ class _Indexed:
         return row
 
     def rows_at(self, indices: np.ndarray) -> dict[str, Any]:
-        """Returns rows as one batch."""
         found: dict[str, Any] = self._dataset[indices.tolist()]
         if not all(isinstance(each, np.ndarray) and each.dtype != object for each in found.values()):
             raise ValueError("Columns that are no arrays of numbers: their rows are made one by one.")

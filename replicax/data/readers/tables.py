@@ -45,11 +45,9 @@ class _Columns(abc.ABC):
                     yield _Cell(columns, row)
 
     def row_of(self, cell: _Cell) -> dict[str, Any]:
-        """Returns a row, as a dict."""
         return {name: column[cell.row] for name, column in cell.columns.items()}
 
     def rows_at(self, cells: Sequence[_Cell]) -> dict[str, np.ndarray]:
-        """Returns rows as one batch."""
         blocks: dict[int, list[int]] = {}
         for place, cell in enumerate(cells):
             blocks.setdefault(id(cell.columns), []).append(place)
@@ -252,7 +250,6 @@ class _JSONLines:
                     number += 1
 
     def row_of(self, line: bytes) -> Any:
-        """Returns what a line holds."""
         try:
             value = json.loads(line)
         except ValueError as error:

@@ -25,36 +25,31 @@ class History:
         self.name, self.address = name, address
         self.status: Status | None = None  # its last answer; None if it has never answered
         self.took = 0.0  # seconds until it answered last
-        self._heard, self._missed, self._refusals = time, False, 0
+        self._heard, self.missed, self._refusals = time, False, 0  # `missed`: it did not answer the last question
         self._lock = threading.Lock()
-
-    @property
-    def missed(self) -> bool:
-        """Whether it did not answer the last question."""
-        return self._missed
 
     def answered(self, status: Status, time: float, took: float = 0.0) -> None:
         """Notes an answer. An answer from before the worker's goodbye may arrive after it."""
         with self._lock:
             if self.status is None or not self.status.ended or status.ended:
                 self.status = status
-            self._heard, self._missed, self._refusals, self.took = time, False, 0, took
+            self._heard, self.missed, self._refusals, self.took = time, False, 0, took
 
     def refused(self) -> None:
         """Notes that nothing listens at its port."""
         with self._lock:
-            self._missed, self._refusals = True, self._refusals + 1
+            self.missed, self._refusals = True, self._refusals + 1
 
     def unheard(self) -> None:
         """Notes that it did not answer in time."""
         with self._lock:
-            self._missed, self._refusals = True, 0
+            self.missed, self._refusals = True, 0
 
     def is_known_since(self, time: float) -> bool:
         """Returns whether it has answered since then, or has said how it ended."""
         with self._lock:
             ended = self.status is not None and bool(self.status.ended)
-            return ended or (not self._missed and self._heard >= time)
+            return ended or (not self.missed and self._heard >= time)
 
     def forgive(self, time: float) -> None:
         """Forgets a silence, because this process itself did not listen."""
@@ -71,7 +66,7 @@ class History:
     def seen(self, time: float) -> WorkerObservation:
         """Returns what is known of the worker now. It is silent only if it did not answer the last question."""
         with self._lock:
-            silent = time - self._heard if self._missed else 0.0
+            silent = time - self._heard if self.missed else 0.0
             return WorkerObservation(self.name, self.address, self.status, silent, self._refusals)
 
 

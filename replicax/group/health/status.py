@@ -35,7 +35,6 @@ class Status:
         return None if self.waiting is None else min(self.waiting, self.quiet)
 
     def describe(self) -> str:
-        """Returns the status as text."""
         if self.ended:
             return f"ended ({self.ended}), last completed step {self.completed}"
         program = f" of {self.program!r}" if self.program else ""

@@ -96,16 +96,13 @@ class ElasticGroup(Group):
 
     @property
     def is_member(self) -> bool:
-        """Whether this process is a member; a newcomer is none before `join`."""
         return self._world.number != ALONE
 
     @property
     def came_later(self) -> bool:
-        """Whether others have trained before this process, a newcomer or the replacement of a lost worker."""
         return not self.is_member or self.incarnation.number > 0
 
     def messages(self, own: bytes) -> list[bytes]:
-        """Returns the messages of all members, in their order."""
         return exchange.exchanged(own)
 
     def offer(self, state: State | None) -> None:
@@ -157,7 +154,6 @@ class ElasticGroup(Group):
         return self.is_member and len(self.world.members) > self._fewest
 
     def renewed(self, tree: PyTree) -> PyTree:
-        """Returns `tree` for the present world: batches of an earlier one have the same global rows, split anew."""
         return renewed(tree)
 
     def ballot(self, patience: Patience, closed: threading.Event) -> Ballot:
@@ -177,7 +173,6 @@ class ElasticGroup(Group):
     # Calls.
 
     def attempt(self, call: Callable[[], _T]) -> _T:
-        """Returns what `call` returns; makes it again, in a new world, whenever a member is lost meanwhile."""
         if self._is_busy:
             return call()
         if self._interrupter.somebody_knocks():

@@ -27,7 +27,6 @@ class Watch:
         self._seen: dict[Incarnation, tuple[list[bytes], list[float]]] = {}
 
     def begin(self) -> None:
-        """Begins to watch."""
         self._seen.clear()
 
     def silent(
@@ -63,7 +62,6 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops."""
         self._thread.stop()
 
     def _run(self) -> None:

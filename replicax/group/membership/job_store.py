@@ -146,7 +146,6 @@ class JobStore:
         return found
 
     def gone(self) -> frozenset[Incarnation]:
-        """Returns the incarnations that are over."""
         keys = (key.split("/")[-2:] for key in self.store.listing("gone"))
         return frozenset(Incarnation(int(index), int(number)) for index, number in keys)
 

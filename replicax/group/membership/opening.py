@@ -230,12 +230,10 @@ class SingleProcessMeeting:
         self._number = 0
 
     def gather(self, what: str, note: bytes) -> Quorum:
-        """Returns a quorum with this process alone."""
         self._number += 1
         return Quorum(self._number, (0,), (note,))
 
     def total(self, quorum: Quorum, values: Sequence[jax.Array]) -> list[jax.Array]:
-        """Returns the values."""
         return list(values)
 
     def leave(self) -> None:

@@ -36,7 +36,6 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, note: bytes) -> Place:
-        """Returns the place that a note tells."""
         calls, *flags, kept = json.loads(note)
         executes, gives, is_new, is_done = map(bool, flags)
         return cls(calls, executes, gives, is_new, is_done, kept)

@@ -41,7 +41,6 @@ class StoreWatcher:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops."""
         self._stopped.set()
         connection = self._connection
         if connection is not None:

@@ -22,7 +22,6 @@ class Client:
 
     @classmethod
     def here(cls) -> Client:
-        """Returns this process."""
         return cls(socket.gethostname(), os.getpid(), time.time())
 
     def is_gone(self) -> bool:

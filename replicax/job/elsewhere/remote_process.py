@@ -135,7 +135,6 @@ class RemoteProcess:
 
     @property
     def log_path(self) -> Path | None:
-        """The path of its log on this machine, if it has one."""
         return self._outlets.log.path
 
     def send(self, number: int) -> None:

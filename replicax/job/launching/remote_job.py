@@ -98,7 +98,6 @@ class _RemoteTasks:
 
     @contextlib.contextmanager
     def __call__(self, workers: int, attempt: int) -> Iterator[Tasks]:
-        """Prepares an attempt."""
         with contextlib.ExitStack() as held:
             tasks = (
                 self._fixed(workers, attempt, held) if self.options.elastic is None else self._elastic(attempt, held)

@@ -21,6 +21,8 @@ from replicax.job.processes.terminal import Terminal
 from replicax.job.supervision.run_job import JobPolicy, run_job
 from replicax.job.supervision.state import Grace
 
+_TO_WRITE_STACKS_S = 1.0  # A process writes them from the handler of a signal, whatever it does.
+
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
@@ -37,7 +39,6 @@ def run_in_time(
     log_dir: Path,
     timeout_s: float,
     environment: Mapping[str, str] | None = None,
-    to_write_stacks_s: float = 1.0,  # A process writes them from the handler of a signal, whatever it does.
 ) -> Outcome:
     """Runs a script as a cluster, once and without showing its output; in the end no process is left."""
     inherited = dict(os.environ if environment is None else environment)
@@ -46,7 +47,7 @@ def run_in_time(
     terminal = Terminal(io.StringIO(), io.StringIO())
     # It is one attempt, with its logs elsewhere: `restarts` and `log_dir` of the options have no effect.
     policy = JobPolicy(options.workers, Grace.of(options))
-    with contextlib.closing(Guard()) as guard, _alarm(events, timeout_s, to_write_stacks_s) as rang:
+    with contextlib.closing(Guard()) as guard, _alarm(events, timeout_s) as rang:
         local = LocalTasks(job, log_dir, terminal, guard, events)
         attempt, _ = run_job(local, policy, terminal, events)
     logs = {task.name: log_dir / task.log_name for task in local.planned}
@@ -54,7 +55,7 @@ def run_in_time(
 
 
 @contextlib.contextmanager
-def _alarm(events: Events[Event], timeout_s: float, to_write_stacks_s: float) -> Iterator[threading.Event]:
+def _alarm(events: Events[Event], timeout_s: float) -> Iterator[threading.Event]:
     """Makes all tasks write their stacks and kills them, unless the block ends in time; yields an event set if not."""
     over, rang = threading.Event(), threading.Event()
 
@@ -64,7 +65,7 @@ def _alarm(events: Events[Event], timeout_s: float, to_write_stacks_s: float) ->
         rang.set()
         # At it `faulthandler` writes the stacks to the log. Not SIGTERM, which JAX catches itself.
         events.put(SignalReceived(signal.SIGUSR1))
-        over.wait(to_write_stacks_s)
+        over.wait(_TO_WRITE_STACKS_S)
         events.put(SignalReceived(signal.SIGINT))  # As a second signal it kills the tasks.
 
     thread = threading.Thread(target=wait, name="replicax-alarm", daemon=True)

@@ -95,7 +95,6 @@ class Process:
 
     @property
     def log_path(self) -> Path | None:
-        """The path of its log, if it has one."""
         return self._log.path
 
     def send(self, number: int) -> None:

@@ -71,7 +71,6 @@ class PlannedTask:
         return f"{self.type}-{self.index}.log"
 
     def with_environment(self, environment: Mapping[str, str]) -> PlannedTask:
-        """Returns the task with another environment."""
         return dataclasses.replace(self, environment=environment)
 
 

@@ -50,7 +50,6 @@ class Terminal:
             self._put(self._out, f"{_CLEAR_LINE}{self._last_line}")
 
     def end_bar(self) -> None:
-        """Removes the bar."""
         with self._lock:
             if self._bar:
                 self._bar = ""

@@ -51,7 +51,6 @@ class ElasticPolicy(LossPolicy):
         return "" if _is_newcomer(members, failure, left) else failure.error
 
     def hindrance(self, members: Members, failure: Failure, left: Sequence[Incarnation]) -> str:
-        """Returns why the others, those who are `left`, cannot go on without a worker; "" if they can."""
         code, incarnation = failure.code, failure.task.incarnation
         leaves, members_left = members[incarnation].is_leaving, members.are_any(left)
         if _is_newcomer(members, failure, left):  # The others have not noticed it.
@@ -90,7 +89,6 @@ class ElasticPolicy(LossPolicy):
         return Succession(True, pause, counts, could_not_join)
 
     def is_done(self, members: Members, incarnation: Incarnation) -> bool:
-        """Returns whether the training is done when this worker has ended with 0."""
         ends_it = members[incarnation].was_member or not members.world if self.is_elastic else incarnation.index == 0
         return members.is_done or ends_it
 

@@ -74,7 +74,6 @@ class _Transition:
         self.actions: list[Action] = []
 
     def take(self, event: Event) -> None:
-        """Follows an event."""
         state = self.state
         match event:
             case events.Started():
@@ -103,7 +102,6 @@ class _Transition:
                 self._member_told(event)
 
     def go_on(self) -> None:
-        """Does what is due."""
         now, deadlines = self.state.now, self.state.deadlines
         if now >= deadlines.miss:
             self._miss_early_ends(certain=False)

@@ -106,7 +106,6 @@ class JobState(NamedTuple):
 
     @property
     def running(self) -> tuple[TaskRun, ...]:
-        """The tasks that run."""
         return tuple(run for run, task in self.tasks.items() if not task.is_over)
 
     @property

@@ -23,7 +23,6 @@ class CreatedRows:
     dtype: np.dtype
 
     def compute(self) -> jax.Array:
-        """Returns the rows."""
         first, end = self.bounds
         rows_of = jax.export.deserialize(bytearray(self.code)).call
         row_bytes = max(1, int(np.prod(self.row_shape)) * self.dtype.itemsize)

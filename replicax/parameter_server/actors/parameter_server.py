@@ -57,7 +57,6 @@ class ParameterServer:
         self._programs[program.number] = program, compiled(program.code, donate=[0])
 
     def drop(self, program: int) -> None:
-        """Forgets a program."""
         self._programs.pop(program, None)
 
     def begin_era(self, era: int) -> None:

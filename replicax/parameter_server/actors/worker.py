@@ -383,7 +383,6 @@ class RemoteWorker(Worker):
     """A worker in a process of its own. It returns errors instead of raising them, so that they keep their types."""
 
     def run(self, step: StepCall) -> Done | UnexpectedBatch | ServerLost | Raised:  # type: ignore[override]
-        """Makes a step."""
         try:
             return super().run(step)
         except Exception as error:
@@ -392,14 +391,12 @@ class RemoteWorker(Worker):
     def structure(  # type: ignore[override]
         self, kind: str, number: int, set_up: int
     ) -> tuple[jax.tree_util.PyTreeDef, ArraySpecs] | Raised:
-        """Returns the structure of the next batch of an iterator, or of a resource."""
         try:
             return super().structure(kind, number, set_up)
         except Exception as error:
             return raised(error)
 
     def resource(self, number: int, set_up: int) -> list[np.ndarray] | Raised:  # type: ignore[override]
-        """Returns the arrays of a resource."""
         try:
             return super().resource(number, set_up)
         except Exception as error:

@@ -63,7 +63,6 @@ class WorkerData:
         return jax.tree_util.tree_leaves(self._iterators[iterator].peek(turn))
 
     def resource(self, number: int) -> list[np.ndarray]:
-        """Returns the arrays of a resource."""
         return jax.tree_util.tree_leaves(self._resources[number])
 
     def keep(self, arrays: Sequence[tuple[int, int]], results: list[np.ndarray]) -> list[np.ndarray]:

@@ -16,7 +16,6 @@ class WorkersDataset:
         self._make, self.given = make, given  # pickled; None if the strategy was given a function
 
     def __call__(self) -> Iterable[PyTree]:
-        """Returns the dataset."""
         return self._make()
 
     def __iter__(self) -> Iterator[PyTree]:

@@ -28,7 +28,6 @@ class PytreeSpec:
     specs: tuple[jax.ShapeDtypeStruct, ...]
 
     def rebuild(self, leaves: Sequence[object]) -> PyTree:
-        """Returns the pytree with `leaves`."""
         return jax.tree_util.tree_unflatten(self.treedef, leaves)
 
 
@@ -53,7 +52,6 @@ class Recorder:
             yield
 
     def batch(self, iterator: int) -> PyTree:
-        """Returns the next batch of an iterator."""
         turn = self._turns.get(iterator, 0)
         self._turns[iterator] = turn + 1
         return self._tree("batch", iterator, turn)

@@ -33,7 +33,6 @@ class Table:
         # The look-ups' index arrays, `(..., 1)`: whether indices out of range are clipped, rather than dropped or NaN.
         self.indices: dict[Var, bool] = {}
         self._graph = Graph(equations)
-        self._outvars = outvars
         self._follow(variable)
         if gradient is not None:
             self._trace_back(gradient)

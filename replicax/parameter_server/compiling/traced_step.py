@@ -101,7 +101,6 @@ class Result:
     kept: int  # how many arrays stay there
 
     def rebuild(self, arrays: Sequence[object]) -> PyTree:
-        """Returns the result."""
         return self.structure.rebuild([*arrays, *[None] * self.kept])[0]
 
 

@@ -89,7 +89,6 @@ class WorkerHalf:
     def shapes(
         self,
     ) -> tuple[list[_Spec], list[_Spec], list[list[_Spec]], list[_Spec]]:
-        """Returns the shapes of its arguments."""
         invars = self._step.split.program.jaxpr.invars
         rows = [
             _Spec((table.capacity, *aval_of(invars[i]).shape[1:]), aval_of(invars[i]).dtype)

@@ -99,7 +99,6 @@ class _Transition:
         self.actions: list[Action] = []
 
     def take(self, event: Event) -> None:
-        """Follows an event."""
         if self.state.is_ended and not isinstance(event, Scheduled):
             return
         match event:

@@ -218,7 +218,6 @@ class ServerActors:
         return {server: pid for server, (_, pid) in list(self._identities.items())}
 
     def close(self) -> None:
-        """Ends all servers."""
         import ray
 
         self._closed = True

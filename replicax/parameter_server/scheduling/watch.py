@@ -67,7 +67,6 @@ class ActorRecord(NamedTuple):
         )  # fmt: skip
 
     def enters(self, stage: Stage, now: float) -> ActorRecord:
-        """Returns the record after the actor has entered a stage."""
         return self._replace(stage=stage, since=now, pinged_at=None)
 
     def answers(self, set_up_done: int, now: float, patience: Patience) -> ActorRecord:
@@ -162,7 +161,6 @@ class Watch:
         return it.life == life and it.stage is not Stage.GONE
 
     def workers(self) -> list[ActorId]:
-        """Returns all workers."""
         return [actor for actor in self.actors if actor.job == WORKER]
 
     # Transitions: each returns the watch afterwards.

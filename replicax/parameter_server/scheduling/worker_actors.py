@@ -107,7 +107,6 @@ class WorkerActors:
         return handle.report.options(concurrency_group=WATCH).remote().future()
 
     def note_report(self, worker: int, report: Report) -> None:
-        """Notes what a worker has reported."""
         self.platforms.add(report.platform)
         self._reports[worker] = report
 
@@ -138,8 +137,6 @@ class WorkerActors:
         return self._ask_any(range(len(self)), "structure", call)
 
     def resources(self, id: int) -> list[list[np.ndarray]]:
-        """Returns the arrays of a resource of each worker."""
-
         def call(handle: WorkerHandle) -> RemoteAnswer[list[np.ndarray] | Raised]:
             return handle.resource.remote(id, self.set_ups)
 

@@ -52,7 +52,6 @@ class FixedShardsPartitioner(Partitioner):
         self._num_shards = checked_int("num_shards", num_shards, least=1)
 
     def __call__(self, shape: Sequence[int], dtype: jax.typing.DTypeLike, axis: int = 0) -> list[int]:
-        """Returns the number of shards along each dimension."""
         del dtype
         return _parts(shape, axis, self._num_shards)
 
@@ -81,7 +80,6 @@ class MinSizePartitioner(Partitioner):
         self._bytes_per_string = checked_int("bytes_per_string", bytes_per_string, least=1)
 
     def __call__(self, shape: Sequence[int], dtype: jax.typing.DTypeLike, axis: int = 0) -> list[int]:
-        """Returns the number of shards along each dimension."""
         total = math.prod(shape) * _entry_bytes(dtype, self._bytes_per_string)
         wanted = -(-total // self._min_shard_bytes)
         return _parts(shape, axis, max(1, min(self._max_shards, wanted)))
@@ -109,7 +107,6 @@ class MaxSizePartitioner(Partitioner):
         self._bytes_per_string = checked_int("bytes_per_string", bytes_per_string, least=1)
 
     def __call__(self, shape: Sequence[int], dtype: jax.typing.DTypeLike, axis: int = 0) -> list[int]:
-        """Returns the number of shards along each dimension."""
         _check_rank(shape)
         rows = shape[axis]
         row_bytes = math.prod(shape) // max(rows, 1) * _entry_bytes(dtype, self._bytes_per_string)

@@ -107,12 +107,10 @@ class Shard:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the shard."""
         return (self.bounds[1] - self.bounds[0], *shape_of(self.whole)[1:])
 
     @property
     def dtype(self) -> object:
-        """Dtype of the variable."""
         return self.whole.dtype
 
     def numpy(self) -> np.ndarray:

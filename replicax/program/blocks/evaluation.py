@@ -24,7 +24,7 @@ from replicax.compat.jax_names import (
 from replicax.errors import ProgramError
 from replicax.program.blocks.rules import FIRST, Cut, Dimension
 from replicax.program.ir.interpreter import Interpreter, bind, pass_on
-from replicax.program.ir.jaxprs import Atom, aval_of, is_literal
+from replicax.program.ir.jaxprs import is_literal, number_of
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.runtime.numbers import BLOCK_AXIS
 
@@ -55,7 +55,7 @@ def value_of(atom: Any, values: dict[jex_core.Var, jax.Array]) -> Any:
     """Returns the value of an operand, which may be a value already."""
     if isinstance(atom, jex_core.Var):
         return values[atom]
-    return _number(atom) if is_literal(atom) else atom
+    return number_of(atom) if is_literal(atom) else atom
 
 
 def placed(value: Any, wanted: Dimension, number: jax.Array, blocks: int) -> Any:
@@ -67,10 +67,6 @@ def placed(value: Any, wanted: Dimension, number: jax.Array, blocks: int) -> Any
         return jnp.where(number == 0, value, jnp.zeros_like(value))
     size = value.shape[wanted] // blocks
     return jax.lax.dynamic_slice_in_dim(value, number * size, size, wanted)
-
-
-def _number(atom: Atom) -> np.ndarray:
-    return np.asarray(atom.val, aval_of(atom).dtype)  # type: ignore[union-attr]
 
 
 # A step's one replica: what it would exchange with others stays as it is.
@@ -118,5 +114,5 @@ _LOCAL = Interpreter(
     },
     [*CALLS, *RECOMPUTED],
     _elsewhere,
-    _number,
+    number_of,
 )

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, cast
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.extend import core as jex_core
 
 from replicax.compat.jax_equations import location
@@ -23,6 +21,7 @@ from replicax.program.blocks.evaluation import blockwise, placed, value_of
 from replicax.program.blocks.rules import FIRST, Cut, Dimension, broadcast_anew
 from replicax.program.blocks.scans import fitting_cut
 from replicax.program.ir.jaxprs import Atom, is_literal, is_one_of, variables_of, with_inner
+from replicax.runtime.precision import adding_dtype
 
 
 class Operation(NamedTuple):
@@ -225,7 +224,7 @@ class Plan:
     def block(
         self, stage: Stage, number: jax.Array, wholes: Sequence[jax.Array], given: Sequence[jax.Array]
     ) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Computes one block of a stage; returns what is passed on, and its parts of sums, of `wide` dtypes."""
+        """Computes one block of a stage; returns what is passed on, and its parts of sums, in `adding_dtype`s."""
         values = dict(zip([*stage.block_wholes, *stage.block_inputs], [*wholes, *given], strict=True))
         for item in stage.blocks:
             if isinstance(item, Part):
@@ -239,13 +238,7 @@ class Plan:
             results = blockwise(item.equation, operands, item.cut, values, number)
             values.update(zip(item.results, results, strict=True))
         parts = [values[item.part] for item in stage.sums]
-        return [values[var] for var in stage.block_outputs], [part.astype(wide(part.dtype)) for part in parts]
-
-
-def wide(dtype: np.dtype) -> np.dtype:
-    """Returns the dtype in which the blocks' parts of a sum are added."""
-    is_short = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
-    return np.dtype(np.float32) if is_short else dtype
+        return [values[var] for var in stage.block_outputs], [part.astype(adding_dtype(part.dtype)) for part in parts]
 
 
 def _ordered(variables: Iterable[jex_core.Var]) -> list[jex_core.Var]:

@@ -17,6 +17,7 @@ from jax.extend import core as jex_core
 
 from replicax.compat.jax_names import BITS_BY_ELEMENT, BY_ELEMENT, COMBINING, CUMULATIVE, SCATTERS
 from replicax.program.ir.jaxprs import aval_of
+from replicax.runtime.precision import adding_dtype
 
 #: A dimension that is cut; None: whole.
 Dimension: TypeAlias = int | None
@@ -234,8 +235,7 @@ def _dot(equation: jex_core.JaxprEqn, dimensions: Sequence[Dimension], blocks: i
 def _in_float32(equation: jex_core.JaxprEqn) -> dict[str, Any]:
     """Returns the parameter with which a part of a sum keeps its bits until all parts are added."""
     dtype = aval_of(equation.outvars[0]).dtype
-    is_short = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
-    return {"preferred_element_type": jnp.dtype(jnp.float32)} if is_short else {}
+    return {} if adding_dtype(dtype) == dtype else {"preferred_element_type": adding_dtype(dtype)}
 
 
 def _convolution(equation: jex_core.JaxprEqn, dimensions: Sequence[Dimension], blocks: int) -> Cut | None:

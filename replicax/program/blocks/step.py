@@ -28,10 +28,11 @@ from replicax.compat.jax import is_random_key
 from replicax.compat.jax_cache import without_compilation_cache
 from replicax.compat.jax_executables import on_each
 from replicax.program.blocks.evaluation import flat, value_of
-from replicax.program.blocks.plan import Plan, Stage, wide
+from replicax.program.blocks.plan import Plan, Stage
 from replicax.program.blocks.rules import COMBINERS
 from replicax.program.ir.jaxprs import aval_of, is_literal
 from replicax.runtime.numbers import BLOCK_AXIS
+from replicax.runtime.precision import adding_dtype
 from replicax.runtime.transfer import put
 from replicax.typing import PyTree, PyTreeFunction
 
@@ -54,7 +55,6 @@ class BlockedStep:
         self._compiled: dict[tuple[object, ...], _Compiled] = {}
 
     def __call__(self, *args: PyTree) -> PyTree:
-        """Runs the step."""
         leaves, treedef = jax.tree_util.tree_flatten(args)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             return self._step(*args)
@@ -261,7 +261,7 @@ class _Programs:
         alike: dict[tuple[object, ...], list[int]] = {}
         for i, (each, result) in enumerate(zip(stage.sums, self._results, strict=True)):
             alone = i if math.prod(result.shape) > _MOST_PACKED else None
-            alike.setdefault((each.combiner, wide(result.dtype), alone), []).append(i)
+            alike.setdefault((each.combiner, adding_dtype(result.dtype), alone), []).append(i)
         self._packing = Packing(tuple(map(tuple, alike.values())), tuple(each.shape for each in self._results))
         self._combiners = [COMBINERS[stage.sums[pack[0]].combiner] for pack in self._packing.packs]
         self._dimensions = [each.dimension for each in stage.joined]

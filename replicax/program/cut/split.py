@@ -65,7 +65,8 @@ class Split:
         self._graph = graph = Graph(jaxpr.eqns)
         self._held = held = {jaxpr.invars[i] for i in variables}
         own = [v for v in jaxpr.invars if v not in held]
-        own += [v for v, const in zip(jaxpr.constvars, program.consts, strict=True) if _is_traced(const)]
+        consts = zip(jaxpr.constvars, program.consts, strict=True)
+        own += [v for v, const in consts if isinstance(const, jax.core.Tracer)]
         own += [out for equation in jaxpr.eqns if is_bound_to_worker(equation) for out in equation.outvars]
         self._from_worker = graph.following(own)
         self._from_held = graph.following(held)
@@ -251,10 +252,6 @@ class Split:
         """Returns the values of the program's inputs and constants."""
         jaxpr = self.program.jaxpr
         return dict(zip([*jaxpr.constvars, *jaxpr.invars], [*self.program.consts, *args], strict=True))
-
-
-def _is_traced(const: jax.Array) -> bool:
-    return isinstance(const, jax.core.Tracer)
 
 
 def is_bound_to_worker(equation: jex_core.JaxprEqn) -> bool:

@@ -85,7 +85,6 @@ class FlaxVariable:
 
     @property
     def dtype(self) -> np.dtype:
-        """Dtype of the array."""
         return self._dtype
 
     @property

@@ -16,13 +16,14 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
-from replicax.checks import is_int
+from replicax.checks import checked_int
 from replicax.contracts.reduce_op import ReduceOp
 from replicax.errors import ArgumentError
 from replicax.program.function import function
 from replicax.program.gradients.autodiff import Differentiated, Differentiation
 from replicax.program.gradients.micro_batches import Batch, Group
-from replicax.program.gradients.micro_program import MicroProgram, State, wide
+from replicax.program.gradients.micro_program import MicroProgram, State
+from replicax.runtime.precision import adding_dtype
 from replicax.typing import PyTree
 from replicax.values.tracebacks import entry_point
 
@@ -75,9 +76,7 @@ def accumulate_gradients(fn: Callable[_P, _T], steps: int) -> Callable[_P, _T]:
             "rx.accumulate_gradients(rx.value_and_grad(loss_fn, variables), steps)(batch). Got "
             f"{type(fn).__name__}: {fn!r:.100}. For gradients of arrays, by jax.value_and_grad, use optax.MultiSteps."
         )
-    if not is_int(steps) or steps < 1:
-        raise ArgumentError(f"steps must be a positive integer, got {steps!r}.")
-    return cast(Callable[_P, _T], _Accumulated(fn, int(steps)))
+    return cast(Callable[_P, _T], _Accumulated(fn, checked_int("steps", steps, least=1)))
 
 
 class _Accumulated:
@@ -135,7 +134,8 @@ def _one_by_one(evaluation: Differentiation, batch: Batch, op: ReduceOp | None) 
                 args, kwargs = batch.arguments([each[i] for each in stacked])
                 loss, found, gradients = evaluation.own(evaluation.values(), args, kwargs)
             parts = [loss, *gradients]
-            totals.append(_weighted([None if each is None else wide(each) for each in parts], evaluation, op, part))
+            terms = [None if each is None else each.astype(adding_dtype(each.dtype)) for each in parts]
+            totals.append(_weighted(terms, evaluation, op, part))
             aux.append([_joined_rows(each[None], dataclasses.replace(group, count=1)) for each in found])
     dtypes = [jnp.dtype(float) if each is None else each.dtype for each in parts]
     return _cast(_joined(totals, evaluation), dtypes), [jnp.concatenate(each) for each in zip(*aux, strict=True)]

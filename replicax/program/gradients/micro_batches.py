@@ -106,7 +106,6 @@ class MicroFrame(TracedFrame):
         self.how: dict[int, VariableAggregation] = {}  # by id, for variables whose values have still to be combined
 
     def read(self, variable: VariableLike) -> jax.Array:
-        """Returns the value of `variable`: the assigned one or a placeholder."""
         value = super().read(variable)
         return value if id(variable) in self._values else self._shown_of(variable, value)
 

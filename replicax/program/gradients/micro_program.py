@@ -26,6 +26,7 @@ from replicax.program.ir.scopes import scope_of
 from replicax.program.library_state import defer_total, is_accumulator, share_of_total
 from replicax.program.placeholders import placeholder, stacked_in_program
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.runtime.precision import adding_dtype
 from replicax.values.aggregation import VariableAggregation, combine
 from replicax.values.equality import difference
 
@@ -116,9 +117,9 @@ class MicroProgram:
         known = [next(kinds), *(next(kinds) if flag else None for flag in self._connected)]
         # Of the loss and the gradients.
         self.dtypes = [jnp.dtype(float) if each is None else each.dtype for each in known]
-        self._check_totals(evaluation)
+        self._check_totals()
 
-    def _check_totals(self, evaluation: Differentiation) -> None:
+    def _check_totals(self) -> None:
         current = context.current()
         if (current.manual_replicas or 1) == 1:
             return
@@ -156,7 +157,7 @@ class MicroProgram:
 
     def _zero(self, number: int) -> jax.Array:
         aval = self._program.out_avals[number]
-        zero = jnp.zeros(aval.shape, _wide_dtype(aval.dtype))
+        zero = jnp.zeros(aval.shape, adding_dtype(aval.dtype))
         return self._placed(number, vary(zero, REPLICA_AXIS) if REPLICA_AXIS in axes_of_type(aval) else zero)
 
     def _placed(self, number: int, value: jax.Array) -> jax.Array:
@@ -164,15 +165,6 @@ class MicroProgram:
         connected = [layout for layout, flag in zip(self._layouts, self._connected, strict=True) if flag]
         layout = connected[number - 1] if number else None
         return value if layout is None else jax.lax.with_sharding_constraint(value, layout)
-
-
-def wide(value: jax.Array) -> jax.Array:
-    """Returns a value in the dtype in which such values are added up."""
-    return value.astype(_wide_dtype(value.dtype))
-
-
-def _wide_dtype(dtype: jnp.dtype) -> jnp.dtype:
-    return jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
 
 
 def _values_vary() -> bool:

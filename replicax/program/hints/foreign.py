@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from replicax.errors import ArgumentError, ContextError, ProgramError
 from replicax.typing import Leaf
+from replicax.values.tracebacks import linked
 
 _LIBRARIES = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
 _BEGINNINGS = tuple(_LIBRARIES)
@@ -64,13 +65,13 @@ def check_no_foreign_function(what: str, fn: object) -> None:
         )
 
 
-def check_outside_of_graphs(name: str) -> None:
-    """Checks that TensorFlow traces no `tf.function` or `tf.data` pipeline: the call would run once, never again."""
+def check_outside_of_graphs() -> None:
+    """Checks that TensorFlow traces no `tf.function` or `tf.data` pipeline: a `run` would run once, never again."""
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is not None and not tensorflow.executing_eagerly():
         raise ContextError(
-            f"{name} was called while TensorFlow traces a tf.function: it would run now, once, and not when that is "
-            "called. Put @rx.function there instead of @tf.function."
+            "strategy.run was called while TensorFlow traces a tf.function: it would run now, once, and not when that "
+            "is called. Put @rx.function there instead of @tf.function."
         )
 
 
@@ -93,7 +94,7 @@ def explained_error(error: BaseException) -> ProgramError | None:
         f"{library} cannot compute with its values, and JAX not with {library}'s. {_INSTEAD[library]} It ended "
         f"with {type(error).__name__}: {said:.200}"
     )
-    return told.with_traceback(_linked(before))
+    return told.with_traceback(linked(before))
 
 
 def _entries(found: types.TracebackType | None) -> Iterator[types.TracebackType]:
@@ -114,10 +115,3 @@ def _where(before: Sequence[types.TracebackType]) -> str:
     file, number = own.tb_frame.f_code.co_filename, own.tb_lineno
     line = linecache.getline(file, number).strip()
     return f", at {file}:{number}" + (f" ({line})" if line else "")
-
-
-def _linked(frames: Sequence[types.TracebackType]) -> types.TracebackType | None:
-    linked = None
-    for each in reversed(frames):
-        linked = types.TracebackType(linked, each.tb_frame, each.tb_lasti, each.tb_lineno)
-    return linked

@@ -41,7 +41,6 @@ class Interpreter:
             values.update(zip(equation.outvars, rule(equation, inputs), strict=True))
 
     def run(self, program: Program, inputs: Sequence[Any]) -> list[Any]:
-        """Returns the results of a program."""
         jaxpr, consts = opened_program(program)
         values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
         self(jaxpr.eqns, values)

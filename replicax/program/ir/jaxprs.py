@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TypeAlias, TypeGuard, cast
 
 import jax
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core as jex_core
 
@@ -33,6 +34,11 @@ def variables_of(atoms: Iterable[Atom]) -> list[jex_core.Var]:
 def aval_of(atom: Atom) -> jax.core.ShapedArray:
     """Returns the shape and dtype of an operand or a result of an equation."""
     return cast(jax.core.ShapedArray, atom.aval)
+
+
+def number_of(literal: jex_core.Literal) -> np.ndarray:
+    """Returns a number that stands in the program, without the mesh that JAX has noted with it."""
+    return np.asarray(literal.val, aval_of(literal).dtype)
 
 
 def read(atom: Atom, values: Values) -> jax.Array:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import jax
-import numpy as np
 from jax.extend import core as jex_core
 
 from replicax.compat.jax import meshless
@@ -21,10 +20,10 @@ from replicax.program.ir.jaxprs import (
     Atom,
     Program,
     Values,
-    aval_of,
     called_program,
     is_literal,
     is_one_of,
+    number_of,
     opened_program,
     variables_of,
 )
@@ -40,7 +39,6 @@ def inlined(program: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
 
 
 def evaluate_as_one(
-    name: str,  # in profiles
     jaxpr: jex_core.Jaxpr,
     equations: Sequence[jex_core.JaxprEqn],  # some of its equations, where they are traced again
     values: Values,
@@ -56,7 +54,9 @@ def evaluate_as_one(
     read = dict.fromkeys(atom for equation in equations for atom in variables_of(equation.invars))
     inputs = [atom for atom in read if atom not in made]
     parts = {"constvars": [], "invars": inputs, "outvars": outputs, "eqns": equations, "effects": effects}
-    results = run_as_one(name, jex_core.ClosedJaxpr(jaxpr.replace(**parts), ()), [values[atom] for atom in inputs])
+    results = run_as_one(
+        "on_replicas", jex_core.ClosedJaxpr(jaxpr.replace(**parts), ()), [values[atom] for atom in inputs]
+    )
     values.update(zip(outputs, results, strict=True))
 
 
@@ -149,4 +149,4 @@ class _Copy:
             return atoms[atom]
         if not self._moves:
             return atom
-        return jex_core.Literal(np.asarray(atom.val, aval_of(atom).dtype), meshless(atom.aval))
+        return jex_core.Literal(number_of(atom), meshless(atom.aval))

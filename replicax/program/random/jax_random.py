@@ -130,9 +130,7 @@ def _shuffled(sampler: Callable[..., jax.Array], given: inspect.BoundArguments) 
     """Shuffles numbers along an axis. Those of `jax.random.permutation(key, rows)` are row numbers of all replicas."""
     draws = _draws_of(given.arguments["key"])
     if draws is not None:
-        draws.dimension(
-            "permutation of row numbers", np.shape(given.arguments["x"]), refused=(given.arguments["axis"],)
-        )
+        draws.dimension(_OF_NUMBERS, np.shape(given.arguments["x"]), refused=(given.arguments["axis"],))
     return sampler(*given.args, **given.kwargs)
 
 

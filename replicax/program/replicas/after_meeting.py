@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from jax.extend import core as jex_core
 from jax.sharding import Sharding
 
@@ -19,7 +18,7 @@ from replicax.compat.jax import axes_of_type
 from replicax.compat.jax_names import BOUND_TO_PLACE, JIT
 from replicax.program.ir.divergence import Divergence
 from replicax.program.ir.graph import Graph
-from replicax.program.ir.jaxprs import aval_of, is_literal, is_one_of, programs_in, read, variables_of
+from replicax.program.ir.jaxprs import aval_of, is_literal, is_one_of, number_of, programs_in, read, variables_of
 from replicax.program.ir.moving import Moved, evaluate_as_one
 from replicax.program.replicas.packed_sums import SumTogether, evaluate_joined
 from replicax.program.replicas.sharded_variables import (
@@ -73,7 +72,7 @@ class Late:
         elif sum_together is not None:
             evaluate_joined(self._early, values, sum_together)
         else:
-            evaluate_as_one("on_replicas", self._jaxpr, self._early, values, [*self._results, *self.sent])
+            evaluate_as_one(self._jaxpr, self._early, values, [*self._results, *self.sent])
         kept = results or [None] * len(self._results)
         found = [
             None if late else _sent(read(atom, values), split)
@@ -90,7 +89,7 @@ class Late:
         """Evaluates the second part, outside of `shard_map`, with all constants; returns the late results in order."""
         values = self._known(constants, arrays)
         # JAX has noted with each number the mesh that it was used on.
-        values |= {var: np.asarray(atom.val, var.aval.dtype) for var, atom in self._arguments if is_literal(atom)}
+        values |= {var: number_of(atom) for var, atom in self._arguments if is_literal(atom)}
         values |= zip(self.sent, sent, strict=True)
         results = [atom for atom, late in zip(self._results, self.is_late, strict=True) if late]
         afterwards = Moved("after_the_replicas", self._jaxpr, self._late, self._needed_late, results)

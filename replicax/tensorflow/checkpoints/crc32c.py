@@ -33,11 +33,6 @@ def unmasked(stored: int) -> int:
     return (rotated >> 17 | rotated << 15) & 0xFFFFFFFF
 
 
-def masked(checksum: int) -> int:
-    """Returns a checksum as files store it."""
-    return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
 def _of_words(words: np.ndarray, register: int) -> int:
     level = min(_ROW, (words.size - 1).bit_length())
     row = 1 << level

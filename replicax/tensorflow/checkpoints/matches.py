@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import jax.numpy as jnp
 import numpy as np
 
+from replicax.checkpoint.reading import rank_of_kind
 from replicax.errors import CheckpointError
 from replicax.tensorflow.checkpoints.reader import TensorFlowCheckpoint
 from replicax.tensorflow.checkpoints.targets import Target, Targets
@@ -113,7 +113,6 @@ class Matches:
         return self.checkpoint.shown(tensor)
 
     def shape(self, tensor: str) -> tuple[int, ...]:
-        """Returns the shape of a tensor."""
         return self.checkpoint.tensors[tensor].shape
 
     def scalar(self, tensor: str) -> float:
@@ -167,7 +166,7 @@ class Matches:
                 f"{target.name!r} has shape {list(target.shape)}, and {self.shown(match.tensor)!r} in the checkpoint "
                 f"{list(info.shape)}.{hint}"
             )
-        if info.dtype is None or info.dtype.hasobject or _rank(info.dtype) > _rank(target.dtype):
+        if info.dtype is None or info.dtype.hasobject or rank_of_kind(info.dtype) > rank_of_kind(target.dtype):
             kind = "strings" if info.dtype is not None and info.dtype.hasobject else str(info.dtype)
             return f"{target.name!r} is {target.dtype}, which cannot hold {self.shown(match.tensor)!r}: that is {kind}."
         return ""
@@ -178,9 +177,3 @@ def _listed(names: Sequence[str]) -> str:
         return "nothing."
     more = f"\n    and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return "".join(f"\n    {name}" for name in names[:_SHOWN]) + more
-
-
-def _rank(dtype: np.dtype) -> int:
-    """Returns the rank of a kind of numbers: each kind can hold those of lower ranks."""
-    kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
-    return next((i for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), 0)

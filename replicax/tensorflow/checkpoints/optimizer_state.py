@@ -73,7 +73,6 @@ class OptimizerState:
         return self._slots
 
     def shapes(self, list_name: str) -> list[tuple[int, ...]]:
-        """Returns the shapes in one of its lists."""
         return [tuple(variable.shape) if variable is not None else () for variable in self._slots[list_name]]
 
     def variable_names(self) -> list[str]:

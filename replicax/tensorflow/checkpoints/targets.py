@@ -60,7 +60,6 @@ class Targets:
                 self._add(Target(path, path, np.asarray(value).shape, np.asarray(value).dtype, old=value))
 
     def of(self, variable: object) -> Target | None:
-        """Returns the target that is a variable."""
         return self._of.get(id(variable))
 
     def named(self, name: str) -> Target | None:

@@ -24,8 +24,6 @@ PACKAGES = ("tensorflow", "tf_keras", "tensorflow_estimator", "tensorflow_addons
 #: Modules below `tf.compat.v1` with the same contents as those of TensorFlow 2.
 SAME_IN_V1 = ("config", "data", "distribute", "dtypes", "errors", "io.gfile", "keras", "math", "saved_model")
 
-Chain = cst.Name | cst.Attribute
-
 
 def canonical(name: str) -> str:
     """Returns a dotted name as the tables call it.

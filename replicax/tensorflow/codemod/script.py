@@ -37,7 +37,6 @@ class Script:
 
     @classmethod
     def parse(cls, text: str, tables: KindTables) -> Script:
-        """Parses a script."""
         found = spread(cst.parse_module(text))
         wrapper = metadata.MetadataWrapper(found.module, unsafe_skip_copy=True)
         names = Names(wrapper)

@@ -36,7 +36,6 @@ class Tensor(NamedTuple):
 
     @classmethod
     def of(cls, name: str, value: np.ndarray) -> Tensor:
-        """Returns the tensor of an array."""
         flat = np.asarray(value, np.float64).ravel()
         # Each bit of a byte is a sign in one of the vectors.
         bits = np.random.default_rng(flat.size).integers(0, 256, flat.size, np.uint8)
@@ -68,7 +67,6 @@ class Recording(NamedTuple):
     error: str = ""  # the last lines of a traceback, if the script ended early
 
     def write(self, path: Path) -> None:
-        """Writes the recording as JSON."""
         path.write_text(json.dumps(self._asdict()) + "\n", encoding="utf-8")
 
     @classmethod
@@ -136,7 +134,6 @@ class Recorder:
             raise Finished
 
     def recording(self, error: str = "") -> Recording:
-        """Returns what was recorded."""
         count = min(self.made, self._steps)
         sums = [sum(events[step][1] for events in self._by_replica.values()) for step in range(count)]
         return Recording(tuple(sums), tuple(self._initial), tuple(self._snapshots), error)

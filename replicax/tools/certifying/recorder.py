@@ -220,7 +220,6 @@ class Recorder:
         return array
 
     def events(self) -> list[Event]:
-        """Returns what was recorded."""
         return list(self._kept.values())
 
 

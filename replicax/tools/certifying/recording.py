@@ -35,7 +35,6 @@ class Value(NamedTuple):
 
     @classmethod
     def of(cls, array: np.ndarray) -> Value:
-        """Returns the value of an array."""
         array = np.asarray(array)
         digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:16]
         flat = np.stack([array.real, array.imag]).ravel() if np.iscomplexobj(array) else array.astype(np.float64)
@@ -126,7 +125,6 @@ class Recording(NamedTuple):
         return {event.key: event for event in sorted(self.events, key=lambda event: event.key)}
 
     def write(self, path: Path) -> None:
-        """Writes the recording as JSON."""
         path.write_text(json.dumps(self._asdict()), encoding="utf-8")
 
     @classmethod

@@ -15,27 +15,16 @@ USABLE = 0.8
 
 
 class Choice(NamedTuple):
-    """A strategy, and how to start it.
+    """A strategy, and how to start it."""
 
-    Attributes:
-        strategy: The line for the script.
-        command: What starts it.
-        reasons: Why, a sentence each.
-    """
-
-    strategy: str
+    strategy: str  # the line for the script
     command: str
-    reasons: tuple[str, ...]
+    reasons: tuple[str, ...]  # a sentence each
 
 
 def choose(devices: Sequence[FoundDevice], hosts: int = 1, parameters: float | None = None) -> Choice:
-    """Returns the strategy for a model on these devices.
-
-    Args:
-        devices: Those of this host; all hosts are taken to have the same.
-        hosts: How many there are.
-        parameters: Of the model; None if that is unknown, and it is taken to fit on a device.
-    """
+    """Returns the strategy for a model of so many parameters on this host's devices, and others like it."""
+    # Without a number of parameters it is taken to fit on a device.
     kinds = {device["platform"] for device in devices}
     accelerators = [device for device in devices if device["platform"] != "cpu"] or list(devices)
     platform, count = accelerators[0]["platform"], len(accelerators) * hosts

@@ -115,7 +115,6 @@ class _Worker(NamedTuple):
     result: IO[bytes]
 
     def written(self) -> bytes | None:
-        """Returns its result, as it was written; None if there is none."""
         self.result.seek(0)
         return self.result.read() or None
 

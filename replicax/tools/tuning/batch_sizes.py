@@ -203,7 +203,6 @@ class Limit:
 
     @property
     def bytes(self) -> int:
-        """The bytes."""
         if self._given is not None:
             return int(self._given)
         others = max(self._stats.get("bytes_in_use", 0) - self._own, 0)

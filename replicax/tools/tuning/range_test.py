@@ -155,7 +155,6 @@ class _Test:
         return not self.diverged and len(self._losses) < len(self._rates)
 
     def outcome(self) -> LearningRates:
-        """Returns the result."""
         count = len(self._losses)
         if count < 2:
             raise BatchError(

@@ -8,8 +8,8 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from replicax.tensorflow.checkpoints.crc32c import crc32c, masked
-from tests.migrate.bundles import entry, message, number_of, shape, table, varint
+from replicax.tensorflow.checkpoints.crc32c import crc32c
+from tests.migrate.bundles import entry, masked, message, number_of, shape, table, varint
 
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 

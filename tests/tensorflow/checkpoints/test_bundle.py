@@ -9,7 +9,7 @@ import pytest
 from replicax.errors import CheckpointError
 from replicax.tensorflow.checkpoints import open_checkpoint
 from replicax.tensorflow.checkpoints.bundle import Bundle, slice_key
-from replicax.tensorflow.checkpoints.crc32c import crc32c, masked
+from replicax.tensorflow.checkpoints.crc32c import crc32c
 from replicax.tensorflow.checkpoints.tensors import checked_slices
 from tests.migrate import bundles
 from tests.migrate.recorded import identical
@@ -86,7 +86,7 @@ def partitioned(shape: tuple[int, ...], *slices: tuple[int, int]) -> dict[bytes,
     parts = [bundles.message((1, bundles.message((1, start), (2, rows)))) for start, rows in slices]
     whole = bundles.message((1, FLOAT), (2, bundles.shape(shape)), *((7, part) for part in parts))
     keys = {slice_key(b"x", ((start, rows),)): (rows,) for start, rows in slices if start >= 0 and rows >= 0}
-    zeros = {rows: masked(crc32c(bytes(4 * rows))) for (rows,) in keys.values() if rows < 100}
+    zeros = {rows: bundles.masked(crc32c(bytes(4 * rows))) for (rows,) in keys.values() if rows < 100}
     return {b"x": whole} | {
         key: bundles.message(
             (1, FLOAT), (2, bundles.shape(part)), (5, 4 * part[0]), (6, zeros.get(part[0], 0)), fixed32=6
@@ -137,13 +137,13 @@ def test_slices_along_two_axes():
 def strings(*values: bytes) -> bytes:
     """Returns the bytes of a tensor of strings."""
     lengths = b"".join(len(value).to_bytes(4, "little") for value in values)
-    check = masked(crc32c(lengths)).to_bytes(4, "little")
+    check = bundles.masked(crc32c(lengths)).to_bytes(4, "little")
     return b"".join(bundles.varint(len(value)) for value in values) + check + b"".join(values)
 
 
 def checksum(data: bytes, *values: bytes) -> int:
     lengths = b"".join(len(value).to_bytes(4, "little") for value in values)
-    return masked(crc32c(data[len(values) :], crc32c(lengths)))
+    return bundles.masked(crc32c(data[len(values) :], crc32c(lengths)))
 
 
 def test_strings_and_damage_to_them(tmp_path):
@@ -160,7 +160,7 @@ def test_strings_and_damage_to_them(tmp_path):
 
 def test_truth_values_are_0_or_1(tmp_path):
     data = b"\0\2"
-    coded = bundles.message((1, 10), (2, bundles.shape((2,))), (5, 2), (6, masked(crc32c(data))), fixed32=6)
+    coded = bundles.message((1, 10), (2, bundles.shape((2,))), (5, 2), (6, bundles.masked(crc32c(data))), fixed32=6)
     with pytest.raises(CheckpointError, match="a truth value is neither 0 nor 1"):
         open_checkpoint(written(tmp_path, {b"x": coded}, data)).read("x")
 

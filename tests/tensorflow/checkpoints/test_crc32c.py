@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from replicax.tensorflow.checkpoints.crc32c import crc32c, masked, unmasked
+from replicax.tensorflow.checkpoints.crc32c import crc32c, unmasked
+from tests.migrate.bundles import masked
 
 
 def bit_by_bit(data: bytes, before: int = 0) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from replicax.tensorflow.checkpoints.crc32c import crc32c, masked
+from replicax.tensorflow.checkpoints.crc32c import crc32c
 from replicax.tensorflow.checkpoints.table import MAGIC, Table, uncompressed
 from tests.migrate import bundles
 
@@ -109,7 +109,7 @@ def one_block(content: bytes, kind: int = 0) -> bytes:
     """Returns a table whose only block has the given bytes, with the right checksum."""
 
     def stored(data: bytes, kind: int = 0) -> bytes:
-        return data + bytes([kind]) + masked(crc32c(data + bytes([kind]))).to_bytes(4, "little")
+        return data + bytes([kind]) + bundles.masked(crc32c(data + bytes([kind]))).to_bytes(4, "little")
 
     index = bundles.block({b"\xff": bundles.varint(0) + bundles.varint(len(content))})
     data = stored(content, kind)
@@ -157,6 +157,6 @@ def test_a_block_that_is_named_twice(tmp_path):
     handle = bundles.varint(0) + bundles.varint(len(entries))
     index = bundles.block({b"b": handle, b"c": handle}) + b"\0"
     handles = (bundles.varint(len(stored)) + bundles.varint(len(index) - 1)) * 2
-    data = stored + index + masked(crc32c(index)).to_bytes(4, "little") + handles.ljust(40, b"\0") + MAGIC
+    data = stored + index + bundles.masked(crc32c(index)).to_bytes(4, "little") + handles.ljust(40, b"\0") + MAGIC
     with pytest.raises(ValueError, match=r"the key b'a' in the block at byte 0 is not in order"):
         dict(Table(written(tmp_path, data)).items())
