@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from replicax.values import PerReplica
 # XLA uses a host array on CPU devices without a copy if it is aligned to so many bytes.
 _ALIGNMENT = 64
 _NARROW = 4  # bytes of a dtype that devices have whether x64 is on or not
+_aval = functools.lru_cache(maxsize=256)(jax.core.ShapedArray)
 
 
 class Form(NamedTuple):
@@ -82,7 +84,7 @@ def _placed(own: np.ndarray, length: int, first: int, sharding: NamedSharding, l
     # A worker may have rows of replicas between its own, too.
     rows = [index[0].indices(length) for index in places.values() if index is not None]
     parts = [given[start - first : stop - first] for start, stop, _ in rows]
-    return array_of_parts(jax.core.ShapedArray(shape, given.dtype), sharding, list(places), parts)
+    return array_of_parts(_aval(shape, given.dtype), sharding, list(places), parts)
 
 
 def owned_copy(array: np.ndarray) -> np.ndarray:

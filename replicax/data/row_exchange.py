@@ -124,6 +124,11 @@ class RowAssignment:
         return max(0, first), max(0, first, min(self.rows[owner], end))
 
     @functools.cached_property
+    def own_parts(self) -> tuple[int, int]:
+        """The parts that this worker needs."""
+        return self.parts_of(self.workers.index)
+
+    @functools.cached_property
     def sent(self) -> list[_Part]:
         """Returns the rows of this worker that others need."""
         me = self.workers.index
@@ -153,7 +158,7 @@ def exchange_rows(
         for worker, first, end in assignment.needed
     ]
     batch = concatenated(parts) if parts else structure.decode(b"", 0)
-    first, end = assignment.parts_of(me)
+    first, end = assignment.own_parts
     assert count_rows(batch) == (end - first) * assignment.per_replica
     shape = (end - first, assignment.per_replica)
     split = jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), batch)
@@ -161,4 +166,4 @@ def exchange_rows(
 
 
 def _rows(batch: PyTree, first: int, end: int) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf[first:end], batch)
+    return batch if end - first == count_rows(batch) else jax.tree.map(lambda leaf: leaf[first:end], batch)

@@ -1,16 +1,17 @@
 """All workers learn what each of them has for the coming steps, ahead of the computation.
 
 A worker reads several steps ahead, tells in one message what it has for them, and reads on while the others' messages
-arrive. So there is one exchange for several steps, in the thread that prefetches, and usually nobody waits. That goes
-on through the passes of a loop: when all know that a pass ends with the steps that they have, they read the next one.
+arrive. So there is one exchange for several steps, in the thread that prefetches, and usually nobody waits. A message
+goes on through the passes of a loop: it tells where they end, too, so short ones cost no more exchanges than long ones.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Generic, NamedTuple, TypedDict, TypeVar
 
 from replicax.cluster.exchange import ClosedError
@@ -23,7 +24,8 @@ _Note = TypeVar("_Note")
 # A message for more steps costs less per step, but what is read ahead takes memory, and is lost if the loop ends early.
 _MOST_BYTES = 64 * 2**20
 _MOST_S = 0.1  # of reading
-_FEW_STEPS = 16  # which may take longer
+_FEW_STEPS = 16  # which may take longer, after half as many
+_GROWTH = 16  # of a message, from the first, of one step; how long steps take is only known when some have been read
 
 
 class Announcement(NamedTuple, Generic[_Item, _Note]):
@@ -50,9 +52,9 @@ class Agreed(NamedTuple, Generic[_Item, _Note]):
 
 
 class _Message(TypedDict, Generic[_Note]):
-    """A worker's message on its next steps: notes, whether its data ends, with which error, and how far to read."""
+    """A worker's message on its next steps: notes, whether they are the last, an error, and how far to read."""
 
-    notes: list[_Note]
+    notes: list[_Note | None]  # None where a pass ends
     end: bool
     error: str | None
     limit: int
@@ -69,7 +71,7 @@ def agree(
         shortest: Whether a pass ends with the worker that has the fewest steps, and not with the one that has the most.
     """
     if channel is not None:
-        return _chunks(_Reader(passes), channel, min if shortest else max)
+        return _merged(_Reader(passes, channel), channel, shortest)
     return (Agreed(item, [note], begins) for (item, note, _), begins in one_after_the_other(passes))
 
 
@@ -86,126 +88,145 @@ def one_after_the_other(passes: Iterator[OpenedPass[_Item]]) -> Generator[tuple[
             return
 
 
-def _chunks(
-    reader: _Reader[_Item, _Note], channel: WorkerChannel, steps_of_all: Callable[[Iterable[int]], int]
-) -> Generator[Agreed[_Item, _Note]]:
+def _merged(reader: _Reader[_Item, _Note], channel: WorkerChannel, shortest: bool) -> Generator[Agreed[_Item, _Note]]:
+    """Makes steps of what the workers tell: the same on all of them, for each has the same notes in the same order."""
+    workers, own = channel.workers.count, channel.workers.index
+    notes: list[collections.deque[_Note | None]] = [collections.deque() for _ in range(workers)]
+    messages: list[_Message[_Note]] = []
+    most_missing = 0 if shortest else workers - 1  # workers without data, in a step
+    has_steps, over = reader.has_steps, False  # of this pass: whether it has had any, and whether it has had all
+    begins: Position | None = None
+    steps = at_a_time = 1
     with contextlib.closing(reader):
-        steps = 1
-        chunk = reader.read(_StepChunk(steps))
-        channel.publish(reader.message(chunk))
         while True:
-            messages: list[_Message[_Note]] = [json.loads(message) for message in channel.collect()]
-            told = [len(message["notes"]) for message in messages]
-            filled = min([max(told), *(len(message["notes"]) for message in messages if message["error"] is not None)])
-            reader.has_steps = reader.has_steps or steps_of_all(told) > 0
-            has_failed = any(message["error"] is not None for message in messages)
-            over = steps_of_all(not message["end"] for message in messages) == 0
-            goes_on = not has_failed and (not over or reader.turn())
-            steps = min(2 * steps, *(message["limit"] for message in messages))
-            following: _StepChunk[_Item, _Note] = _StepChunk(steps, reader.position if over else None)
-            # One step less to read it in: then its message is on its way when the others need it.
-            at_a_time = -(-steps // max(1, filled - 1))
-            for step in range(filled):
-                notes = [message["notes"][step] if step < len(message["notes"]) else None for message in messages]
-                yield Agreed(chunk.take(step), notes, chunk.begins if step == 0 else None)
-                if goes_on and not following.published:
-                    reader.read(following, at_a_time)
-                    _publish_if_complete(reader, following, channel)
-            _check_errors(reader, messages, channel)
-            if not goes_on:
-                return
-            if not following.published:
-                reader.read(following)
-                _publish_if_complete(reader, following, channel)
-            chunk = following
+            if not all(notes):
+                if any(each["error"] is not None and not left for each, left in zip(messages, notes, strict=False)):
+                    raise _error(reader, messages, channel)
+                reader.read()
+                messages = [json.loads(message) for message in channel.collect()]
+                for queue, message in zip(notes, messages, strict=True):
+                    queue.extend(message["notes"])
+                if not all(message["end"] for message in messages):
+                    steps = min(_GROWTH * steps, *(message["limit"] for message in messages))
+                    reader.begin(steps)
+                # One step less to read it in: then its message is on its way when the others need it.
+                at_a_time = -(-steps // max(1, min(map(len, notes)) - 1))
+                continue
+            heads = [queue[0] for queue in notes]
+            missing = heads.count(None)
+            if missing == workers:
+                for queue in notes:
+                    queue.popleft()
+                begins = reader.turn()
+                if not has_steps or begins is None:
+                    return
+                has_steps = over = False
+                continue
+            for queue, head in zip(notes, heads, strict=True):
+                if head is not None:
+                    queue.popleft()
+            yield Agreed(None if heads[own] is None else reader.take(), heads, begins)
+            begins = None
+            over = over or missing > most_missing
+            if over:
+                reader.end_pass()
+            else:
+                has_steps = True
+            reader.read(at_a_time)
 
 
-def _publish_if_complete(
-    reader: _Reader[_Item, _Note], chunk: _StepChunk[_Item, _Note], channel: WorkerChannel
-) -> None:
-    if len(chunk.items) == chunk.steps or reader.ended:
-        channel.publish(reader.message(chunk))
-        chunk.published = True
-
-
-def _check_errors(reader: _Reader[_Item, _Note], messages: list[_Message[_Note]], channel: WorkerChannel) -> None:
-    if all(message["error"] is None for message in messages):
-        return
+def _error(reader: _Reader[_Item, _Note], messages: Sequence[_Message[_Note]], channel: WorkerChannel) -> BaseException:
+    """Returns what is raised after the steps before an error."""
     if reader.error is not None:
-        raise reader.error  # as it is, after the steps before it
+        return reader.error  # as it is
     names = channel.workers.names
     failed = "; ".join(f"{names[w]}: {m['error']}" for w, m in enumerate(messages) if m["error"] is not None)
-    raise BatchError(f"The data of another worker failed, so that no worker can go on. {failed}")
-
-
-class _StepChunk(Generic[_Item, _Note]):
-    """The items of this worker for the next few steps."""
-
-    def __init__(self, steps: int, begins: Position | None = None):
-        self.steps, self.begins = steps, begins  # begins: as in `Agreed`, of the first one
-        self.items: list[_Item | None] = []
-        self.notes: list[_Note] = []
-        self.seconds = 0.0  # that it took to read them
-        self.published = False
-
-    def take(self, step: int) -> _Item | None:
-        """Returns the item of a step and drops the reference to it."""
-        if step >= len(self.items):
-            return None
-        item, self.items[step] = self.items[step], None
-        return item
+    return BatchError(f"The data of another worker failed, so that no worker can go on. {failed}")
 
 
 class _Reader(Generic[_Item, _Note]):
-    """Reads this worker's items into chunks, until the end of a pass or an error."""
+    """Reads this worker's items, for one message after the other, until the end of its passes or an error."""
 
-    def __init__(self, passes: Iterator[OpenedPass[Announcement[_Item, _Note]]]):
-        self._passes = passes
-        self.position, self._items = next(passes)
-        self.has_steps = self.position.rows > 0  # in this pass, for any worker
-        self._largest = 1
-        self.ended = False
+    def __init__(self, passes: Iterator[OpenedPass[Announcement[_Item, _Note]]], channel: WorkerChannel):
+        self._passes, self._channel = passes, channel
+        position, self._items = next(passes)
+        self.has_steps = position.rows > 0  # in this pass, for any worker
+        self._is_empty = True  # the pass that is read, so far
+        self._read: collections.deque[_Item] = collections.deque()  # what no step has taken yet
+        self._begins: collections.deque[Position | None] = collections.deque()  # of the passes after those that ended
+        self._largest, self._limit = 1, _FEW_STEPS
+        self._ended = False
         self.error: BaseException | None = None
+        self._notes: list[_Note | None] = []
+        self.begin(1)
 
-    def turn(self) -> bool:
-        """Goes on to the next pass; returns whether there is one."""
-        self.close()
-        opened = next(self._passes, None) if self.has_steps else None
-        if opened is not None:
-            self.position, self._items = opened
-            self.has_steps = self.ended = False
-        return opened is not None
+    def begin(self, steps: int) -> None:
+        """Begins another message, so that up to `steps` steps wait besides those of the message before."""
+        waiting = len(self._read) + len(self._begins) - len(self._notes)
+        self._notes, self._seconds, self._is_sent = [], 0.0, False
+        self._room = 0 if self._ended else max(0, steps - waiting)
+
+    def read(self, most: int | None = None) -> None:
+        """Reads up to `most` more items for the message, as many as it has room for; sends it when it is full."""
+        if self._is_sent:
+            return
+        began = time.perf_counter()
+        left = 0 if most is None else max(0, self._room - most)
+        while self._room > left:
+            self._read_one()
+        self._seconds += time.perf_counter() - began
+        if not self._room:
+            self._channel.publish(self._message())
+            self._is_sent = True
+
+    def _read_one(self) -> None:
+        following = None
+        try:
+            if (found := next(self._items, None)) is None:
+                following = next(self._passes, None)
+        except ClosedError:
+            raise
+        except Exception as error:  # The others must be told: they would wait for this worker.
+            self._ended, self._room, self.error = True, 0, error
+            return
+        self._room -= 1
+        if found is not None:
+            self._read.append(found.item)
+            self._notes.append(found.note)
+            self._largest, self._is_empty = max(self._largest, found.size), False
+            return
+        self._notes.append(None)
+        self._begins.append(None if following is None else following.position)
+        if following is None:
+            self._ended = True
+        else:
+            self._items = following.items
+        if self._ended or self._is_empty:  # If it is so for all, there is no other pass.
+            self._room = 0
+        self._is_empty = True
+
+    def _message(self) -> bytes:
+        error = None if self.error is None else f"{type(self.error).__name__}: {self.error}"[:2000]
+        if self._notes:
+            steps = len(self._notes)
+            quickly = int(_MOST_S * steps / max(self._seconds, 1e-9))
+            self._limit = max(1, min(max(min(2 * steps, _FEW_STEPS), quickly), _MOST_BYTES // self._largest))
+        told: _Message[_Note] = {"notes": self._notes, "end": self._ended, "error": error, "limit": self._limit}
+        return json.dumps(told, separators=(",", ":")).encode()
+
+    def take(self) -> _Item:
+        """Returns the item of a step, and drops the reference to it."""
+        return self._read.popleft()
+
+    def end_pass(self) -> None:
+        """Reads no more of a pass that another worker has ended."""
+        if not self._begins:
+            self._items.close()
+
+    def turn(self) -> Position | None:
+        """Goes on to the pass after one that has ended; returns where it begins, or None if there is none."""
+        return self._begins.popleft()
 
     def close(self) -> None:
-        """Ends this pass."""
+        """Ends the pass."""
         self._items.close()
-
-    def read(self, chunk: _StepChunk[_Item, _Note], most: int | None = None) -> _StepChunk[_Item, _Note]:
-        """Reads up to `most` more items into a chunk, as many as it has room for."""
-        room = chunk.steps - len(chunk.items)
-        began = time.perf_counter()
-        for _ in range(room if most is None else min(most, room)):
-            if self.ended:
-                break
-            try:
-                item, note, size = next(self._items)
-            except StopIteration:
-                self.ended = True
-            except ClosedError:
-                raise
-            except Exception as error:  # The others must be told: they would wait for this worker.
-                self.ended, self.error = True, error
-            else:
-                chunk.items.append(item)
-                chunk.notes.append(note)
-                self._largest = max(self._largest, size)
-        chunk.seconds += time.perf_counter() - began
-        return chunk
-
-    def message(self, chunk: _StepChunk[_Item, _Note]) -> bytes:
-        """Returns the message to the other workers on a chunk."""
-        error = None if self.error is None else f"{type(self.error).__name__}: {self.error}"[:2000]
-        quickly = int(_MOST_S * len(chunk.items) / max(chunk.seconds, 1e-9))
-        limit = max(1, min(max(_FEW_STEPS, quickly), _MOST_BYTES // self._largest))
-        told: _Message[_Note] = {"notes": chunk.notes, "end": self.ended, "error": error, "limit": limit}
-        return json.dumps(told, separators=(",", ":")).encode()

@@ -203,14 +203,26 @@ def test_passes_without_a_step_are_not_repeated():
         assert Team([1, 1]).steps(reading([batches] * 2, options), options) == [[], []]
 
 
-def test_one_message_serves_the_steps_of_a_short_pass():
+def test_shortest_ends_each_pass_of_rows_without_end():
+    class WithoutEnd(Files):
+        def read(self, file, first):
+            return super().read(file, first) if file == 0 else itertools.count(100 + first)
+
+    batches, options = Rows(WithoutEnd(7, 0)).batch(4).repeat(3), InputOptions(uneven_workers="shortest")
+    found = parts(Team([1, 1]).steps(reading([batches] * 2, options), options))
+    wanted = [[[2 * n, 2 * n + 1], [100 + 2 * n, 101 + 2 * n]] for n in range(3)]
+    wanted.append([[6, 106, 107]])
+    assert found == wanted * 3
+
+
+def test_one_message_serves_several_short_passes():
     team, sent = Team([1, 1]), []
     put = team.store.put
     team.store.put = lambda key, value: (sent.append(key), put(key, value))
     batches = Rows(range(200)).batch(4).repeat(10)
     found = team.steps(reading([batches] * 2, InputOptions()), InputOptions())
     assert len(found[0]) == 500
-    assert len(sent) <= 2 * (1 + 6 + 10)  # what is read; as many steps as in a pass, in doublings; the passes
+    assert len(sent) <= 2 * 12  # what is read; 1, 16 and 64 steps; so many more, or more at a time
 
 
 def test_the_next_pass_is_read_beside_the_end_of_this_one():
