@@ -8,9 +8,12 @@ import libcst as cst
 from libcst import matchers as m, metadata
 
 from replicax.tensorflow.codemod import tables
+from replicax.tensorflow.codemod.imports import MODULES
 from replicax.tensorflow.codemod.rules import Call, Code, Drop, Keep, Refuse, Rename, Rewrite, Rule
 from replicax.tensorflow.codemod.writer import Writer
 
+#: Packages that conversions write names of.
+_WRITTEN = {line.split()[1].partition(".")[0] for line in MODULES.values()}
 Result = cst.CSTNode | cst.FlattenSentinel[cst.CSTNode] | cst.RemovalSentinel
 #: Gets the writer, the statement as it was and the statement with its parts converted.
 Action = Callable[[Writer, cst.CSTNode, cst.CSTNode], Result]
@@ -156,6 +159,9 @@ class Rewriter(cst.CSTTransformer):
         return cst.ensure_type(updated.func, cst.Attribute).with_changes(attr=cst.Name(target))
 
     def _of_member(self, node: cst.Attribute) -> Rule | None:
+        owner = self._script.names.of(node.value)
+        if owner is not None and owner.partition(".")[0] in _WRITTEN:
+            return None  # It is what a conversion has written, and no object of TensorFlow's.
         family = self._script.kinds.family(node.value)
         return tables.member(family, node.attr.value)
 

@@ -17,7 +17,7 @@ import pytest
 from replicax.tensorflow.codemod import tables
 from replicax.tensorflow.codemod.conversion import Conversion, convert, is_edit
 from replicax.tensorflow.codemod.imports import MODULES
-from replicax.tensorflow.codemod.names import PACKAGES
+from replicax.tensorflow.codemod.names import PACKAGES, canonical
 from replicax.tensorflow.codemod.tables import rows
 
 #: Statements; `E` is a name of TensorFlow's, `C` a call of it.
@@ -212,11 +212,13 @@ def unexplained(found: Conversion, tree: ast.AST) -> list[str]:
             module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
             for alias in node.names:
                 if (module or alias.name).partition(".")[0] in PACKAGES:
-                    bound[alias.asname or alias.name.partition(".")[0]] = node.lineno
+                    bound[alias.asname or alias.name.partition(".")[0]] = canonical(module + alias.name)
+    keeps_pipelines = any("tf.data" in each.name for each in found.edits)  # all, as one of them says
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and (node.id in bound or node.id == "tf"):
             above = above_of(tree, node.lineno)
-            kept = "tf.data" in lines[node.lineno - 1] and any("tf.data" in each.name for each in found.edits)
+            is_of_data = bound.get(node.id, "").startswith("tf.data") or "tf.data" in lines[node.lineno - 1]
+            kept = keeps_pipelines and is_of_data
             if not kept and not any(line.strip().startswith("# replicax: ") for line in lines[above - 2 : above - 1]):
                 wrong.append(f"line {node.lineno}: {node.id} is left, and nothing says why")
     return wrong

@@ -46,6 +46,17 @@ def test_what_is_unknown_stays_below_a_comment_and_is_listed():
     assert [(each.line, each.name) for each in found.edits] == [(3, "tf.something_new")]
 
 
+def test_what_a_conversion_has_written_is_no_object_of_tensorflows_the_second_time():
+    text = """
+        import tensorflow as tf
+        x = tf.distribute.InputOptions.experimental_per_replica_buffer_size([1], 2)
+        y = tf.something_new(1)
+        """
+    (reason,) = reasons(text)
+    assert "something_new" in reason
+    assert "x = rx.InputOptions.prefetch([1], 2)\n" in conversion(text).after
+
+
 def test_a_refused_keyword_says_why():
     (reason,) = reasons(
         "import tensorflow as tf\ns = tf.distribute.TPUStrategy(r, experimental_spmd_xla_partitioning=True)\n"
