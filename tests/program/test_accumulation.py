@@ -244,8 +244,8 @@ def test_operation_by_operation_the_numbers_are_the_same(either_way, mirrored):
     ("call", "error", "text"),
     [
         (lambda fn: rx.accumulate_gradients(lambda x: x, 2), rx.errors.ArgumentError, "rx.value_and_grad"),
-        (lambda fn: rx.accumulate_gradients(fn, 0), rx.errors.ArgumentError, "positive"),
-        (lambda fn: rx.accumulate_gradients(fn, True), rx.errors.ArgumentError, "positive"),
+        (lambda fn: rx.accumulate_gradients(fn, 0), rx.errors.ArgumentError, "at least 1"),
+        (lambda fn: rx.accumulate_gradients(fn, True), rx.errors.ArgumentError, "at least 1"),
         (lambda fn: rx.accumulate_gradients(fn, 2)(1.0), rx.errors.ArgumentError, "rows"),
         (lambda fn: rx.accumulate_gradients(fn, 2)((jnp.ones(3), jnp.ones(4))), rx.errors.BatchError, "differ"),
         (lambda fn: rx.accumulate_gradients(fn, 2)(jnp.ones((0, 2))), rx.errors.BatchError, "no rows"),
