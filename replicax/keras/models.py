@@ -79,6 +79,11 @@ class _Membership:
         self.batch: PyTree = None  # one row of zeros like a batch with targets; None before the first
         self.compilation: object = None  # on a client, how the model was compiled when it came back from a loop
 
+    def ended(self, outer: int) -> None:
+        """Notes that a loop has ended, in so many others."""
+        self.loops = outer
+        self.kept = self.kept if outer else None
+
     def count_step(self, batch: PyTree) -> None:
         if batch is not None and self.batch is None:
             self.batch = like_a_row(batch)
@@ -245,8 +250,17 @@ def _joined(model: Any, call: str) -> Any:
 
 def _run_loop(original: Callable[..., Any], model: Any, given: inspect.BoundArguments) -> Any:
     _check_thread(original.__name__, model)
+    outer = model._replicax.loops
+    try:
+        return _counted_loop(original, model, given, outer)
+    except BaseException:
+        model._replicax.ended(outer)  # An interrupt may have come where the loop was counted.
+        raise
+
+
+def _counted_loop(original: Callable[..., Any], model: Any, given: inspect.BoundArguments, outer: int) -> Any:
     before = model._replicax.steps
-    model._replicax.loops += 1
+    model._replicax.loops = outer + 1
     try:
         with _EVALUATING() if original.__name__ in ("evaluate", "predict") else contextlib.nullcontext():
             return original(*given.args, **given.kwargs)
@@ -265,8 +279,7 @@ def _run_loop(original: Callable[..., Any], model: Any, given: inspect.BoundArgu
             ) from error
         raise
     finally:
-        model._replicax.loops -= 1
-        model._replicax.kept = model._replicax.kept if model._replicax.loops else None
+        model._replicax.ended(outer)
 
 
 def _check_current(call: str, strategy: StrategyBase) -> None:

@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -77,10 +78,10 @@ class Training:
 
 
 class Lines:
-    """Counts the lines of replicax that run in a `with` block; raises at one of them."""
+    """Counts the lines of replicax (`of` some functions) that run in a `with` block; raises at one of them."""
 
-    def __init__(self, at=None):
-        self.count, self._at = 0, at
+    def __init__(self, at=None, of=()):
+        self.count, self._at, self.of = 0, at, of
 
     def __enter__(self):
         self._before = sys.gettrace()
@@ -91,7 +92,8 @@ class Lines:
         sys.settrace(self._before)
 
     def _called(self, frame, event, argument):
-        return self._line if frame.f_code.co_filename.startswith(PACKAGE) else None
+        is_counted = not self.of or frame.f_code.co_name in self.of
+        return self._line if is_counted and frame.f_code.co_filename.startswith(PACKAGE) else None
 
     def _line(self, frame, event, argument):
         if event == "line":
@@ -202,6 +204,28 @@ def test_an_interrupt_at_any_line_that_redirects_variables_of_flax(mirrored):
         other.start()
         other.join(30)
         assert not other.is_alive(), str(caught.value)
+
+
+def test_an_interrupt_at_any_line_that_counts_loops_leaves_none_behind(mirrored):
+    with mirrored(2).scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+
+    def predict():
+        return model.predict(ROWS, verbose=0)
+
+    def elsewhere():
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(predict).result(60)  # An error, while a loop runs in this thread.
+
+    expected = elsewhere()
+    with Lines(of=("_run_loop", "_counted_loop", "ended")) as lines:
+        predict()
+    assert lines.count > 10
+    for at in range(1, lines.count + 1):
+        with pytest.raises(KeyboardInterrupt) as caught, Lines(at, lines.of):
+            predict()
+        assert np.array_equal(elsewhere(), expected), str(caught.value)
 
 
 @pytest.mark.nightly
