@@ -6,6 +6,8 @@ python tests/soak/bitflips.py [--flips 1000]
 from __future__ import annotations
 
 import argparse
+import os
+import tempfile
 import time
 
 import jax
@@ -92,6 +94,40 @@ def cost(steps: int = 3 * EVERY) -> float:
     return float(np.median(digests) / (EVERY * np.median(seconds)))
 
 
+def keep_cost(steps: int = EVERY, epochs: int = 4) -> dict[str, float]:
+    """Returns the milliseconds of a step of `fit`, and what comparing at each 100th, and keeping, add to them."""
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+    import keras
+
+    ends: list[float] = []
+
+    class Ends(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+            ends.append(time.perf_counter())
+
+    keras.utils.set_random_seed(0)
+    with rx.MirroredStrategy().scope():
+        model = keras.Sequential([keras.Input((256,)), *(keras.layers.Dense(256, "tanh") for _ in range(8))])
+        model.compile("adam", "mse")
+    x = np.ones((8 * 64 * steps, 256), np.float32)  # batches of a megabyte, with targets
+    taken: dict[str, list[float]] = {"plain": [], "digest": [], "keep": []}
+    begun: list[float] = []  # The first epoch exports the program.
+    with tempfile.TemporaryDirectory() as folder:
+        for turn in range(4):  # The first compiles.
+            for way, seconds in taken.items():
+                callbacks = [Ends()]
+                if way != "plain":
+                    callbacks.append(rx.keras.ReplicaDigest(EVERY, folder if way == "keep" else None))
+                ends[:] = [time.perf_counter()]
+                model.fit(x, x, 8 * 64, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks)
+                spans = np.diff(ends)
+                seconds += list(spans[1:] / steps) if turn else []
+                begun += [spans[0] - np.median(spans[1:])] if turn and way == "keep" else []
+    median = {way: 1000 * float(np.median(seconds)) for way, seconds in taken.items()}
+    added = {way: median[way] - median["plain"] for way in ("digest", "keep")}
+    return {"step": median["plain"], **added, "keep_begins": 1000 * float(np.median(begun))}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--flips", type=int, default=1000)
@@ -100,6 +136,8 @@ def main() -> None:
     print(f"RESULT bitflips_named {named}")
     print(f"RESULT bitflips_false_alarms {false}")
     print(f"RESULT digest_cost {cost():.5f}")
+    for what, milliseconds in keep_cost().items():
+        print(f"RESULT fit_{what}_ms {milliseconds:.3f}")
 
 
 if __name__ == "__main__":
