@@ -37,7 +37,7 @@ class LocalSGDStrategy(IslandStrategy):
         stall_timeout: How long to wait for an island that does not come, in seconds.
         elastic: Whether islands may be lost and come again while the others train on. Otherwise all devices are
             connected by `jax.distributed`, the sums are collectives of the devices, and a lost island ends the job.
-        meeting: Where the islands meet instead, for islands that are no workers of a cluster; see `rx.testing`.
+        meeting: Where the islands meet instead, for islands that are no workers of a cluster.
 
     Raises:
         ArgumentError: An argument has the wrong type or value.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import replicax as rx
-from replicax.islands.in_process import Threads
+from tests.islands.in_process import Threads
 
 _TIMEOUT_S = 240.0
 

@@ -196,10 +196,10 @@ def test_callbacks_steps_and_datasets(tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 0}, "`steps` is a whole number"),
-        ({"max_evaluations": True}, "`max_evaluations` is a whole number"),
-        ({"poll_interval_s": 0}, "`poll_interval_s` is a positive number"),
-        ({"idle_timeout_s": -1.0}, "`idle_timeout_s` is a positive number"),
+        ({"steps": 0}, "`steps` must be an int of at least 1, or None"),
+        ({"max_evaluations": True}, "`max_evaluations` must be an int of at least 1, or None"),
+        ({"poll_interval_s": 0}, "`poll_interval_s` must be a positive number of seconds"),
+        ({"idle_timeout_s": -1.0}, "`idle_timeout_s` must be a positive number of seconds"),
         ({"mode": "least"}, "`mode` is 'min', 'max' or 'auto'"),
         ({"best_model_path": "model"}, "`best_model_path` ends with"),
         ({"data": iter([])}, "`data` is read again"),

@@ -104,9 +104,7 @@ def _sampled(name: str, sampler: Callable[..., jax.Array], given: inspect.BoundA
     if draws is None or dimension is None:
         return sampler(*given.args, **given.kwargs)
     whole = tuple(size * draws.replicas if i == dimension else size for i, size in enumerate(shape))
-    given.arguments |= {
-        each: _of_all(parameter, tuple(shape), dimension, draws.replicas) for each, parameter in parameters.items()
-    }
+    given.arguments |= {each: _of_all(parameter, tuple(shape), dimension) for each, parameter in parameters.items()}
     given.arguments["shape"] = whole
     return _of_rows(draws, dimension, functools.partial(sampler, *given.args, **given.kwargs))
 
@@ -122,7 +120,7 @@ def _permuted(sampler: Callable[..., jax.Array], given: inspect.BoundArguments) 
         return sampler(*given.args, **given.kwargs)
     if draws.dimension(f"permutation along dimension {axis}", x.shape) != axis:
         return sampler(*given.args, **given.kwargs)
-    given.arguments["x"] = _of_all(x, x.shape, axis, draws.replicas)
+    given.arguments["x"] = _of_all(x, x.shape, axis)
     return _of_rows(draws, axis, functools.partial(sampler, *given.args, **given.kwargs))
 
 
@@ -144,7 +142,7 @@ def _chosen(sampler: Callable[..., jax.Array], given: inspect.BoundArguments) ->
     return sampler(*given.args, **given.kwargs)
 
 
-def _of_all(value: jax.Array, shape: tuple[int, ...], dimension: int, replicas: int) -> jax.Array:
+def _of_all(value: jax.Array, shape: tuple[int, ...], dimension: int) -> jax.Array:
     """Returns what is known for the rows of this replica, for those of all replicas."""
     varies = REPLICA_AXIS in varying_axes(value)
     of_rows = dimension - len(shape) + value.ndim

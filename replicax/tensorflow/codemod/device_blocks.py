@@ -10,9 +10,8 @@ from collections.abc import Mapping
 import libcst as cst
 from libcst import matchers as m
 
-from replicax.tensorflow.codemod.rewriter import Action
+from replicax.tensorflow.codemod.rewriter import Action, removed
 from replicax.tensorflow.codemod.script import Script
-from replicax.tensorflow.codemod.writer import Writer
 
 _LISTS = ("list_physical_devices", "list_logical_devices")
 _SETTINGS = ("set_logical_device_configuration", "set_virtual_device_configuration", "set_memory_growth")
@@ -22,7 +21,7 @@ def planned(script: Script) -> Mapping[cst.CSTNode, Action]:
     """Returns the assignments of lists of devices that nothing else uses: they are removed."""
     finder = _Lists(script)
     script.module.visit(finder)
-    return dict.fromkeys(finder.found, _removed)
+    return dict.fromkeys(finder.found, removed)
 
 
 class _Lists(cst.CSTVisitor):
@@ -55,7 +54,3 @@ class _Lists(cst.CSTVisitor):
         while parent is not None and not isinstance(parent, (cst.Call, cst.BaseSuite)):
             parent = self._script.names.parent(parent)
         return parent is not None and self._is_call(parent, _SETTINGS)
-
-
-def _removed(writer: Writer, node: cst.CSTNode, updated: cst.CSTNode) -> cst.RemovalSentinel:
-    return cst.RemoveFromParent()

@@ -9,7 +9,7 @@ from libcst import matchers as m
 
 from replicax.contracts.variable_access import free_name
 from replicax.tensorflow.codemod.reading import Flow
-from replicax.tensorflow.codemod.rewriter import Action
+from replicax.tensorflow.codemod.rewriter import Action, removed
 from replicax.tensorflow.codemod.script import Script
 from replicax.tensorflow.codemod.summing import Use, use_of
 from replicax.tensorflow.codemod.tapes import Tape, Untaped, tape_calls, tapes
@@ -58,7 +58,7 @@ class _Written:
 
     def actions(self) -> dict[cst.CSTNode, Action]:
         """Returns what becomes of the block, the statement of the gradient, and statements of the tape alone."""
-        dropped: dict[cst.CSTNode, Action] = dict.fromkeys(self._tape.dropped, _removed)
+        dropped: dict[cst.CSTNode, Action] = dict.fromkeys(self._tape.dropped, removed)
         found: dict[cst.CSTNode, Action] = {self._tape.block: self._of_block, self._tape.statement: self._of_statement}
         return {**found, **dropped, **self._use.actions, self._tape.gradient: _as_it_is}
 
@@ -127,10 +127,6 @@ class _Written:
 
     def _name(self) -> cst.Name:
         return cst.ensure_type(self._target, cst.Name)
-
-
-def _removed(writer: Writer, node: cst.CSTNode, updated: cst.CSTNode) -> cst.RemovalSentinel:
-    return cst.RemoveFromParent()
 
 
 def _bracketed(target: cst.BaseExpression) -> cst.BaseExpression:

@@ -15,7 +15,6 @@ import pathlib
 import re
 from collections.abc import Iterable
 from types import ModuleType
-from typing import TypeVar
 
 from replicax.tensorflow.codemod.kinds import KindTables
 from replicax.tensorflow.codemod.rules import MethodRules, Refuse, Rename, Rule, Rules
@@ -31,8 +30,6 @@ from replicax.tensorflow.codemod.tables import (
     rows,
     tensors,
 )
-
-_T = TypeVar("_T")
 
 TABLES: tuple[ModuleType, ...] = (
     *(absent, rows, tensors, random_ops, datasets, distribute, keras_api, files, config, estimators),

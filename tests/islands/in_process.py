@@ -1,4 +1,4 @@
-"""A meeting of islands that are threads of one process, each with devices of its own: for tests and for trying out."""
+"""A meeting of islands that are threads of one process, each with devices of its own."""
 
 from __future__ import annotations
 
