@@ -29,7 +29,7 @@ class Work:
 
     flops: int  # A multiplication and an addition are two operations; each entry of a sum is one.
     lengths: frozenset[int]  # how often the loops run whose length is known
-    # What is left out: operations of other languages, algorithms of libraries, exported programs; and loops that run
+    # Those left out: operations of other languages, algorithms of libraries, exported programs; and loops that run
     # until something is true, whose body counts once.
     unknown: frozenset[str]
 
