@@ -127,8 +127,9 @@ class Coordination:
             told = by_value(range(self._count), [f"after {number} steps and other calls" for number, _ in places])
             raise CheckpointError(
                 f"{self.name}: all processes must save together, but they came to it after different calls of "
-                f"programs that all of them run ({listed(told)}). Look for a save that only some of them make, such as "
-                "one behind `if strategy.is_chief`."
+                f"programs that all of them run, or with different arguments ({listed(told)}). Look for a save that "
+                "only some of them make, such as one behind `if strategy.is_chief`, and for numbers and NumPy arrays "
+                "passed to steps that differ."
             )
 
     def compare(self, what: str, values: Sequence[str]) -> None:

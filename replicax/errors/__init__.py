@@ -279,6 +279,40 @@ class ProgramMismatchError(ProgramError):
         )
 
 
+class ArgumentMismatchError(ProgramMismatchError):
+    """Two workers were about to run a function with different values of an argument that must be equal.
+
+    Attributes:
+        function: Name of the function.
+        argument: The argument, such as `"learning_rate"` or `"settings['decay']"`.
+        worker: Name of this worker.
+        value: Its value, for people.
+        other_worker: Name of the other worker.
+        other_value: That worker's value.
+        index: How many programs these workers had compared before.
+    """
+
+    def __init__(
+        self,
+        function: str,
+        argument: str = "",
+        worker: str = "",
+        value: str = "",
+        other_worker: str = "",
+        other_value: str = "",
+        index: int = 0,
+    ):
+        super().__init__(worker, function, "", other_worker, function, "", index)
+        self.argument, self.value, self.other_value = argument, value, other_value
+        self.args = (
+            f"The workers give {function!r} different values of its argument {argument!r}: {worker} {value}, "
+            f"{other_worker} {other_value}. Numbers, settings and NumPy arrays must be equal on all workers: each "
+            "replica computes with those of its worker, and variables would drift apart. Take the chief's "
+            "(strategy.replicate(value)), or give each replica a value of its own "
+            "(strategy.distribute_values_from_function); batches come from strategy.distribute_dataset.",
+        )
+
+
 class ValuesMismatchError(ProgramMismatchError):
     """Two workers were about to exchange values that do not belong together, such as those of different variables.
 

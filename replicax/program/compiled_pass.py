@@ -26,6 +26,7 @@ from replicax.program.captured_arrays import captured_error
 from replicax.program.flax.modules import around_modules
 from replicax.program.flax_changes import ModuleChange, apply_changes
 from replicax.program.global_view import GlobalView
+from replicax.program.host_arguments import HostArguments
 from replicax.program.host_calls import HostCalls
 from replicax.program.pytrees import Structure
 from replicax.program.replicas.global_sums import RowSums
@@ -60,7 +61,14 @@ class Returned:
 class CompiledPass:
     """A traced pass as a compiled program."""
 
-    def __init__(self, name: str, traced: Pass, donate: Sequence[bool], view: GlobalView | None):
+    def __init__(
+        self,
+        name: str,
+        traced: Pass,
+        donate: Sequence[bool],
+        view: GlobalView | None,
+        host_arguments: Callable[[], HostArguments | None],
+    ):
         assert traced.function is not None
         self._name, self._function, self.donate, self._view = name, traced.function, list(donate), view
         self._any_donated = any(donate)
@@ -84,6 +92,9 @@ class CompiledPass:
         self.compiled = self._jit()  # `Inputs` -> `Outputs`
         self._in_parts = getattr(self.compiled, "staged", None)
         self._calls = Calls(name, placement.spans_processes)
+        # A program without replicas that assigns nothing may well look at something that this worker alone has.
+        is_common = frame.replicas is not None or bool(self.variables.written)
+        self._host_arguments = host_arguments() if placement.spans_processes and is_common else None
         self._is_noted = True  # whether a call is noted: in one process only the first, which compiles
         self._counted_by = self._counters()
         self._is_marked = bool(self.returned.counted or self.returned.passed)
@@ -222,7 +233,11 @@ class CompiledPass:
         with turns.DISPATCH: inputs = self._inputs(arrays, fetched)  # noqa: E701  # fmt: skip
         try:
             if call is not None:
-                call.prepare((lambda: self.compiled.lower(*inputs)) if self._takes_part else None)
+                lower = (lambda: self.compiled.lower(*inputs)) if self._takes_part else None
+                if self._host_arguments is None:
+                    call.prepare(lower)
+                else:
+                    call.prepare(lower, arguments=functools.partial(self._host_arguments.values, arrays))
             new_values, leaves = self._called(inputs)
         except BaseException as error:
             explain_loss(error, self.variables.updated, inputs[0])

@@ -18,6 +18,7 @@ For example, the step of a loop that adds to a variable `w`:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 
@@ -39,6 +40,7 @@ from replicax.program.flax.variables import changes_taken_back, flax_state, kept
 from replicax.program.frames import ProgramFrame
 from replicax.program.global_view import GlobalView
 from replicax.program.hints.advice import advise_of_lost_state, advise_of_zeros
+from replicax.program.host_arguments import HostArguments
 from replicax.program.ir.jaxprs import constants_of
 from replicax.program.kept_layouts import KnownLayouts, layout_in
 from replicax.program.pytrees import Structure, flatten_outputs
@@ -77,8 +79,11 @@ class Program:
             passes = self._trace(name, arrays, replicas)
             # If the function turns out to be one of the earlier programs still, that one is taken.
             same = next(((each, change) for each, change in earlier if each._is_made_by(passes)), None)
+            own = functools.partial(HostArguments.of, self._get_users(), structure, arrays)
             *first, last = (
-                [same[0]._last] if same is not None else [CompiledPass(name, traced, donate, view) for traced in passes]
+                [same[0]._last]
+                if same is not None
+                else [CompiledPass(name, traced, donate, view, own) for traced in passes]
             )
         self._last: CompiledPass = last
         #: The programs of the first calls, in which the function builds variables.

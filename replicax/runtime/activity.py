@@ -22,7 +22,7 @@ from typing import ParamSpec, Protocol, TypeVar
 import jax
 
 from replicax.runtime import clock
-from replicax.runtime.call_order import Order
+from replicax.runtime.call_order import ArgumentValue, Order
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -82,12 +82,12 @@ class ProgramMonitor(Protocol):
     def is_new(self, name: str) -> bool:
         """Returns whether this is the first time that it is asked about a computation of this name."""
 
-    def announce(self, name: str, fingerprint: str) -> int:
+    def announce(self, name: str, fingerprint: str, arguments: tuple[ArgumentValue, ...] = ()) -> int:
         """Makes a program that this process is about to run first known to the others; returns its index."""
 
     def compare(self, index: int, wait: bool) -> None:
         """Compares an announced program with the others'; if `wait`, waits until all have announced theirs."""
-        # ProgramMismatchError if a process is about to run another program.
+        # ProgramMismatchError if a process is about to run another program, or this one with other arguments.
 
     def note_outside(self, what: str) -> None:
         """Notes something that all processes do together outside of programs."""

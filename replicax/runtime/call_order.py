@@ -3,7 +3,7 @@
 Workers compare programs when these run for the first time. Later, one worker might run A then B and another B then A:
 collectives of equal shapes would then pair up wrongly, and silently. So each worker keeps a digest of all its calls,
 and the monitors exchange it once a second. If two digests after the same number of calls differ, the workers have run
-different programs. This costs no communication in the step.
+different programs, or one with different arguments. This costs no communication in the step.
 """
 
 from __future__ import annotations
@@ -20,6 +20,16 @@ _FACTOR = 0x1B8736A1C3D5E7F9 % _PRIME
 #: The token of what all do together outside of programs. The words are not compared: they may name an own folder.
 OUTSIDE = 1
 _REMEMBERED = 2**14  # calls; a peer's answer is at most two seconds old
+_SHOWN = 4  # arguments of a call
+
+
+class ArgumentValue(NamedTuple):
+    """An argument of a program that each process has made for itself, such as a number."""
+
+    name: str
+    checksum: int
+    shown: str  # for people
+    is_fixed: bool = False  # a part of the program, as a flag is
 
 
 class RecordedCall(NamedTuple):
@@ -28,6 +38,7 @@ class RecordedCall(NamedTuple):
     number: int  # from 1; 0 stands for the time before the first
     digest: int  # of all calls up to this one
     program: str  # for people
+    arguments: str = ""  # for people: those that each process makes for itself
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +48,7 @@ class CallDescription:
     words: str  # what it runs, for people
     token: int  # identifies it, the same in all processes
     what: str = ""  # distinguishes it from others of its name
+    arguments: str = ""  # what it is given, for people
 
     @classmethod
     @functools.lru_cache(maxsize=1024)
@@ -45,6 +57,18 @@ class CallDescription:
         words = f"{name!r} ({what})" if what else repr(name)
         digest = hashlib.sha256(words.encode(errors="replace")).digest()
         return cls(words, 1 + int.from_bytes(digest[:8], "big") % (_PRIME - 1), what)
+
+    def given(self, arguments: tuple[ArgumentValue, ...]) -> CallDescription:
+        """Returns what to note of a call with these arguments, which all processes must give it alike."""
+        return _given(self, arguments) if arguments else self
+
+
+@functools.lru_cache(maxsize=1024)
+def _given(program: CallDescription, arguments: tuple[ArgumentValue, ...]) -> CallDescription:
+    token = functools.reduce(lambda token, each: (token * _FACTOR + each.checksum + 1) % _PRIME, arguments, 0)
+    words = ", ".join(f"{each.name}={each.shown}" for each in arguments[:_SHOWN])
+    more = f" and {len(arguments) - _SHOWN} more (together {token:x})" if len(arguments) > _SHOWN else ""
+    return dataclasses.replace(program, token=(program.token + token) % _PRIME, arguments=words + more)
 
 
 class Order:
@@ -60,8 +84,8 @@ class Order:
         return self._last[:2]
 
     def note(self, program: CallDescription) -> None:
-        number, digest, _ = self._last
-        noted = RecordedCall(number + 1, (digest * _FACTOR + program.token) % _PRIME, program.words)
+        number, digest = self.last
+        noted = RecordedCall(number + 1, (digest * _FACTOR + program.token) % _PRIME, program.words, program.arguments)
         self._ring[noted.number % _REMEMBERED] = (
             noted  # Before `_last` is set, so that a reader who knows the number finds the call.
         )
@@ -128,6 +152,6 @@ def recorded_call_from(document: object) -> RecordedCall | None:
     """Returns a call from the JSON of another process; None if that does not know the call."""
     if document is None:
         return None
-    if not isinstance(document, list) or [type(item) for item in document] != [int, int, str]:
+    if not isinstance(document, list) or [type(item) for item in document] != [int, int, str, str]:
         raise ValueError(f"not a call: {document!r:.100}")
     return RecordedCall(*document)

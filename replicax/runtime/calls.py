@@ -1,7 +1,8 @@
 """The calls of a compiled program: each is noted, and before the first the workers compare their programs.
 
-A call is noted before this worker waits for the others. So one that has come to something else is named within seconds,
-and not when the wait has taken too long.
+The arguments that each worker makes for itself, such as numbers, are compared with the programs, and later noted with
+each call. A call is noted before this worker waits for the others. So one that has come to something else is named
+within seconds, and not when the wait has taken too long.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from replicax.runtime.activity import (
     now,
     phase,
 )
-from replicax.runtime.call_order import CallDescription
+from replicax.runtime.call_order import ArgumentValue, CallDescription
 from replicax.runtime.garbage import collected_later
 
 if TYPE_CHECKING:
@@ -137,6 +138,10 @@ def together(name: str, what: str = "") -> Call:
     return Call(name, {}, STEP, CallDescription.of(name, what))
 
 
+def _no_arguments(is_first: bool) -> tuple[ArgumentValue, ...]:
+    return ()
+
+
 class Call:
     """One call of a program that all processes run together."""
 
@@ -208,11 +213,15 @@ class Call:
                     clock.made(self._name)
 
     def prepare(
-        self, lower: Callable[[], jax.stages.Lowered] | None, signature: Callable[[], Hashable] = tuple
+        self,
+        lower: Callable[[], jax.stages.Lowered] | None,
+        signature: Callable[[], Hashable] = tuple,
+        arguments: Callable[[bool], tuple[ArgumentValue, ...]] = _no_arguments,
     ) -> None:
         """Notes the call. The first call of a program compiles it, and compares it with the other workers'."""
         # `lower` is None if this process does not run the program, or it is not compiled; `signature` returns what
-        # distinguishes the programs of this function, such as shapes.
+        # distinguishes the programs of this function, such as shapes; `arguments` those that each process makes for
+        # itself, at the first call in full.
         running = now.monitor
         if running is None:
             if self._before is not None:
@@ -221,23 +230,28 @@ class Call:
         key = signature()
         found = self._prepared.get(key)
         if found is None:
-            self._prepared[key] = self._compared(running, lower)
+            self._prepared[key] = self._compared(running, lower, arguments(True))
         else:
-            self._note(running, found)
+            self._note(running, found, arguments(False))
 
-    def _note(self, running: ProgramMonitor, found: _ComparedProgram) -> None:
+    def _note(self, running: ProgramMonitor, found: _ComparedProgram, arguments: tuple[ArgumentValue, ...]) -> None:
         if self._before is not None:
             now.fingerprint = found.fingerprint
-            _note(running, found.program)
+            _note(running, found.program.given(arguments))
 
-    def _compared(self, running: ProgramMonitor, lower: Callable[[], jax.stages.Lowered] | None) -> _ComparedProgram:
+    def _compared(
+        self,
+        running: ProgramMonitor,
+        lower: Callable[[], jax.stages.Lowered] | None,
+        arguments: tuple[ArgumentValue, ...],
+    ) -> _ComparedProgram:
         with phase(COMPILE), collected_later():
             lowered = lower() if lower is not None else None
             printed = fingerprint(lowered) if lowered is not None else ""
-            index = running.announce(self._name, printed)
+            index = running.announce(self._name, printed, arguments)
             # The index identifies the program, since a process that does not run it does not know its fingerprint.
             found = _ComparedProgram(printed, CallDescription.of(self._name, f"program {index + 1}"))
-            self._note(running, found)
+            self._note(running, found, ())
             running.compare(index, wait=False)
             if lowered is not None:
                 # Compiling is slow, so it comes before others wait. The call finds the result in JAX's cache.
@@ -297,7 +311,10 @@ class _OwnCall(Call):
             running.sent(self._name, computes, class_of(now.at[0]), monotonic())
 
     def prepare(
-        self, lower: Callable[[], jax.stages.Lowered] | None, signature: Callable[[], Hashable] = tuple
+        self,
+        lower: Callable[[], jax.stages.Lowered] | None,
+        signature: Callable[[], Hashable] = tuple,
+        arguments: Callable[[bool], tuple[ArgumentValue, ...]] = _no_arguments,
     ) -> None:
         """There is nobody to compare it with."""
 

@@ -101,14 +101,22 @@ def diverged(
     pair = sorted([(me, mine), (other, theirs)])
     # A worker has no call there, or it is not known: then the call is None.
     number = next((noted.number for _, noted in pair if noted is not None), None)
-    if number is None or (mine is not None and theirs is not None and mine.program == theirs.program):
+    only = ""
+    if (
+        mine is not None
+        and theirs is not None
+        and mine.program == theirs.program
+        and mine.arguments != theirs.arguments
+    ):
+        gave = [f"{workers[i].name} {call.arguments}" for i, call in pair if call is not None]
+        said = f"have called {mine.program} with different arguments: as call number {number}, {' and '.join(gave)}"
+    elif number is None or (mine is not None and theirs is not None and mine.program == theirs.program):
         said = "have not run the same programs in the same order; where that began is too long ago to be known"
-        only = ""
     else:
         only = _only(workers, pair)
         ran = [f"{workers[i].name} {noted.program if noted is not None else 'nothing more'}" for i, noted in pair]
         said = f"have run different programs: as call number {number}, {' and '.join(ran)}"
-    said += "; all workers must call the same functions in the same order"
+    said += "; all workers must call the same functions in the same order, with equal arguments"
     found = _diagnosis(workers, ProblemKind.DIVERGED, [i for i, _ in pair], said)
     return dataclasses.replace(found, reason=f"{only}{found.reason}")
 

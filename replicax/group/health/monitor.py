@@ -28,7 +28,15 @@ from replicax.group.health.reporting import AlarmReport, alarm_report, gather, t
 from replicax.group.health.status import Status, status_of
 from replicax.group.health.traffic import Traffic
 from replicax.runtime.activity import LEAVE, now
-from replicax.runtime.call_order import OUTSIDE, CallDescription, Order, order_from, recorded_call_from
+from replicax.runtime.call_order import (
+    OUTSIDE,
+    ArgumentValue,
+    CallDescription,
+    Order,
+    RecordedCall,
+    order_from,
+    recorded_call_from,
+)
 from replicax.runtime.ending import only_here
 
 _log = logging.getLogger(__name__)
@@ -80,10 +88,10 @@ class Monitor:
     def status(self) -> Mapping[str, object]:
         return dataclasses.asdict(self._own_status())
 
-    def program(self, index: int) -> Mapping[str, str] | None:
+    def program(self, index: int) -> Mapping[str, object] | None:
         return self.programs.get(index)
 
-    def call(self, number: int) -> tuple[int, int, str] | None:
+    def call(self, number: int) -> RecordedCall | None:
         return self.order.get(number)
 
     def note_outside(self, what: str = "") -> None:
@@ -96,9 +104,9 @@ class Monitor:
         """Returns whether this is the first computation of this name."""
         return self.programs.is_new(name)
 
-    def announce(self, name: str, fingerprint: str) -> int:
+    def announce(self, name: str, fingerprint: str, arguments: tuple[ArgumentValue, ...] = ()) -> int:
         """Makes a program known to peers that ask; returns its index."""
-        return self.programs.announce(AnnouncedProgram(name, fingerprint))
+        return self.programs.announce(AnnouncedProgram(name, fingerprint, arguments))
 
     def compare(self, index: int, wait: bool) -> None:
         """Compares an announced program with the peers'."""

@@ -1,4 +1,4 @@
-"""Comparing programs: before one runs for the first time, its fingerprint must be the same in all workers."""
+"""Comparing programs: before one runs for the first time, it and its arguments must be the same in all workers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from replicax.errors import ProgramMismatchError
+from replicax.errors import ArgumentMismatchError, ProgramMismatchError
 from replicax.group.health.peers import Peer
+from replicax.runtime.call_order import ArgumentValue
 
 _SECONDS_BETWEEN_QUESTIONS = 0.02, 0.25  # at first, and later: the monitor limits the wait
 _MOST_COMPARED = 32  # peers; of more, some are asked
@@ -20,18 +21,37 @@ class AnnouncedProgram:
 
     name: str
     fingerprint: str  # hash of the program; empty if this worker does not run it
+    arguments: tuple[ArgumentValue, ...] = ()  # of its first call: those that each worker makes for itself
 
     def differs(self, other: AnnouncedProgram) -> bool:
         """Returns whether the two cannot be the same program."""
         known = self.fingerprint and other.fingerprint
         return self.name != other.name or bool(known and self.fingerprint != other.fingerprint)
 
+    def different_argument(self, other: AnnouncedProgram) -> tuple[ArgumentValue, ArgumentValue] | None:
+        """Returns the first argument that is another one there; what is fixed in programs counts where these differ."""
+        if self.name != other.name:
+            return None
+        theirs, programs_differ = {each.name: each for each in other.arguments}, self.differs(other)
+        for mine in self.arguments:
+            found = theirs.get(mine.name, mine)
+            if found != mine and (programs_differ or not mine.is_fixed):
+                return mine, found
+        return None
+
 
 def announced_program_from(document: object) -> AnnouncedProgram:
     """Returns a program from the JSON of another process, or raises a `ValueError`."""
     if not isinstance(document, dict) or not {"name", "fingerprint"} <= document.keys():
         raise ValueError(f"not a program: {document!r:.100}")
-    return AnnouncedProgram(str(document["name"]), str(document["fingerprint"]))
+    arguments = document.get("arguments", [])
+    if not isinstance(arguments, list) or not all(
+        isinstance(each, list) and [type(item) for item in each] == [str, int, str, bool] for each in arguments
+    ):
+        raise ValueError(f"not the arguments of a program: {arguments!r:.100}")
+    return AnnouncedProgram(
+        str(document["name"]), str(document["fingerprint"]), tuple(ArgumentValue(*each) for each in arguments)
+    )
 
 
 def neighbours(me: int, peers: Sequence[Peer]) -> list[Peer]:
@@ -67,7 +87,7 @@ class ProgramComparison:
             self._announced.append(program)
             return len(self._announced) - 1
 
-    def get(self, index: int) -> Mapping[str, str] | None:
+    def get(self, index: int) -> Mapping[str, object] | None:
         """Returns an announced program as JSON; None if there is none at `index`."""
         with self._lock:
             return dataclasses.asdict(self._announced[index]) if index < len(self._announced) else None
@@ -92,6 +112,11 @@ class ProgramComparison:
         except (OSError, ValueError):
             return False
         mine = self._announced[index]
+        if theirs is not None and (pair := mine.different_argument(theirs)) is not None:
+            argument, other = pair
+            raise ArgumentMismatchError(
+                mine.name, argument.name, self._name, argument.shown, peer.history.name, other.shown, index
+            )
         if theirs is not None and mine.differs(theirs):
             raise ProgramMismatchError(
                 self._name, mine.name, mine.fingerprint, peer.history.name, theirs.name, theirs.fingerprint, index

@@ -22,7 +22,7 @@ from typing import Protocol, TypeAlias
 from replicax.cluster.lines import decoded, is_number
 from replicax.cluster.strangers import Strangers
 from replicax.group.health.client import TOKEN_HEADER
-from replicax.runtime.call_order import order_from
+from replicax.runtime.call_order import RecordedCall, order_from
 
 _LARGEST_QUESTION = 2**23
 _Address: TypeAlias = tuple[str, int] | tuple[str, int, int, int]  # of IPv4 or IPv6
@@ -36,11 +36,11 @@ class Answers(Protocol):
     def status(self) -> Mapping[str, object]:
         """Returns what this worker is doing."""
 
-    def program(self, index: int) -> Mapping[str, str] | None:
+    def program(self, index: int) -> Mapping[str, object] | None:
         """Returns the program that this worker has compared at `index`."""
 
-    def call(self, number: int) -> tuple[int, int, str] | None:
-        """Returns this worker's `number`-th call: number, digest and program."""
+    def call(self, number: int) -> RecordedCall | None:
+        """Returns this worker's `number`-th call."""
 
     def on_alarm(self, document: Mapping[str, object]) -> None:
         """Notes an alarm that another worker has raised."""

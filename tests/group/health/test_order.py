@@ -145,5 +145,5 @@ def test_what_is_no_order_is_refused(document: object):
 
 def test_calls_travel_as_json():
     assert order_from([3, 4]) == (3, 4)
-    assert recorded_call_from([3, 4, "x"]) == RecordedCall(3, 4, "x")
+    assert recorded_call_from([3, 4, "x", "y=1"]) == RecordedCall(3, 4, "x", "y=1")
     assert recorded_call_from(None) is None

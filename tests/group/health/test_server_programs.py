@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.errors import ArgumentError, ProgramMismatchError
+from replicax.errors import ArgumentError, ArgumentMismatchError, ProgramMismatchError
 from replicax.group.health.diagnosis import Limits
 from replicax.group.health.monitor import Monitor
-from replicax.group.health.programs import AnnouncedProgram, ProgramComparison
+from replicax.group.health.programs import AnnouncedProgram, ProgramComparison, announced_program_from
 from replicax.group.health.starting import stall_timeout_from
 from replicax.group.health.status import status_of
 from replicax.runtime.activity import now
-from replicax.runtime.call_order import CallDescription
+from replicax.runtime.call_order import ArgumentValue, CallDescription
 from replicax.runtime.calls import Calls, fingerprint, together
 from tests.group.health.workers import Worker
 
@@ -124,6 +124,65 @@ def test_different_programs_are_told_apart(workers: list[Worker], theirs: Announ
     assert (raised.value.other_worker, raised.value.other_function) == ("worker:1", theirs.name)
     with pytest.raises(ProgramMismatchError):
         workers[1].monitor.programs.compare(0, workers[1].monitor.peers, wait=True)
+
+
+def arguments(rate: float, training: bool = True) -> tuple[ArgumentValue, ...]:
+    return ArgumentValue("rate", int(10 * rate), f"{rate}"), ArgumentValue(
+        "training", int(training), f"{training}", True
+    )
+
+
+@pytest.mark.parametrize(
+    ("theirs", "says"),
+    [
+        (AnnouncedProgram("train", "abc", arguments(0.1)), "of its argument 'rate': worker:0 0.0, worker:1 0.1. "),
+        (AnnouncedProgram("train", "", arguments(0.1)), "of its argument 'rate'"),
+        (AnnouncedProgram("train", "other", arguments(0.0, False)), "'training': worker:0 True, worker:1 False"),
+        (AnnouncedProgram("train", "other", arguments(0.0)), "fingerprint abc"),
+        (AnnouncedProgram("test", "abc", arguments(0.1)), "worker:1 'test'"),
+        (AnnouncedProgram("train", "abc", arguments(0.0, False)), ""),  # The flag changes nothing.
+        (AnnouncedProgram("train", "abc"), ""),
+    ],
+)
+def test_an_argument_that_differs_is_named(workers: list[Worker], theirs: AnnouncedProgram, says: str):
+    for worker, program in zip(workers, [AnnouncedProgram("train", "abc", arguments(0.0)), theirs], strict=True):
+        worker.monitor.peers[0].history.answered(status_of(), 0.0)
+        worker.monitor.programs.announce(program)
+    compare = workers[0].monitor.programs.compare
+    if not says:
+        return compare(0, workers[0].monitor.peers, wait=True)
+    with pytest.raises(ProgramMismatchError) as raised:
+        compare(0, workers[0].monitor.peers, wait=True)
+    assert says in str(raised.value)
+    assert isinstance(raised.value, ArgumentMismatchError) == ("argument" in says or "training" in says)
+
+
+def test_an_argument_that_differs_in_a_later_call_is_an_alarm(workers: list[Worker], capfd: Any):
+    step = CallDescription.of("step", "program 1")
+    for worker, rate in zip(workers, (0.0, 0.1), strict=True):
+        worker.monitor.order.note(step)
+        worker.monitor.order.note(step.given(arguments(0.5)))
+        worker.monitor.order.note(step.given(arguments(rate)))
+        worker.monitor.order.note(step)
+    assert (
+        "have called 'step' (program 1) with different arguments: as call number 3, worker:0 rate=0.0, training=True "
+        "and worker:1 rate=0.1, training=True; all workers must call the same functions in the same order, with equal"
+    ) in alarm_of(workers)
+
+
+def test_of_many_arguments_a_report_shows_some():
+    step = CallDescription.of("step", "program 1")
+    many = [[ArgumentValue(f"x{i}", i + last * (i == 9), "0") for i in range(10)] for last in (0, 1)]
+    one, other = (step.given(tuple(each)) for each in many)
+    assert one.arguments.startswith("x0=0, x1=0, x2=0, x3=0 and 6 more (together ")
+    assert one.arguments != other.arguments
+    assert one.token != other.token != step.token
+
+
+@pytest.mark.parametrize("given", [1, [["rate", 1, "1"]], [["rate", "1", "1", False]], [1]])
+def test_what_are_no_arguments_is_refused(given: object):
+    with pytest.raises(ValueError, match="not the arguments"):
+        announced_program_from({"name": "step", "fingerprint": "", "arguments": given})
 
 
 def test_who_has_no_part_in_a_program_does_not_know_its_fingerprint():
