@@ -86,7 +86,9 @@ class Coordination:
         self.place = current_group().place()
         self._count = jax.process_count() if count is None else count
         if kind == _KIND and self._count > 1:
-            note_outside(called or name)  # what the script has called, for a report that only some processes have
+            # What the script has called, for a report that only some processes have. Those that save or restore
+            # compare themselves what.
+            note_outside(called or name, _KIND)
         self._exchange = Exchange(
             f"replicax/{kind}",
             jax.process_index() if process is None else process,

@@ -89,8 +89,8 @@ class ProgramMonitor(Protocol):
         """Compares an announced program with the others'; if `wait`, waits until all have announced theirs."""
         # ProgramMismatchError if a process is about to run another program, or this one with other arguments.
 
-    def note_outside(self, what: str) -> None:
-        """Notes something that all processes do together outside of programs."""
+    def note_outside(self, what: str, kind: str) -> None:
+        """Notes something that all processes do together outside of programs; of one `kind`, whatever its words."""
 
 
 class Activity:

@@ -17,8 +17,6 @@ from typing import NamedTuple
 # A polynomial modulo a prime, since each call costs two operations on small integers.
 _PRIME = 2**61 - 1
 _FACTOR = 0x1B8736A1C3D5E7F9 % _PRIME
-#: The token of what all do together outside of programs. The words are not compared: they may name an own folder.
-OUTSIDE = 1
 _REMEMBERED = 2**14  # calls; a peer's answer is at most two seconds old
 _SHOWN = 4  # arguments of a call
 
@@ -49,6 +47,12 @@ class CallDescription:
     token: int  # identifies it, the same in all processes
     what: str = ""  # distinguishes it from others of its name
     arguments: str = ""  # what it is given, for people
+
+    @classmethod
+    def outside(cls, words: str, kind: str) -> CallDescription:
+        """Returns what to note of something that all do together outside of programs."""
+        # The words are not compared: they may name an own folder.
+        return dataclasses.replace(cls.of(kind), words=repr(words))
 
     @classmethod
     @functools.lru_cache(maxsize=1024)

@@ -122,12 +122,13 @@ class Calls:
         return self._samples
 
 
-def note_outside(what: str) -> None:
+def note_outside(what: str, kind: str) -> None:
     """Notes what all processes do together outside of programs, where each waits for the others."""
-    # `what` is for people: it may differ between processes, as the names of folders do.
+    # `what` is for people: it may differ between processes, as the names of folders do. `kind` does not: processes that
+    # do things of different kinds would wait for each other in vain.
     running = now.monitor
     if running is not None:
-        running.note_outside(what)
+        running.note_outside(what, kind)
 
 
 def together(name: str, what: str = "") -> Call:

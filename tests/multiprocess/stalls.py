@@ -30,7 +30,7 @@ def train(fault: str, seconds: float, stall_timeout: float, steps: int) -> None:
 
     import replicax as rx
 
-    if fault in ("in order", "swap"):
+    if fault in ("in order", "swap", "argument", "barrier"):
         return _run_in_order(fault, stall_timeout)
     if fault in ("sharded", "read"):
         strategy: Any = rx.FullyShardedStrategy(min_size=4, start_timeout=60, stall_timeout=stall_timeout)
@@ -76,7 +76,7 @@ def train(fault: str, seconds: float, stall_timeout: float, steps: int) -> None:
 
 
 def _run_in_order(fault: str, stall_timeout: float) -> None:
-    """One worker that runs two programs in turns; if it is to swap them, worker 1 does so once they are known."""
+    """One worker that runs two programs in turns; once they are known, worker 1 does something else."""
     import jax.numpy as jnp
 
     import replicax as rx
@@ -100,6 +100,17 @@ def _run_in_order(fault: str, stall_timeout: float) -> None:
                 strategy.run(add, args=(x,))
                 strategy.reduce("sum", x, axis=0)
     print(f"known: {a.numpy().item()}, {b.numpy().item()} after {health.running().order.last[0]} calls", flush=True)
+
+    def add_scaled(x, scale=1.0):
+        a.assign_add(scale * rx.get_replica_context().all_reduce("sum", jnp.sum(x)))
+
+    if fault == "argument":
+        for number in range(4):
+            strategy.run(add_scaled, args=(batch, 0.5 + strategy.worker_index * (number == 2)))
+    if fault == "barrier" and strategy.worker_index == 1:
+        strategy.barrier("data")
+    elif fault == "barrier":
+        rx.Checkpoint(a=a).write(os.path.join(os.environ["REPLICAX_LOG_DIR"], "checkpoint"))
     for add in (add_b, add_a) if fault == "swap" and strategy.worker_index == 1 else (add_a, add_b):
         strategy.run(add, args=(batch,))
     print("finished", flush=True)

@@ -109,6 +109,25 @@ def test_known_programs_in_another_order(tmp_path: Path):
             assert "as call number 19, worker:0 'add_a' (program 1) and worker:1 'add_b' (program " in text
 
 
+@pytest.mark.daily(1)
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (
+            "argument",
+            ("have called 'add_scaled' (program ", "as call number 21, worker:0 scale=0.5 and worker:1 scale=1.5"),
+        ),
+        ("barrier", ("as call number 19, worker:0 'Writing the checkpoint ", "and worker:1 \"barrier 'data'\"")),
+    ],
+)
+def test_other_arguments_and_other_waits_of_one_worker(tmp_path: Path, fault: str, said: tuple[str, ...]):
+    with job(tmp_path, fault, stall_timeout=60.0) as running:
+        for worker in (0, 1):
+            code, _ = running.end(worker, 30)
+            assert code == ExitCode.DIVERGED, running.log(worker)
+            assert [words for words in said if words not in running.log(worker)] == []
+
+
 @pytest.mark.nightly
 def test_known_programs_in_the_same_order(tmp_path: Path):
     with job(tmp_path, "in order") as running:

@@ -29,7 +29,6 @@ from replicax.group.health.status import Status, status_of
 from replicax.group.health.traffic import Traffic
 from replicax.runtime.activity import LEAVE, now
 from replicax.runtime.call_order import (
-    OUTSIDE,
     ArgumentValue,
     CallDescription,
     Order,
@@ -44,6 +43,7 @@ _log = logging.getLogger(__name__)
 # which may raise the alarm.
 _TO_CONFIRM, _FOR_THE_FIRST = 0.3, 1.2
 _SECONDS_BETWEEN_REMINDERS = 60.0  # of log messages
+_EXCHANGE = "an exchange of values"  # These say themselves what they are, each to the others.
 _LOOKS_FOR_AN_ALARM = 30  # at most; the next one should raise the alarm
 
 
@@ -94,11 +94,11 @@ class Monitor:
     def call(self, number: int) -> RecordedCall | None:
         return self.order.get(number)
 
-    def note_outside(self, what: str = "") -> None:
+    def note_outside(self, what: str = "", kind: str = _EXCHANGE) -> None:
         """Notes that the script has come to something that all do together outside of programs."""
         if threading.get_ident() == now.thread:
             now.noted += 1
-            self.order.note(CallDescription(repr(what or now.wait[0] or "an exchange of values"), OUTSIDE))
+            self.order.note(CallDescription.outside(what or now.wait[0] or _EXCHANGE, kind))
 
     def is_new(self, name: str) -> bool:
         """Returns whether this is the first computation of this name."""

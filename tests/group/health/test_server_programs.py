@@ -170,6 +170,18 @@ def test_an_argument_that_differs_in_a_later_call_is_an_alarm(workers: list[Work
     ) in alarm_of(workers)
 
 
+def test_workers_that_wait_in_different_things_are_told_at_once(workers: list[Worker], capfd: Any):
+    for worker, folder in zip(workers, "ab", strict=True):
+        worker.monitor.note_outside(f"Saving step 3 to {folder}", "checkpoint")
+        worker.monitor.note_outside()
+        worker.monitor._look()
+    assert [worker.codes for worker in workers] == [[], []]
+    workers[0].monitor.note_outside("Saving step 4 to a", "checkpoint")
+    workers[1].monitor.note_outside("barrier 'data'")
+    found = alarm_of(workers)
+    assert "as call number 3, worker:0 'Saving step 4 to a' and worker:1 \"barrier 'data'\"; all workers must" in found
+
+
 def test_of_many_arguments_a_report_shows_some():
     step = CallDescription.of("step", "program 1")
     many = [[ArgumentValue(f"x{i}", i + last * (i == 9), "0") for i in range(10)] for last in (0, 1)]
