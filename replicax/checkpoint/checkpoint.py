@@ -52,6 +52,7 @@ from replicax.contracts.variable_access import AssignableLike, restorations_of
 from replicax.errors import ArgumentError, CheckpointError, ElasticError
 from replicax.runtime import clock
 from replicax.typing import PyTree
+from replicax.values.tracebacks import entry_point
 from replicax.variables import Variable
 
 _log = logging.getLogger(__name__)
@@ -124,6 +125,7 @@ class Checkpoint(Advised):
         """
         return self.current_parts(allow_unbuilt=False).variables
 
+    @entry_point
     @called_as("tf.train.Checkpoint.write")
     def write(self, directory: Directory, *, step: int | None = None, **objects: PyTree) -> Place:
         """Writes the objects to a new directory and returns its path when everything is on disk.
@@ -145,6 +147,7 @@ class Checkpoint(Advised):
         self._save(directory, lambda: new_directory(directory), what)
         return absolute(directory)
 
+    @entry_point
     @called_as("tf.train.Checkpoint.save")
     def save(self, file_prefix: Directory) -> str:
         """Writes the objects to a new directory called `file_prefix`, `-` and a number, and returns its path.
@@ -243,6 +246,7 @@ class Checkpoint(Advised):
             )
         self._last_arrays = arrays
 
+    @entry_point
     @called_as("tf.train.Checkpoint.restore")
     def restore(
         self,
@@ -330,6 +334,7 @@ class Checkpoint(Advised):
         matched = len(found.values) + len(found.large) + len(states)
         return LoadStatus(self._take_values(found), path, matched, unused, unmatched, found.waiting)
 
+    @entry_point
     @called_as("tf.train.Checkpoint.read")
     def read(self, save_path: Directory) -> LoadStatus:
         """Restores a checkpoint, but leaves `save_counter` as it is; otherwise like `restore`."""

@@ -45,6 +45,7 @@ from replicax.contracts.variable_access import VariableLike, is_variable
 from replicax.errors import CheckpointError, ElasticError
 from replicax.runtime import clock
 from replicax.typing import PyTree
+from replicax.values.tracebacks import entry_point
 
 
 class CheckpointManager(Advised):
@@ -165,6 +166,7 @@ class CheckpointManager(Advised):
         """By how much `step_counter` grows between saves."""
         return self._growth
 
+    @entry_point
     @called_as("tf.train.CheckpointManager.save")
     @clock.section(clock.CHECKPOINT)
     def save(
@@ -229,6 +231,7 @@ class CheckpointManager(Advised):
         due = [policy.is_due(step) for policy in self._save_when]  # All are asked: some count the calls.
         return any(due)
 
+    @entry_point
     @activity.phase(activity.CHECKPOINT)
     def wait_until_finished(self) -> None:
         """Returns when nothing is being written any more.
@@ -258,6 +261,7 @@ class CheckpointManager(Advised):
         """Returns the path of the checkpoint of a step, which need not exist."""
         return self._folder.path(step)
 
+    @entry_point
     @explained
     def restore(self, step: int | None = None, partial: bool = False, verify: bool = True) -> LoadStatus:
         """Restores a checkpoint and returns the values in it, as `rx.Checkpoint.restore` does.
@@ -279,6 +283,7 @@ class CheckpointManager(Advised):
             raise CheckpointError(f"There is no complete checkpoint in {self.directory}.")
         return self._restore(step, partial, verify)
 
+    @entry_point
     def restore_or_initialize(self) -> int | None:
         """Restores the newest checkpoint if there is one; otherwise calls `init_fn`.
 

@@ -136,6 +136,32 @@ def test_a_layer_that_fails_in_fit_names_what_it_was_given_and_shows_no_wrapper(
     assert "mask=" not in printed(caught.value)
 
 
+SAVES = {
+    "save": lambda manager: manager.save("soon"),
+    "no folder": lambda manager: manager.save(1),
+    "in the background": lambda manager: (manager.save(2), manager.wait_until_finished()),
+    "restore": lambda manager: manager.restore(),
+    "write": lambda manager: manager.checkpoint.write(manager.directory / "one"),
+    "checkpoint.save": lambda manager: manager.checkpoint.save(str(manager.directory / "one")),
+    "read": lambda manager: manager.checkpoint.read(manager.directory / "one"),
+}
+
+
+@pytest.mark.parametrize("call", SAVES)
+def test_a_checkpoint_that_fails_is_shown_in_few_lines(tmp_path, call):
+    manager = rx.CheckpointManager(tmp_path / "file", objects={"w": rx.Variable(0.0)}, async_="background" in call)
+    (tmp_path / "file").touch()  # What should be its folder.
+
+    def fails():
+        SAVES[call](manager)  # here
+
+    with pytest.raises((rx.errors.ArgumentError, rx.errors.CheckpointError)) as caught:
+        fails()
+    lines = printed(caught.value).splitlines()
+    assert not [line for line in lines if f'File "{PLACES[0]}' in line], "\n".join(lines)
+    assert "REPLICAX_TRACEBACK=full" in lines[-1]
+
+
 def test_the_cause_of_an_error_stays_and_is_shown_in_few_lines(two):
     def step():
         try:
