@@ -12,7 +12,7 @@ import json
 import os
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
@@ -148,24 +148,30 @@ class KeptSteps:
     """Keeps the steps of one `fit` since its copies were last equal, in memory."""
 
     def __init__(self, folder: Path, mesh: Mesh, variables: Sequence[VariableLike]):
-        # `variables` are all that the steps may use, with the values before the first.
+        # `variables` are what the steps use, as far as it is known, with the values before the first.
         self._folder, self._mesh = folder, mesh
         self._devices: list[jax.Device] = list(mesh.devices.flat)
-        self._variables = list({id(each): each for each in variables if has_array(each)}.values())
-        keys = [name_of(each) for each in self._variables if is_random_key(array_of(each))]
+        self._variables: list[VariableLike] = []
+        self._numbers: dict[int, int] = {}  # of variables, by identity
+        self._programs: dict[int, tuple[int, KeptProgram, Program]] = {}  # by identity
+        self._steps: list[KeptStep] = []
+        self._made = 0  # how many steps came before these
+        self._equal, self._compared = _State(0, []), _State(0, [])
+        self._take(each for each in variables if has_array(each))
+
+    def _take(self, variables: Iterable[VariableLike]) -> None:
+        """Keeps more variables: those that the next step is the first to use, so that they have their first values."""
+        new = list({id(each): each for each in variables if id(each) not in self._numbers}.values())
+        keys = [name_of(each) for each in new if is_random_key(array_of(each))]
         if keys:
             raise ArgumentError(
                 f"ReplicaDigest(keep=...) cannot keep variables of random keys: {keys}. Leave out keep."
             )
-        self._numbers = {id(variable): number for number, variable in enumerate(self._variables)}
-        self._programs: dict[int, tuple[int, KeptProgram, Program]] = {}  # by identity
-        self._steps: list[KeptStep] = []
-        self._made = 0  # how many steps came before these
-        self._equal, self._compared = _State(0, self._values()), _State(0, [])
-
-    def _values(self) -> list[np.ndarray]:
-        # Copies: a step takes the memory of what it updates.
-        return [np.array(host_copy(array_of(variable))) for variable in self._variables]
+        self._numbers.update((id(each), number) for number, each in enumerate(new, len(self._variables)))
+        self._variables += new
+        for state in (self._equal, self._compared):
+            if state is self._equal or state.values:
+                state.values.extend(_copies(new))
 
     def add(self, program: Program, arrays: Sequence[jax.Array]) -> None:
         """Keeps a step that is about to be made.
@@ -180,7 +186,7 @@ class KeptSteps:
 
     def begin(self) -> None:
         """Keeps the values of the variables, whose copies are being compared."""
-        self._compared = _State(len(self._steps), self._values())
+        self._compared = _State(len(self._steps), _copies(self._variables))
 
     def are_equal(self) -> None:
         """Forgets the steps before the last comparison, which has found that all copies are equal."""
@@ -220,12 +226,7 @@ class KeptSteps:
         compiled, updated, constant = program.parts()
         written = list(program.written)
         variables = [*updated, *constant, *written]
-        others = [name_of(each) for each in variables if id(each) not in self._numbers]
-        if others:
-            raise ArgumentError(
-                f"ReplicaDigest(keep=...) keeps what model and optimizer have, and the step uses {others} besides. "
-                "Make them variables of the model, or leave out keep."
-            )
+        self._take(variables)  # A step of one's own may use more than model and optimizer have.
         places = [
             *(self._place(name_of(each), program.variables.sharding(each)) for each in variables),
             *(self._place("the batch", each.sharding) for each in arrays),
@@ -257,6 +258,11 @@ class KeptSteps:
                 "keep."
             )
         return place
+
+
+def _copies(variables: Iterable[VariableLike]) -> list[np.ndarray]:
+    # Copies: a step takes the memory of what it updates.
+    return [np.array(host_copy(array_of(variable))) for variable in variables]
 
 
 def _entries(place: NamedSharding) -> _Spec:

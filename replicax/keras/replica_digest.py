@@ -55,17 +55,20 @@ class _ReplicaDigest:
 
     With `keep`, the host's memory has the values of the variables at the last comparison without a fault, and the
     batches since. If copies differ, these are written to a file with the program of the step, and `rx.replay` or
-    `replicax certify --replay` makes the steps again: is the chip broken, or the program?
+    `replicax certify --replay` makes the steps again: is the chip broken, or the program? More kinds of steps are
+    compared than can be kept: not those of several processes, of one device, of several programs
+    (`CentralStorageStrategy`, `numbers="bitwise"`), of an eager model, those that call Python on the host, and those
+    that use variables of random keys. With `keep`, `fit` refuses these before the first step. What callbacks assign
+    between the steps, a learning rate, say, is not kept.
 
     Args:
         every: How many steps lie between two comparisons.
-        keep: A folder for such files; None keeps nothing. One process with several devices can keep steps, where
-            `fit` compiles them.
+        keep: A folder for such files; None keeps nothing.
 
     Raises:
         ArgumentError: `every` is no number of steps; when `fit` begins: the model belongs to no strategy, or to an
             elastic one, which gives workers that come the others' values (islands may come and go); steps cannot be
-            kept, because they call Python on the host, say.
+            kept.
         ReplicaDriftError: In `fit`: copies differ. It names the variables and the replicas.
 
     Example:

@@ -6,6 +6,8 @@ python tests/soak/bitflips.py [--flips 1000]
 from __future__ import annotations
 
 import argparse
+import os
+import tempfile
 import time
 
 import jax
@@ -92,6 +94,48 @@ def cost(steps: int = 3 * EVERY) -> float:
     return float(np.median(digests) / (EVERY * np.median(seconds)))
 
 
+def keep_cost(steps: int = EVERY) -> dict[str, float]:
+    """Returns the milliseconds of a step of `fit`, and those of a processor that `ReplicaDigest(keep=...)` takes."""
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+    import keras
+
+    from replicax.keras.kept_steps import KeptSteps
+
+    taken: dict[str, list[float]] = {"add": [], "begin": []}
+    ends: list[float] = []
+
+    def timed(name: str) -> None:
+        call = getattr(KeptSteps, name)
+
+        def made(*args: object) -> None:
+            begin = time.thread_time()  # Other work on the machine does not count.
+            call(*args)
+            taken[name].append(1000 * (time.thread_time() - begin))
+
+        setattr(KeptSteps, name, made)
+
+    class Ends(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+            ends.append(time.perf_counter())
+
+    for name in taken:
+        timed(name)
+    keras.utils.set_random_seed(0)
+    with rx.MirroredStrategy().scope():
+        model = keras.Sequential([keras.Input((256,)), *(keras.layers.Dense(256, "tanh") for _ in range(8))])
+        model.compile("adam", "mse")
+    x = np.ones((8 * 64 * steps, 256), np.float32)  # batches of a megabyte, with targets
+    with tempfile.TemporaryDirectory() as folder:
+        digest = rx.keras.ReplicaDigest(EVERY, folder)
+        model.fit(x, x, 8 * 64, shuffle=False, verbose=0, callbacks=[Ends(), digest])
+    return {
+        "step": 1000 * float(np.median(np.diff(ends))),
+        "keep": float(np.median(taken["add"][1:])),
+        "keep_first": taken["add"][0],  # It exports the program.
+        "keep_comparison": float(np.median(taken["begin"])),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--flips", type=int, default=1000)
@@ -100,6 +144,8 @@ def main() -> None:
     print(f"RESULT bitflips_named {named}")
     print(f"RESULT bitflips_false_alarms {false}")
     print(f"RESULT digest_cost {cost():.5f}")
+    for what, milliseconds in keep_cost().items():
+        print(f"RESULT fit_{what}_ms {milliseconds:.3f}")
 
 
 if __name__ == "__main__":

@@ -244,6 +244,31 @@ def test_steps_that_cannot_be_kept_are_refused_before_they_are_made(make, settin
         )
 
 
+def test_a_step_of_ones_own_may_use_what_the_model_does_not_have(mirrored, tmp_path):
+    keras = pytest.importorskip("keras")
+    strategy = mirrored(2)
+    with strategy.scope():
+        seen, scale = rx.Variable(0.0, name="seen"), rx.Variable(2.0, name="scale")
+
+        class Scaled(keras.optimizers.SGD):
+            def update_step(self, gradient, variable, learning_rate):
+                seen.assign_add(1.0)
+                super().update_step(scale.value * jnp.asarray(gradient), variable, learning_rate)
+
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model.compile(Scaled(), "mse")
+    digest = rx.keras.ReplicaDigest(every=3, keep=tmp_path)
+    with pytest.raises(ReplicaDriftError):
+        model.fit(np.ones((48, 3)), np.ones((48, 2)), 8, verbose=0, callbacks=[flips_once(5, 1), digest])
+    (file,) = tmp_path.iterdir()
+    kept = KeptFile.read(file)
+    assert (kept.first, len(kept.steps)) == (4, 3)
+    values = dict(zip(kept.names, kept.values, strict=True))
+    assert (values["seen"], values["scale"]) == (6.0, 2.0)  # after three steps of two variables
+    found = rx.replay(file, times=1)
+    assert (found.verdict, "cpu:1 had other bits than now" in str(found)) == ("equal", True)
+
+
 def test_an_equal_training_keeps_no_more_than_since_the_last_comparison(mirrored, tmp_path):
     keras = pytest.importorskip("keras")
     with mirrored(2).scope():
