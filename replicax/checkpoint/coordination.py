@@ -86,8 +86,7 @@ class Coordination:
         self.place = current_group().place()
         self._count = jax.process_count() if count is None else count
         if kind == _KIND and self._count > 1:
-            # What the script has called, for a report that only some processes have. Those that save or restore
-            # compare themselves what.
+            # For a report that only some processes have called it. Those that save or restore compare what themselves.
             note_outside(called or name, _KIND)
         self._exchange = Exchange(
             f"replicax/{kind}",

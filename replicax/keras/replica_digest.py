@@ -58,8 +58,8 @@ class _ReplicaDigest:
     `replicax certify --replay` makes the steps again: is the chip broken, or the program? More kinds of steps are
     compared than can be kept: not those of several processes, of one device, of several programs
     (`CentralStorageStrategy`, `numbers="bitwise"`), of an eager model, those that call Python on the host, and those
-    that use variables of random keys. With `keep`, `fit` refuses these before the first step. What callbacks assign
-    between the steps, a learning rate, say, is not kept.
+    that use variables of random keys. With `keep`, `fit` refuses these before the first step. A value that callbacks
+    assign between the steps, such as a learning rate, is not kept.
 
     Args:
         every: How many steps lie between two comparisons.

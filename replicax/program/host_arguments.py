@@ -1,6 +1,6 @@
 """The arguments of a program that each worker has made for itself: numbers, arrays of NumPy, and settings.
 
-Each replica computes with those of its own worker. What differs between workers must be a per-replica value; all else
+Each replica computes with those of its own worker. A value that differs between workers must be per-replica; all others
 must be equal, or the replicas' variables drift apart. So the workers compare these arguments at the first call of a
 program, beside the program itself, and at later ones by the digests of their calls (`runtime/call_order.py`).
 """
@@ -20,7 +20,7 @@ from replicax.runtime.call_order import ArgumentValue
 from replicax.typing import Leaf, PyTreeFunction
 from replicax.values.containers import opened
 
-_NUMBERS = (int, float, complex, np.generic)  # They have one value for ever.
+_NUMBERS = (int, float, complex, np.generic)  # Their value never changes.
 _SETTINGS = (bool, int, float, str)
 _WHOLE, _SAMPLE = 2**16, 2**12  # bytes of an array that are looked at in each call, and elements of a larger one
 _FEW, _LONGEST = 4, 60  # elements and characters that are shown
