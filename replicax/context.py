@@ -50,6 +50,9 @@ class StateFrame(Protocol):
     def write(self, variable: VariableLike, value: jax.Array) -> jax.Array:
         """Makes `value` the current value of `variable` inside the trace and returns what was stored."""
 
+    def write_in_layer(self, variable: VariableLike, value: jax.Array) -> None:
+        """The same for a layer's forward pass: what a loss trains keeps the value until the loss is known."""
+
     def holds(self, variable: VariableLike) -> bool:
         """Returns whether `variable` was assigned inside the trace."""
 

@@ -75,6 +75,10 @@ class _Frame:
             trace_readers_anew(variable)
         return value
 
+    def write_in_layer(self, variable: VariableLike, value: jax.Array) -> None:
+        """Makes `value` the current value of `variable`, for a layer's forward pass."""
+        self.write(variable, value)
+
     def lends(self, variable: VariableLike) -> bool:
         """Returns whether an enclosing function has given this one a value for `variable`."""
         return False
@@ -273,6 +277,14 @@ class OverrideFrame(_Frame):
             return self.parent.read(variable)
         self.accesses.read(variable)
         return array_of(variable)
+
+    def write_in_layer(self, variable: VariableLike, value: jax.Array) -> None:
+        """Makes `value` the current value of `variable`; of one that is trained until the loss is known."""
+        # As in Keras's own training on JAX, whose `stateless_call` returns values only of what is not trained: the
+        # optimizer updates the value with respect to which the gradient was taken.
+        self.write(variable, value)
+        if id(variable) in self._lent:
+            self.written.pop(id(variable))
 
     def lends(self, variable: VariableLike) -> bool:
         """Returns whether this function or an enclosing one was given a value for `variable`."""

@@ -130,7 +130,8 @@ def _write(variable: keras.Variable, value: jax.Array, current: context.Context)
     check_owner(owner_of(variable), current.strategy, variable.path)
     if current.replica is not None:
         value = made_equal(variable, value, _aggregation(variable), current, _as_of_first_replica)
-    current.frame.write(variable, value)
+    write = current.frame.write_in_layer if keras_door.is_in_layer_call() else current.frame.write
+    write(variable, value)
 
 
 def _aggregation(variable: keras.Variable) -> VariableAggregation:
