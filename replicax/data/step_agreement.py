@@ -21,8 +21,9 @@ from replicax.errors import BatchError
 
 _Item = TypeVar("_Item")
 _Note = TypeVar("_Note")
-# A message for more steps costs less per step, but what is read ahead takes memory, and is lost if the loop ends early.
-_MOST_BYTES = 64 * 2**20
+# A message for more steps costs less per step, but what is read ahead takes memory (of the caches, too), and is lost if
+# the loop ends early.
+_MOST_BYTES = 16 * 2**20
 _MOST_S = 0.1  # of reading
 _FEW_STEPS = 16  # which may take longer, after half as many
 _GROWTH = 16  # of a message, from the first, of one step; how long steps take is only known when some have been read
