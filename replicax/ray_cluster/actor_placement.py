@@ -30,6 +30,7 @@ class ActorOptions(TypedDict, total=False):
     """Keyword arguments for `ActorClass.options` that place an actor."""
 
     num_cpus: float
+    enable_task_events: bool
     num_gpus: float
     resources: dict[str, float]
     scheduling_strategy: str
@@ -40,7 +41,8 @@ class ActorPlacement(abc.ABC):
 
     def options(self, job: str, index: int) -> ActorOptions:
         """Returns the arguments that place the actor of a task. It does not wait for logical CPUs."""
-        options: ActorOptions = {"num_cpus": 0, **self._node(Task(job, index))}
+        # Without events: Ray's head would keep those of the last 100,000 calls, 0.6 GB.
+        options: ActorOptions = {"num_cpus": 0, "enable_task_events": False, **self._node(Task(job, index))}
         gpus = self._gpus(index) if job == WORKER else 0
         if gpus:
             options["num_gpus"] = gpus
