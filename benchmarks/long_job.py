@@ -41,12 +41,16 @@ class Sample(NamedTuple):
     files: int
 
 
+def status(pid: int | str) -> dict[str, str]:
+    """Returns what Linux says of a process."""
+    return dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
+
+
 def sample(pid: int | str, at: float) -> Sample:
     """Returns what a process holds now."""
-    folder = Path("/proc", str(pid))
-    found = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines() if ":" in line)
+    found = status(pid)
     memory = int(found["VmRSS"].split()[0]) / 1024
-    return Sample(at, memory, int(found["Threads"]), len(os.listdir(folder / "fd")))
+    return Sample(at, memory, int(found["Threads"]), len(os.listdir(f"/proc/{pid}/fd")))
 
 
 def slope(samples: Sequence[Sample]) -> float:
@@ -62,8 +66,8 @@ def elastic(folder: Path, args: argparse.Namespace) -> None:
     launcher, worker, chance = list[Sample](), list[Sample](), random.Random(0)
     with ElasticJob(__file__, folder, args.save_s, log_dir=folder / "logs", environment=environment, **options) as job:
         job.wait_for_world(args.workers, _SECONDS_TO_START)
-        survivor, parent = job.run_of(0), os.getpid()
-        [launching] = (each for each in children(parent) if b"replicax" in Path(f"/proc/{each}/cmdline").read_bytes())
+        survivor = job.run_of(0)
+        launching = int(status(survivor.pid)["PPid"])
         end, next_loss, losses = time.monotonic() + 60 * args.minutes, time.monotonic() + args.loss_s, 0
         while time.monotonic() < end:
             due = time.monotonic() + _SAMPLE_S
@@ -86,12 +90,6 @@ def elastic(folder: Path, args: argparse.Namespace) -> None:
         print(f"RESULT long_{name}_mib_per_change {slope(samples):.2f}")
         print(f"RESULT long_{name}_threads_grown {last.threads - first.threads}")
         print(f"RESULT long_{name}_files_grown {last.files - first.files}")
-
-
-def children(pid: int) -> list[int]:
-    """Returns the ids of the processes that a process has started itself."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(each) for path in tasks for each in path.read_text().split()]
 
 
 def work(folder: Path, save_s: float) -> None:

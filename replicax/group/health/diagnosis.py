@@ -101,16 +101,12 @@ def diverged(
     pair = sorted([(me, mine), (other, theirs)])
     # A worker has no call there, or it is not known: then the call is None.
     number = next((noted.number for _, noted in pair if noted is not None), None)
+    same = mine is not None and theirs is not None and mine.program == theirs.program
     only = ""
-    if (
-        mine is not None
-        and theirs is not None
-        and mine.program == theirs.program
-        and mine.arguments != theirs.arguments
-    ):
+    if mine is not None and same and len({call.arguments for _, call in pair if call is not None}) > 1:
         gave = [f"{workers[i].name} {call.arguments}" for i, call in pair if call is not None]
         said = f"have called {mine.program} with different arguments: as call number {number}, {' and '.join(gave)}"
-    elif number is None or (mine is not None and theirs is not None and mine.program == theirs.program):
+    elif number is None or same:
         said = "have not run the same programs in the same order; where that began is too long ago to be known"
     else:
         only = _only(workers, pair)
