@@ -285,7 +285,7 @@ class _OwnCall(Call):
     def __init__(self, name: str, samples: Samples):
         super().__init__(name, {}, STEP, samples=samples)
         self._result: jax.Array | None = None
-        self._last: weakref.ref[jax.Array] | None = None  # of the last call, if that was still computed
+        self._last: weakref.ref[jax.Array] | None = None  # of the last call
 
     def __enter__(self) -> _OwnCall:
         running = clock.running
@@ -305,10 +305,8 @@ class _OwnCall(Call):
             self._sample = None
         running, self._last = clock.running, None
         if running is not None:
-            computes = None
-            if is_computed(result):
-                self._last = _weak(result)
-                computes = functools.partial(_is_computed, self._last)
+            self._last = _weak(result)
+            computes = functools.partial(_is_computed, self._last)
             running.sent(self._name, computes, class_of(now.at[0]), monotonic())
 
     def prepare(

@@ -129,15 +129,19 @@ class Clock:
             if not self._sections:
                 self._note_step(program, at)
 
-    def sent(self, program: str, computes: Callable[[], bool] | None, base: str, at: float) -> None:
-        """Notes that the thread goes on; the devices compute a program as long as `computes`, if given, says so."""
-        if computes is None:
+    def sent(self, program: str, computes: Callable[[], bool], base: str, at: float) -> None:
+        """Notes that the thread goes on; the devices compute a program as long as `computes` says so."""
+        is_computing = computes()  # Else the call has waited for them, or they were quick.
+        if self._is_plain and not is_computing:
             self.turn(base, at)
             return
         with self._lock:
             self._turn(base, at)
-            self._until = (self._until if self._until > at else at) + self._takes.get(program, 0.0)
-            self._computes, self._is_plain = computes, False
+            if is_computing:
+                self._until = (self._until if self._until > at else at) + self._takes.get(program, 0.0)
+                self._computes, self._is_plain = computes, False
+            else:
+                self._end_computing()
 
     def enter(self, section: str) -> None:
         """Puts a name over what is done from now on, until `leave`."""

@@ -1,17 +1,21 @@
 """Mistakes planted in scripts, which a certificate has to name, and right scripts, which it has to certify.
 
-python tests/soak/certify.py [--only TEXT] [--right | --planted]
+python tests/soak/certify.py [--only TEXT] [--right | --planted] [--variants 7]
+
+Each right script is certified with `--variants` sets of data and sizes of the global batch, even and uneven.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 import replicax as rx
 from replicax.tools.certifying import catalogue
+from replicax.tools.certifying.certificate import Outcome
 from replicax.tools.certifying.certifying import certified_by
 from replicax.tools.certifying.starting import Runner
 
@@ -19,6 +23,8 @@ SCRIPTS = Path(__file__).with_name("certify_scripts")
 STEPS = 3
 #: What a right script is certified on.
 ON = "mirrored:2,mirrored:8,fully_sharded:4,workers:2"
+#: Rows of a global batch, of the variants in turn.
+ROWS = (32, 30, 33, 37, 24, 29, 41)
 
 
 class Mistake(NamedTuple):
@@ -176,6 +182,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="scripts, or mistakes, with this in their name or text")
     parser.add_argument("--right", action="store_true", help="right scripts only")
     parser.add_argument("--planted", action="store_true", help="planted mistakes only")
+    parser.add_argument("--variants", type=int, default=len(ROWS), help="of each right script")
     wanted = parser.parse_args()
     found = planted = alarms = right = 0
     with Runner() as runner:
@@ -185,11 +192,12 @@ def main() -> None:
                 found += _is_found(runner, mistake)
         if not wanted.planted:
             for script in sorted(SCRIPTS.glob("*.py")):
-                if wanted.only in script.stem:
-                    for outcome in certified_by(runner, script, STEPS, ON).outcomes:
+                for variant in range(wanted.variants if wanted.only in script.stem else 0):
+                    text = _variant(script.read_text(encoding="utf-8"), variant)
+                    for outcome in _outcomes(runner, script.name, text, ON):
                         right += 1
                         alarms += outcome.difference is not None
-                        print(f"{script.stem} {outcome}", flush=True)
+                        print(f"{script.stem} {variant} {outcome}", flush=True)
     for name, number in (("found", found), ("planted", planted), ("false_alarms", alarms), ("right_runs", right)):
         print(f"RESULT certify_{name} {number}")
 
@@ -197,18 +205,28 @@ def main() -> None:
 def _is_found(runner: Runner, mistake: Mistake) -> bool:
     text = (SCRIPTS / f"{mistake.script}.py").read_text(encoding="utf-8")
     assert text.count(mistake.old) == 1, f"{mistake.old!r} is not once in {mistake.script}"
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder, f"{mistake.script}.py")
-        script.write_text(text.replace(mistake.old, mistake.new), encoding="utf-8")
-        try:
-            (outcome,) = certified_by(runner, script, STEPS, mistake.on).outcomes
-        except rx.ReplicaxError as error:
-            print(f"FAILED {mistake.script} {mistake.new!r}: {error}", flush=True)
-            return False
+    try:
+        (outcome,) = _outcomes(runner, f"{mistake.script}.py", text.replace(mistake.old, mistake.new), mistake.on)
+    except rx.ReplicaxError as error:
+        print(f"FAILED {mistake.script} {mistake.new!r}: {error}", flush=True)
+        return False
     difference = outcome.difference
     is_found = difference is not None and (difference.rule, difference.name) == (mistake.rule, mistake.name)
     print(f"{'found' if is_found else 'MISSED'} {mistake.script} {mistake.new!r}: {outcome}", flush=True)
     return is_found
+
+
+def _variant(text: str, number: int) -> str:
+    """Returns a script with other data and another global batch."""
+    text = re.sub(r"default_rng\((\d+)\)", lambda seed: f"default_rng({int(seed[1]) + 100 * number})", text)
+    return re.sub(r"(GLOBAL = |batch_size=)\d+", rf"\g<1>{ROWS[number % len(ROWS)]}", text)
+
+
+def _outcomes(runner: Runner, name: str, text: str, on: str) -> tuple[Outcome, ...]:
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, name)
+        script.write_text(text, encoding="utf-8")
+        return certified_by(runner, script, STEPS, on).outcomes
 
 
 if __name__ == "__main__":

@@ -138,7 +138,7 @@ def _runs(lines: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 def _take(process: Process, lines: list[dict[str, Any]]) -> None:
     """Gives a process what it has written. Between its start and its first line, Python starts."""
     first, *rest = lines
-    at, doing, attempt = first["begin"], clock.START, process.attempt
+    at, attempt = first["begin"], process.attempt
     begun = {clock.START: at - process.begin}
     process.slices.append(Slice(process.begin, max(at, process.begin), begun, attempt=attempt))
     making, made = "", collections.defaultdict[tuple[str, str], set[str]](set)  # by program, the shapes
@@ -164,8 +164,12 @@ def _take(process: Process, lines: list[dict[str, Any]]) -> None:
                 known.add(note["of"])
             elif "made" in note:
                 making = ""
-        at, doing = line["at"], line["in"]
+        at = line["at"]
     if process.end is not None and process.end > at:
-        # After its last line it did what it did then, for all that is known, unless it ended by itself.
-        doing = clock.ENDING if process.code == 0 else doing
+        # After its last line it did what it had done in the second before, for all that is known, unless it ended by
+        # itself. What it did when it wrote that line says less: a save, for example, may be short.
+        before = collections.Counter[str]()
+        for each in process.slices:
+            before.update(each.seconds if each.end > at - 1.0 else {})
+        doing = clock.ENDING if process.code == 0 else max(before, key=lambda name: before[name])
         process.slices.append(Slice(at, process.end, {doing: process.end - at}, attempt=attempt))

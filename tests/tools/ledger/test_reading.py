@@ -147,13 +147,17 @@ def test_the_line_that_was_seen_most_is_named(tmp_path):
     assert str(found.culprit) == "all workers: waiting for input, 9.5 s (train.py:7 rows)"
 
 
-def killed(folder, saved, restores):
-    """Returns the ledger of a worker that is killed in second 10, after a checkpoint of second `saved`."""
-    first = lines_of(5, 0.0, [BUSY] * 10, **STEP)
+def killed(folder, saved, restores, told=10):
+    """Returns the ledger of a worker that is killed in second 10, after a checkpoint of second `saved`.
+
+    Its last line is of second `told`.
+    """
+    first = lines_of(5, 0.0, [BUSY] * told, **STEP)
     first[6]["notes"] = [{"at": BEGIN + saved, "saved": BEGIN + saved}]
     second = lines_of(6, 12.0, [BUSY] * 8, **STEP)
     if restores:
         second[1]["notes"] = [{"at": BEGIN + 12.0, "restored": True}]
+    first[-1]["in"] = "checkpoint"  # by chance, as the line is written
     return rx.ledger.read(write(folder, restarted(10.0, 12.0, 20.0), {"worker-0": [*first, *second]}))
 
 
@@ -206,6 +210,11 @@ def test_a_lost_worker_whose_work_the_others_have_costs_its_restart_and_nobody_h
 def test_within_a_line_only_the_part_since_the_checkpoint_is_lost(tmp_path):
     (worker,) = killed(tmp_path, 6.25, True).workers
     assert worker.seconds["lost work"] == pytest.approx(3.75)
+
+
+def test_what_was_done_since_the_last_line_is_lost_too(tmp_path):
+    (worker,) = killed(tmp_path, 6.0, True, told=9).workers
+    assert worker.seconds["lost work"] == pytest.approx(4.0)
 
 
 def test_without_a_restored_checkpoint_all_is_lost(tmp_path):

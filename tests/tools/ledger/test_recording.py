@@ -124,6 +124,17 @@ def test_work_of_the_host_costs_nothing_while_the_devices_compute(tmp_path):
     assert seconds["callbacks and user code"] + seconds.get("import", 0.0) >= SHORT
 
 
+def test_after_a_call_that_has_waited_for_the_devices_they_do_not_compute(tmp_path):
+    with rx.ledger.recording(tmp_path):
+        clock.running.took("step", 60.0)  # as long as such calls take
+        for _ in range(3):
+            clock.running.step("step", time.monotonic())
+            clock.running.sent("step", lambda: False, clock.USER, time.monotonic())
+            time.sleep(SHORT)
+    seconds = recorded(tmp_path).seconds
+    assert seconds["callbacks and user code"] + seconds.get("import", 0.0) >= 3 * SHORT
+
+
 def test_functions_that_are_traced_inside_of_others_count_once(tmp_path):
     with rx.ledger.recording(tmp_path):
         begin = time.monotonic()
