@@ -12,7 +12,9 @@ from collections.abc import Callable
 
 import replicax.runtime.activity as activity
 from replicax.checkpoint.places import Place
+from replicax.errors import WorkerLostError
 from replicax.runtime.ending import finish_at_end, finished
+from replicax.values.tracebacks import entry_point
 
 _log = logging.getLogger(__name__)
 
@@ -29,10 +31,12 @@ class BackgroundSave:
         finish_at_end(self, self.wait)
         threading.Thread(target=self._run, args=(write,), name="replicax-checkpoint").start()
 
+    @activity.phase(activity.CHECKPOINT)
     def join(self) -> None:
         """Returns when the thread has written the checkpoint, or failed to."""
         self._ended.wait()
 
+    @entry_point
     def wait(self) -> None:
         """Returns when the checkpoint is written. A failure is raised once."""
         self.join()
@@ -50,14 +54,14 @@ class BackgroundSave:
             write()
         except BaseException as error:
             self._failure = error
-            _log.error("%s", error)  # At once: the script's next save, which raises it, may be hours away.
+            if not isinstance(error, WorkerLostError):  # That has been told.
+                _log.error("%s", error)  # At once: the script's next save, which raises it, may be hours away.
         else:
             finished(self)
         finally:
             self._ended.set()
 
 
-@activity.phase(activity.CHECKPOINT)
 def wait_for(directory: Place) -> None:
     """Returns when no thread writes to a directory any more."""
     save = _running.get(directory)

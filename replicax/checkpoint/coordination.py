@@ -197,9 +197,10 @@ class Coordination:
     def _stage(self, stage: str) -> str:
         return f"{self._number}/{stage}"
 
-    def _waiting(self, stage: str, processes: Sequence[int]) -> activity.phase:
+    def _waiting(self, stage: str, processes: Sequence[int]) -> activity.exchange:
         everyone = len(processes) >= self._count - 1
-        return activity.phase(activity.WAIT, f"{self.name}: {_shown(stage)}", () if everyone else processes)
+        what = f"{self.name}: {_shown(stage)}"
+        return activity.exchange(what, () if everyone else processes, frozenset({activity.CHECKPOINT}))
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from threading import get_ident
 from time import monotonic
 from types import TracebackType
-from typing import ParamSpec, Protocol, TypeVar
+from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 import jax
 
@@ -42,6 +42,8 @@ LEAVE = "leave"  # The script has ended and waits for the others': JAX needs all
 SLOW_PHASES = frozenset({START, FIRST_BATCH, COMPILE, CHECKPOINT})
 #: The phases in which a process waits for the others.
 WAITING_PHASES = frozenset({STEP, WAIT})
+
+_OF_INPUT = frozenset({INPUT, FIRST_BATCH})
 
 #: The ledger's names for the phases.
 _CLASSES = {
@@ -93,6 +95,14 @@ class ProgramMonitor(Protocol):
         """Notes something that all processes do together outside of programs; of one `kind`, whatever its words."""
 
 
+class _ThreadWait(NamedTuple):
+    """How a thread that does not count waits for the others."""
+
+    began: float
+    at: tuple[str, tuple[int, ...]]  # what, and for which processes: all others if none are named
+    phases: frozenset[str]  # of the thread that counts, in which it waits for this one
+
+
 class Activity:
     """The activity of a process."""
 
@@ -124,7 +134,7 @@ class Activity:
         self.called = self.seen_computing = self.moved = 0.0
         # The last program's name, and its fingerprint if the processes have compared it.
         self.program = self.fingerprint = ""
-        self.exchanging: dict[int, float] = {}  # by thread: since when it waits for the others' data
+        self.exchanging: dict[int, _ThreadWait] = {}  # by thread, of those that do not count
         self.result: weakref.ref[jax.Array] | None = None  # an array that the last program computes, if it is known
         self.thread = threading.main_thread().ident  # the thread that counts
         # The object of the wait in phase `WAIT`, and the processes that it is for: all others if none are named.
@@ -156,18 +166,22 @@ class Activity:
         """Returns whether the last program is still running: its devices compute, or wait for others' devices."""
         return self.result is not None and is_computed(self.result())
 
-    def waits_since(self) -> float | None:
-        """Returns since when this process has been waiting for the others; None if it does not."""
+    def wait_for_others(self) -> tuple[float, str, tuple[int, ...]] | None:
+        """Returns since when this process waits for the others, at what and for whom; None if it does not wait."""
+        at = self.wait  # Set before its phase begins, and reset after it ends.
         phase, since = self.at
         computes = self.computes()
         if phase in WAITING_PHASES:  # Not since the last program, which may have been long ago.
-            return since if computes else max(since, self.seen_computing)
+            what = at if phase == WAIT else _NOTHING
+            return (since if computes else max(since, self.seen_computing), *what)
         if computes:
-            return self.called
-        if phase not in (INPUT, FIRST_BATCH):
+            return (self.called, *_NOTHING)
+        # It is unknown which of these threads it waits for.
+        waits = [each for each in list(self.exchanging.values()) if phase in each.phases]
+        if not waits:
             return None
-        exchanging = list(self.exchanging.values())  # It is unknown which of these threads it waits for.
-        return max(since, *exchanging) if exchanging else None
+        last = max(waits, key=lambda each: each.began)
+        return (max(since, last.began), *last.at)
 
 
 now = Activity()
@@ -176,18 +190,18 @@ now = Activity()
 class exchange:
     """A context manager for any thread: in its block the thread waits for data of the other processes."""
 
-    __slots__ = ("_phase", "_what")
+    __slots__ = ("_at", "_phase", "_phases")
 
-    def __init__(self, what: str = "data"):
-        self._what = what
+    def __init__(self, what: str = "data", processes: Sequence[int] = (), phases: frozenset[str] = _OF_INPUT):
+        # `phases` are those in which the thread that trains waits for this one: then that one waits for the others too.
+        self._at, self._phases = (what, tuple(processes)), phases
         self._phase: phase | None = None
 
     def __enter__(self) -> None:
         if get_ident() == now.thread:
-            self._phase = phase(WAIT, self._what).__enter__()
+            self._phase = phase(WAIT, *self._at).__enter__()
         else:
-            # It counts only while the thread that trains waits for input: then that one waits for the others too.
-            now.exchanging[get_ident()] = monotonic()
+            now.exchanging[get_ident()] = _ThreadWait(monotonic(), self._at, self._phases)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

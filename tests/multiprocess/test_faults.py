@@ -151,14 +151,20 @@ def test_what_the_chief_calls_alone_while_others_go_on_is_named(fault: str, said
     assert len(output.splitlines()) <= LONGEST_LINES, output
 
 
-@pytest.mark.nightly
-def test_an_evaluation_by_the_chief_alone_is_noticed(launch: Callable[..., Launched]):
-    job = launch("chief_evaluates", stall=10.0)
+@pytest.mark.daily(1)
+@pytest.mark.parametrize(
+    ("fault", "called"),
+    [("chief_evaluates", "evaluate"), ("chief_saves_as_others_end", "Saving step 1 to .*: what to write is known")],
+)
+def test_what_the_chief_calls_alone_when_others_have_ended_is_noticed(
+    fault: str, called: str, launch: Callable[..., Launched]
+):
+    job = launch(fault, stall=30.0)
     job.pid(0)
     begin = time.monotonic()
     code, output = job.end()
-    assert time.monotonic() - begin < 60, output
-    assert "worker:0 called 'evaluate'; call it on every worker" in output
+    assert time.monotonic() - begin < 25, output
+    assert re.search(f"worker:0 called '{called}'; call it on every worker", output), output
     assert code == ExitCode.PEER_LOST, output
     assert "worker:1 (127.0.0.1:" in output
     assert "has ended, and others wait for it" in output
@@ -166,7 +172,9 @@ def test_an_evaluation_by_the_chief_alone_is_noticed(launch: Callable[..., Launc
 
 
 @pytest.mark.daily(1)
-@pytest.mark.parametrize("fault", ["chief_reduces", "chief_makes_a_variable", "chief_saves"])
+@pytest.mark.parametrize(
+    "fault", ["chief_reduces", "chief_makes_a_variable", "chief_saves", "chief_saves_in_the_background"]
+)
 def test_what_only_the_chief_calls_is_noticed(launch: Callable[..., Launched], fault: str):
     job = launch(fault, stall=5.0)
     job.pid(0)

@@ -119,7 +119,7 @@ class Observer:
 
     def _notice_traffic(self) -> None:
         """Notes that bytes flow: then workers that wait are slow, not stuck."""
-        if now.waits_since() is not None and self._traffic.moved() >= _BYTES_OF_PROGRESS:
+        if now.wait_for_others() is not None and self._traffic.moved() >= _BYTES_OF_PROGRESS:
             now.moved = time.monotonic()
 
     def _warn_of_unreachable(self) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from replicax.runtime.activity import WAIT, WAITING_PHASES, Activity, now
+from replicax.runtime.activity import WAITING_PHASES, Activity, now
 from replicax.runtime.call_order import order_from
 
 
@@ -48,11 +48,10 @@ class Status:
 
 def status_of(activity: Activity = now, ended: str = "") -> Status:
     """Returns the status of this process."""
-    # The order matters: what it waits for is set before the phase begins, and reset after the phase ends.
-    waits_at, waits_for = activity.wait
     phase, since = activity.at
     time_now = time.monotonic()
-    waits_since = None if ended else activity.waits_since()
+    wait = None if ended else activity.wait_for_others()
+    waits_since, waits_at, waits_for = wait or (None, "", ())
     computes = activity.computes()
     if computes:
         activity.seen_computing = time_now
@@ -68,8 +67,8 @@ def status_of(activity: Activity = now, ended: str = "") -> Status:
         activity.program,
         activity.fingerprint,
         ended,
-        waits_at if phase == WAIT else "",
-        waits_for if phase == WAIT else (),
+        waits_at,
+        waits_for,
         0.0 if waits_since is None else time_now - max(waits_since, activity.moved),
     )
 

@@ -125,21 +125,31 @@ def test_a_wait_for_some_names_them():
         assert status_of().waits_for == (0, 2)
 
 
-def test_another_threads_wait_for_data_counts_while_this_one_waits_for_input():
+@pytest.mark.parametrize(
+    ("waiting", "counts_in", "other"),
+    [
+        (lambda: exchange(), "input", "checkpoint"),
+        (lambda: exchange("a save", [1], frozenset({"checkpoint"})), "checkpoint", "input"),
+    ],
+)
+def test_another_threads_wait_counts_while_this_one_waits_for_it(waiting, counts_in, other):
     begun, done = threading.Event(), threading.Event()
 
     def fetch() -> None:
-        with exchange():
+        with waiting():
             begun.set()
             assert done.wait(60)
 
     thread = threading.Thread(target=fetch)
     thread.start()
     assert begun.wait(60)
-    with phase("callback"):
-        assert status_of().waiting is None
-    with phase("input"):
-        assert status_of().waiting is not None
+    for phase_name in ("callback", other):
+        with phase(phase_name):
+            assert status_of().waiting is None
+    with phase(counts_in):
+        status = status_of()
+        assert status.waiting is not None
+        assert (status.waits_at, status.waits_for) in [("data", ()), ("a save", (1,))]
         done.set()
         thread.join()
         assert status_of().waiting is None
