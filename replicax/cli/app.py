@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import replicax as rx
 
@@ -35,6 +36,23 @@ _SUBCOMMANDS: dict[str, dict[str, Any]] = {
 }
 
 
+class _Command(TyperCommand):
+    """A subcommand, of a script and its arguments or of none."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        left = super().parse_args(ctx, args)
+        script, *arguments = ctx.params.get("command") or [""]
+        own = {name for option in self.params for name in option.opts if name.startswith("--")}
+        given = [each for each in itertools.takewhile("--".__ne__, arguments) if each.partition("=")[0] in own]
+        if given:
+            typer.echo(
+                f"replicax {self.name}: {script} gets {', '.join(given)}, which stands after its name. Options of "
+                f"replicax {self.name} stand before it.",
+                err=True,
+            )
+        return left
+
+
 def subcommand(name: str) -> Any:
     """Returns a subcommand for Click. Its module is loaded now: no command waits for what another one needs."""
     found = getattr(importlib.import_module(f"replicax.cli.{name}"), name)
@@ -42,7 +60,7 @@ def subcommand(name: str) -> Any:
     if isinstance(found, typer.Typer):
         alone.add_typer(found, name=name)
     else:
-        alone.command(name, context_settings=_SUBCOMMANDS[name])(found)
+        alone.command(name, cls=_Command, context_settings=_SUBCOMMANDS[name])(found)
     return typer.main.get_group(alone).commands[name]
 
 

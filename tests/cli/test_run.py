@@ -45,6 +45,26 @@ def test_mistakes(arguments: list[str], message: str, tmp_path: Path, monkeypatc
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        (["--workers", "2", "--epochs", "3", "--on=x"], "--workers, --on=x"),
+        (["--epochs", "3"], None),
+        (["--", "--workers", "2"], None),
+    ],
+)
+def test_options_after_the_script_are_the_scripts_and_it_is_told(
+    arguments: list[str], given: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.chdir(tmp_path)
+    told, _, refused = (
+        CliRunner().invoke(app, ["run", "absent.py", *arguments]).output.rpartition("replicax run: There")
+    )
+    assert refused.startswith(" is no file 'absent.py'")
+    assert told.startswith(f"replicax run: absent.py gets {given}, which stands after its name." if given else "")
+    assert bool(told) == bool(given)
+
+
 def test_templates_are_printed_ready_for_use():
     done = CliRunner().invoke(
         app, ["template", "kubernetes", "--image", "me/i", "--workers", "3", "train.py", "--workers", "x"]
