@@ -88,8 +88,8 @@ class Save:
 
         told = self._coordination.run_and_tell(PREPARED, manifest, self._failed)
         (path, document) = own[0]
-        self._coordination.compare("directory", [each["directory"] for each in told])
         self._coordination.compare_places([each["place"] for each in told])
+        self._coordination.compare("directory", [each["directory"] for each in told])
         compare_contents(self._coordination, [each["digest"] for each in told], document)
         self.path, self.name = path, str(told[0]["name"])  # The name is of this save alone.
         self._target = staging(path, self.name)

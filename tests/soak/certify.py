@@ -78,6 +78,8 @@ MISTAKES = [
         "outputs, squares summed over rows",
     ),
     Mistake("keras_loop", 'all_reduce("sum"', 'all_reduce("mean"', catalogue.MEAN_FOR_SUM, "all_reduce"),
+    Mistake("keras_loop", "jnp.sum(rows)", "jnp.mean(rows)", catalogue.SUM_FOR_MEAN, "all_reduce"),
+    Mistake("keras_loop", "rx.Variable(0.0,", "rx.Variable(np.zeros(replicas),", catalogue.SHAPE, "seen"),
     Mistake("jax_loop", "/ GLOBAL", "/ len(rows)", catalogue.LOCAL_BATCH, "the loss"),
     Mistake(
         "jax_loop",
