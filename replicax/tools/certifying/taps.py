@@ -370,7 +370,8 @@ def _host_rows(leaf: PyTree) -> np.ndarray | None:
         parts = {str(shard.index): shard for shard in array.addressable_shards}
         ordered = sorted(parts.values(), key=lambda shard: [each.start or 0 for each in shard.index])
         held = [np.asarray(shard.data) for shard in ordered]
-        array = np.concatenate(held) if array.ndim else held[0]
+        none = np.empty((0, *array.shape[1:]), array.dtype)  # All that a worker has whose replicas are idle.
+        array = np.concatenate([none, *held]) if array.ndim else held[0]
     array = np.asarray(array)
     if isinstance(leaf, PerReplica):
         array = array.reshape(-1, *array.shape[2:])
