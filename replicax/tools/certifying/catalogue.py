@@ -92,7 +92,7 @@ def _rows(case: Case) -> tuple[str, str] | None:
     )
     more, fewer = there - here, here - there
     counts = f"{here.total()} rows in the step on one device, {there.total()} there"
-    if there.total() == case.replicas * here.total() and len(there) > len(here):
+    if there.total() == case.replicas * here.total() and (len(there) > len(here) or here.total() > 1):
         return BATCH_GROWS, counts
     if there.total() > here.total() and not fewer and (set(more) <= set(here) or len(more) == 1):
         return PADDING, f"{counts}; {more.total()} of them fill up"

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax.compat.jax_tracing import is_tracing
 from replicax.contracts.variable_access import (
     VariableLike,
     aggregation_of,
@@ -20,6 +21,7 @@ from replicax.contracts.variable_access import (
     has_array,
     is_per_replica_variable,
     name_of,
+    stored_form_of,
 )
 from replicax.tensorflow.proof.recording import Finished
 from replicax.tools.certifying.recording import Event, Value
@@ -57,7 +59,8 @@ class Recorder:
         self._kinds: dict[int, str] = {}
         self._before: dict[str, np.ndarray] = {}
         self._given: dict[tuple[str, tuple[int, ...]], np.ndarray | None] = {}  # None: several
-        self._depth = 0
+        self._caller: int | None = None  # whose call is being made, by identity
+        self._trains: set[int] = set()  # whose programs make what a training step makes
         self.steps_made = 0
         #: Objects that have variables, such as optimizers, and the kind of these.
         self.owners: list[tuple[list[Any], str]] = []
@@ -92,6 +95,11 @@ class Recorder:
                 event = Event(0, kind, name, number, line, combine, {})
             self._pending[kind, name, number] = event._replace(parts={**event.parts, part: value})
 
+    def traces(self, kind: str) -> None:
+        """Notes that a program that is being traced will make events of a kind, in some of the processes."""
+        if kind in _OF_TRAINING and self._caller is not None:
+            self._trains.add(self._caller)
+
     # Calls.
 
     def around(self, call: Callable, of: str = "") -> Callable:
@@ -101,22 +109,22 @@ class Recorder:
         """
 
         def called(*args: PyTree, **kwargs: PyTree) -> PyTree:
+            if self._caller is not None or is_tracing():
+                return call(*args, **kwargs)
             made_by = id(args[0])
-            if not self._depth:
-                if self.steps_made >= self._steps and made_by in self._training:
-                    raise Finished
-                if self._perturb is not None:
-                    changed, kwargs = self._perturb(self, (args[1:], kwargs))
-                    args = (*args[:1], *changed)
-                self._begin((args[1:], kwargs))
-            self._depth += 1
+            if self.steps_made >= self._steps and made_by in self._training:
+                raise Finished
+            if self._perturb is not None:
+                changed, kwargs = self._perturb(self, (args[1:], kwargs))
+                args = (*args[:1], *changed)
+            self._begin((args[1:], kwargs))
+            self._caller = made_by
             try:
                 result = call(*args, **kwargs)
             finally:
-                self._depth -= 1
-            if not self._depth:
-                self._wait()
-                self._end(made_by, result, of)
+                self._caller = None
+            self._wait()
+            self._end(made_by, result, of)
             return result
 
         return called
@@ -137,7 +145,7 @@ class Recorder:
         with self._lock:
             pending, self._pending = self._pending, {}
             self._seen.clear()
-        is_step = any(event.kind in _OF_TRAINING for event in pending.values())
+        is_step = made_by in self._trains or any(event.kind in _OF_TRAINING for event in pending.values())
         if is_step:
             if self.steps_made >= self._steps:
                 raise Finished  # another function made this one
@@ -214,6 +222,9 @@ class Recorder:
         return None if host is None else {f"worker {self._worker}": Value.of(host)}
 
     def _host(self, variable: VariableLike) -> np.ndarray | None:
+        form = stored_form_of(variable)
+        if form is not None:
+            return np.asarray(form.stored(array_of(variable)))
         array = _whole(array_of(variable))
         if array is not None and is_per_replica_variable(variable):
             return np.asarray(array.mean(0) if "mean" in str(aggregation_of(variable)).lower() else array.sum(0))

@@ -215,6 +215,7 @@ class Taps:
         replica = context.current().replica
         index = 0 if replica is None else replica.replica_id_in_sync_group  # type: ignore[attr-defined]
         is_global, line = replica is None, self._line()
+        self._recorder.traces(kind)  # JAX tells one process alone of what is global.
 
         def take(index: np.ndarray, value: np.ndarray) -> None:
             part = "all" if is_global else f"replica {int(index)}"

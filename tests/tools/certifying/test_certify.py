@@ -84,6 +84,36 @@ def test_a_right_script_is_certified_and_checked_again(tmp_path, monkeypatch):
     assert CliRunner().invoke(app, check).exit_code == 1
 
 
+TABLES = """
+import jax
+import keras
+import keras_rs
+import numpy as np
+import replicax as rx
+
+strategy = rx.MirroredStrategy()
+with strategy.scope():
+    table = keras_rs.layers.TableConfig("table", 7, 4, "glorot_uniform", keras.optimizers.Adagrad(0.1, 1e-6))
+    feature = keras_rs.layers.FeatureConfig("feature", table, (None, 2), (None, 4))
+    ids = keras.Input((2,), dtype="int32")
+    model = keras.Model(ids, keras.layers.Dense(1)(rx.keras.DistributedEmbedding(feature)(ids)))
+model.compile("adam", "mse")
+x = np.random.default_rng(0).integers(0, 7, (60, 2))
+jax.eval_shape(rx.function(lambda x: x + 1), np.ones(3))
+model.fit(x, x.sum(1, keepdims=True), batch_size=15)
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.multiprocess
+def test_tables_are_compared_in_the_order_of_their_ids_and_on_each_worker(tmp_path):
+    pytest.importorskip("keras_rs")
+    certificate = rx.certify(written(tmp_path, TABLES), steps=2, on="mirrored:3,workers:2", limit_s=200)
+    for outcome in certificate.outcomes:
+        assert outcome.difference is None, outcome
+        assert not any("table" in each for each in outcome.left_out), outcome
+
+
 @pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -224,6 +254,7 @@ def test_parts_that_have_to_be_equal_are_compared():
         ("abc", catalogue.ROWS),
         ("abcdd", catalogue.PADDING),
         ("abcdefgh", catalogue.BATCH_GROWS),
+        ("aabbccdd", catalogue.BATCH_GROWS),
         ("wxyz", ""),
         ("dcba", None),
     ],
