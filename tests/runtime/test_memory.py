@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from replicax.runtime import memory
-from replicax.runtime.memory import keep_freed_memory
+from replicax.runtime.memory import give_freed_memory_back, keep_freed_memory
 
 # A buffer of 64 MiB is taken and freed in a thread, as XLA's programs do, over and over.
 _PAGES = """
@@ -43,6 +43,40 @@ def _new_pages(how: str) -> int:
 def test_a_large_buffer_gets_the_pages_of_the_one_before():
     kept, not_kept = _new_pages("keep"), _new_pages("not")
     assert kept < 100 <= not_kept
+
+
+# Of freed blocks, each is beside one that lives, so that none is at the end of the heap.
+_RESIDENT = """
+import resource
+from pathlib import Path
+from replicax.runtime.memory import give_freed_memory_back, keep_freed_memory
+
+assert keep_freed_memory()
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
+before = resident()
+blocks = [b"1" * size for _ in range(256) for size in (2**18, 2**10)]
+del blocks[::2]
+kept = resident() - before
+give_freed_memory_back()
+print(kept, resident() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+def test_freed_memory_between_blocks_that_live_is_given_back():
+    command = [sys.executable, "-c", _RESIDENT]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    kept_mib, left_mib = map(float, printed.split())
+    assert left_mib < 16 < 48 < kept_mib
+
+
+def test_another_c_library_is_not_asked_to_give_back(monkeypatch):
+    monkeypatch.setattr(memory.ctypes, "CDLL", pytest.fail)
+    monkeypatch.setattr(memory.os, "confstr", lambda name: None)
+    give_freed_memory_back()
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ from replicax.group.membership.places import ELSEWHERE, NOT_JOINED, Given, Place
 from replicax.group.membership.preemption import JobBallot, Preemption
 from replicax.group.membership.state_transfer import given, packed, take, unpacked
 from replicax.group.renewal import renewed
+from replicax.runtime.memory import give_freed_memory_back
 from replicax.typing import PyTree
 
 _T = TypeVar("_T")
@@ -357,6 +358,7 @@ class ElasticGroup(Group):
         for change in self.changes:
             change()
         gc.collect()  # Programs and devices of the last world refer to each other, and its threads live with them.
+        give_freed_memory_back()  # What they leave is in pieces, and the next world's would need more beside it.
 
     def _names(self, quorum: Quorum) -> tuple[str, ...]:
         return tuple(self._meeting.names[index] for index in quorum.present)
