@@ -1,7 +1,8 @@
 """Whether a function still finds, outside of its arguments, the things that its program was made with.
 
 Watched are arrays that the program uses, wherever they are; and arrays, numbers and objects of libraries that the
-function's code asks for by name. So are numbers that the code may reach in another way. When one of these changes, only
+function's code asks for by name. So are numbers that the code may reach in another way, and how many items containers
+have. When one of these changes, only
 tracing shows whether the program depends on it. If it does not, that is checked again at its second change, the fourth,
 the eighth, and so on.
 """
@@ -19,7 +20,7 @@ import jax
 import numpy as np
 
 from replicax.compat.jax_tracing import conversion_of
-from replicax.program.captures import SETTINGS, Found, found_outside, is_of_settings
+from replicax.program.captures import SETTINGS, Found, found_outside, is_of_settings, length_of
 from replicax.program.flax.modules import is_of_flax
 from replicax.program.keras.settings import KerasSettings
 from replicax.typing import Leaf
@@ -29,6 +30,8 @@ from replicax.values.containers import is_same_setting, is_value
 _WAY, _GONE = object(), object()
 #: How many things are watched that the code may come by, though it does not name them; numbers in lists and dicts.
 _MAX_LOOKS, _MAX_ITEMS = 40, 200
+#: Of how many containers of other things it is watched how many items they have.
+_MAX_LENGTHS = 200
 #: Of how many of NumPy's arrays the content is compared; whole up to so many bytes in all, of others so many numbers.
 _MAX_ARRAYS, _MAX_BYTES, _SAMPLE = 40, 4_096, 64
 #: Kinds of what is watched though it has no name.
@@ -76,6 +79,7 @@ class Watched:
         self._memory: list[tuple[np.ndarray, bytes, str, bool, np.ndarray]] = []
         self._views: set[tuple[object, ...]] = set()
         self._looks_left, self._items_left, self._bytes_left = _MAX_LOOKS, _MAX_ITEMS, _MAX_BYTES
+        self._lengths_left = _MAX_LENGTHS
         #: For what the program did not depend on, how often it has changed.
         self._harmless: dict[str, int] = {}
         for each in found:
@@ -87,6 +91,10 @@ class Watched:
         for each in found:
             if is_of_settings(each.value):
                 self._watch_items(each)
+            elif each.path[-1][0] is length_of:
+                if self._lengths_left:
+                    self._lengths_left -= 1
+                    self._watch(each, uses, False)
             elif each.perhaps and not each.named and isinstance(each.value, _WATCHED) and self._looks_left:
                 self._looks_left -= 1
                 self._watch(each, uses, False)

@@ -38,6 +38,7 @@ _LIBRARIES = (
 )
 #: A step's Python may decide by these; the program is right for the value, as for such arguments.
 SETTINGS = (bool, int, float, complex, str, bytes, range, type(None), np.generic, enum.Enum)
+_ALL_ITEMS = ("values", "items", "keys")
 #: One step on the way to something: what to call, with what was found until now, and with what.
 Step: TypeAlias = tuple[Callable[[Any, Any], Any], Any]
 
@@ -216,15 +217,19 @@ class _Search:
             for i, name in enumerate(value._fields):
                 yield at.item(value[i], f".{name}", operator.getitem, i, self._reads.attribute(at, name))
         elif isinstance(value, (list, tuple, deque)):
+            yield from self._length(at)
             for i, item in enumerate(value):
                 yield at.item(item, f"[{i}]", operator.getitem, i, not isinstance(item, SETTINGS))
         elif isinstance(value, Mapping):
+            yield from self._length(at)
             get = dict.get if isinstance(value, dict) else operator.getitem  # `get` puts nothing into a defaultdict
             for key, item in list(value.items()):
                 yield at.item(item, f"[{key!r}]", get, key, not isinstance(key, str) or key in self._reads.strings)
             yield from self._attributes(at, getattr(value, "__dict__", {}))
         elif _wraps(value):  # what jax.jit, nnx.jit and functools.wraps return
-            yield at.part(value.__wrapped__, "", (getattr, "__wrapped__"))
+            # One of a library that was put there under another name, such as `jnp.tanh` in a dict.
+            is_put = at.rank > 0 and at.called != getattr(value, "__name__", "")
+            yield at.part(value.__wrapped__, "", (getattr, "__wrapped__"), perhaps=is_put)
         elif isinstance(value, types.ModuleType):
             if not _is_library(value.__name__):
                 yield from self._attributes(at, vars(value), named_only=True)
@@ -235,6 +240,13 @@ class _Search:
                 yield from self._attributes(at, held, named_only=True)
         else:
             yield from self._parts_of_object(at)
+
+    def _length(self, at: Found) -> Iterator[Found]:
+        """Yields how many items a container has, where the code may go through all of them."""
+        # One that asks a dict for keys alone does not care for others.
+        is_read = not isinstance(at.value, Mapping) or any(self._reads.perhaps(at, name) for name in _ALL_ITEMS)
+        if at.rank and is_read and not self._reads.fills(at):
+            yield at.part(len(at.value), at.where, (length_of, None), perhaps=True)
 
     def _parts_of_function(self, at: Found, fn: types.FunctionType) -> Iterator[Found]:
         is_own = not _is_library(fn.__module__)
@@ -332,6 +344,11 @@ def content_of(cell: types.CellType) -> object:
         return cell.cell_contents
     except ValueError:  # not assigned yet
         return _EMPTY
+
+
+def length_of(container: Any, _: None) -> int:
+    """Returns how many items a container has."""
+    return len(container)
 
 
 def _referent(reference: weakref.ref[Any], _: None) -> object:

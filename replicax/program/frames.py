@@ -260,6 +260,8 @@ class OverrideFrame(_Frame):
         super().__init__(Accesses() if parent is None else parent.accesses)
         self.parent = parent  # None outside of any program
         self.is_in_program = parent is not None and parent.is_in_program
+        #: The ids of variables that a layer's forward pass has assigned here.
+        self.written_in_layer: set[int] = set()
         self._lent = {id(variable): value for variable, value in zip(variables, values, strict=True)}
         self._taken: set[int] = set()
 
@@ -283,6 +285,7 @@ class OverrideFrame(_Frame):
         # As in Keras's own training on JAX, whose `stateless_call` returns values only of what is not trained: the
         # optimizer updates the value with respect to which the gradient was taken.
         self.write(variable, value)
+        self.written_in_layer.add(id(variable))
         if id(variable) in self._lent:
             self.written.pop(id(variable))
 

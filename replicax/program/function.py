@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import inspect
+import operator
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -36,6 +37,15 @@ _T = TypeVar("_T")
 _Cache = TypeVar("_Cache")
 #: How many programs are kept for what a step has found in earlier calls: it may be a flag that changes back and forth.
 _KEPT = 3
+#: JAX's settings by which a function is traced: as under `jax.jit`, another value makes another program.
+_SETTINGS = operator.attrgetter(
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+)
 
 
 class ProgramCache:
@@ -71,7 +81,7 @@ class ProgramCache:
     def program(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> tuple[Program, list[jax.Array]]:
         """Returns the program for these arguments, traced if they are of a new kind, and its array arguments."""
         arrays, structure = flatten_inputs((args, kwargs))
-        key = id(context.current().strategy), signature(arrays, structure)
+        key = id(context.current().strategy), _SETTINGS(jax.config), signature(arrays, structure)
         program = self._found(key, arrays, structure)
         if program is None:
             with self._lock:

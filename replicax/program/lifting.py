@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Sequence
 
 import jax
@@ -88,6 +89,7 @@ class Program:
         self._last: CompiledPass = last
         #: The programs of the first calls, in which the function builds variables.
         self._first = first
+        self._building = threading.RLock()  # Threads run each of them once, and what comes after it later.
         self.replaced = same and same[0]  # which of `earlier` it is; None if it is another program
         self.asked = last.returned.asked
         shards = or_null(last.strategy).placement.shards_variables
@@ -160,20 +162,25 @@ class Program:
         if self._planner is not None:
             return self._told(self._planner, arrays)
         try:
-            if not self._first:
-                return self._last(arrays)
-            result = self._first[0](arrays)
+            return self._run(arrays) if self._first else self._last(arrays)
         except RuntimeError as error:
             told = upper_rooms.load(upper_rooms.OUT_OF_MEMORY)(self, arrays, error) if _lacks_memory(error) else None
             if told is None:
                 raise
             raise told from None
-        del self._first[0]
-        return result
+
+    def _run(self, arrays: Arrays) -> PyTree:
+        """Runs the first of the programs that no call has run yet."""
+        with self._building:
+            if self._first:
+                result = self._first[0](arrays)
+                del self._first[0]
+                return result
+        return self._last(arrays)
 
     def _told(self, planner: Callable[[Program, Arrays], None], arrays: Arrays) -> PyTree:
         """Runs it, and then tells the planner, once all variables exist."""
-        result = (self._first.pop(0) if self._first else self._last)(arrays)
+        result = self._run(arrays)
         planner(self, arrays)
         return result
 

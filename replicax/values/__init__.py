@@ -222,12 +222,14 @@ class UnevenPerReplica(DistributedValues):
         """Combines all entries along `axis` of all components; a mean divides by the number of entries."""
         self._check_rest(axis)
         total: jax.typing.ArrayLike = 0
-        entries = 0
+        entries, dtype = 0, jnp.result_type(*self.values)
+        own = jax.eval_shape(jnp.mean, jax.ShapeDtypeStruct((1,), dtype)).dtype  # of the mean
+        wide = None if op is ReduceOp.SUM else jnp.promote_types(own, jnp.float32)  # A sum of float16 may overflow.
         for component in self.values:
             axes = normalize_axes(axis, jnp.shape(component))
-            total = total + jax.device_get(jnp.sum(component, axis=axes))
+            total = total + jax.device_get(jnp.sum(component, axis=axes, dtype=wide))
             entries += math.prod(jnp.shape(component)[a] for a in axes)
-        return jnp.asarray(total if op is ReduceOp.SUM else total / entries)
+        return jnp.asarray(total) if op is ReduceOp.SUM else jnp.asarray(total / entries, own)
 
     def _check_rest(self, axis: int | Sequence[int]) -> None:
         if not all(_is_number(component) for component in self.values):

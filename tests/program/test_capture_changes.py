@@ -445,6 +445,36 @@ def test_an_array_that_a_callback_fills_is_no_reason(caplog):
     assert "compiled again" not in caplog.text
 
 
+GROWING = {
+    "objects in a list": ([Settings(1.0)], lambda c: c.append(Settings(4.0)), lambda c: sum(each.rate for each in c)),
+    "objects in a dict": (
+        {"a": Settings(1.0)},
+        lambda c: c.update(b=Settings(4.0)),
+        lambda c: sum(each.rate for each in c.values()),
+    ),
+    "arrays": ([jnp.ones(())], lambda c: c.append(jnp.ones(())), sum),
+    "lists": ([[1.0], [2.0]], lambda c: c.append([3.0]), lambda c: sum(map(sum, c))),
+    "functions": ([jnp.sin], lambda c: c.append(jnp.cos), lambda c: sum(each(1.0) for each in c)),
+    "another function": ({"f": jnp.sin}, lambda c: c.update(f=jnp.cos), lambda c: c["f"](1.0)),
+    "another function as an attribute": (
+        types.SimpleNamespace(f=jnp.sin),
+        lambda c: setattr(c, "f", jnp.cos),
+        lambda c: c.f(1.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", GROWING)
+def test_what_a_container_gets_is_noticed(what):
+    made, change, result = GROWING[what]
+    container = types.SimpleNamespace(**vars(made)) if what.endswith("attribute") else made.copy()
+    f = rx.function(lambda x: x + result(container))
+    before = float(f(0.0))
+    assert float(f(0.0)) == before
+    change(container)
+    assert float(f(0.0)) == float(0.0 + result(container)) != before
+
+
 def test_nothing_is_traced_again_for_what_a_step_does_not_ask_for(call):
     trainer = Trainer(jnp.float32(1.0))
     f = call(trainer.step)

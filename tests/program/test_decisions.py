@@ -87,7 +87,22 @@ def squares(y, predicted):
     return keras.ops.sum((predicted - y) ** 2, axis=1)
 
 
-def test_spectral_normalization_trains_as_in_plain_keras(two):
+def in_scan(call):
+    return lambda x: rx.lax.scan(lambda _, row: (_, call(row)), xs=x[None])[1][0]
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda call: call,
+        rx.remat,
+        in_scan,
+        lambda call: lambda x: rx.lax.switch(0, [call], x),
+        lambda c: rx.remat(rx.remat(c)),
+    ],
+    ids=["alone", "remat", "scan", "switch", "twice"],
+)
+def test_spectral_normalization_trains_as_in_plain_keras(two, around):
     """Its call assigns the kernel, which is trained, and chooses by it; Keras drops the new value after the loss."""
     targets = np.ones((8, 4), "float32")
 
@@ -104,9 +119,10 @@ def test_spectral_normalization_trains_as_in_plain_keras(two):
         optimizer.build(model.trainable_variables)
 
     def step(x, y):
-        loss_fn = lambda x, y: rx.compute_average_loss(squares(y, model(x, training=True)))  # noqa: E731
+        loss_fn = lambda x, y: rx.compute_average_loss(squares(y, called(x)))  # noqa: E731
         optimizer.apply(rx.grad(loss_fn, model.trainable_variables)(x, y), model.trainable_variables)
 
+    called = around(lambda x: model(x, training=True))
     for batch in two.distribute_dataset([(ROWS, targets)] * 3):
         two.run(step, batch)
     for found, expected in zip(model.get_weights(), plain.get_weights(), strict=True):

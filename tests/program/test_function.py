@@ -44,6 +44,16 @@ def test_a_new_kind_of_arguments_makes_a_new_program(first, second, programs):
     assert f.num_programs == programs
 
 
+def test_another_setting_of_jax_makes_a_new_program_as_under_jit():
+    f = rx.function(lambda x: jax.random.uniform(jax.random.key(0)) + x)
+    before = f(1.0)
+    with jax.default_prng_impl("rbg"):
+        assert float(f(1.0)) == float(jax.random.uniform(jax.random.key(0)) + 1.0) != float(before)
+    with jax.enable_x64(True):
+        assert f(1.0).dtype == "float64"
+    assert (float(f(1.0)), f.num_programs) == (float(before), 3)
+
+
 def test_arrays_and_numbers_are_inputs_and_everything_else_is_fixed():
     @rx.function
     def f(x, sign="+", *, scale=1.0):

@@ -164,6 +164,35 @@ def test_values_that_are_no_arrays_come_back_as_they_are(two, per_replica):
     assert result == {"object": marker, "none": None, "text": "a", "number": 5}
 
 
+def test_threads_that_call_a_function_for_the_first_time_build_its_variables_once():
+    class Counted:
+        total = None
+
+        def __call__(self, x):
+            if self.total is None:
+                self.total = rx.Variable(0)
+                self.total.assign(10)
+            return self.total.assign_add(x)
+
+    counted, totals, errors = Counted(), list[int](), list[Exception]()
+    add = rx.function(lambda x: counted(x))
+    together = threading.Barrier(4)
+
+    def call():
+        together.wait(60)
+        try:
+            totals.append(int(add(jnp.int32(1))))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert (sorted(totals), errors) == ([11, 12, 13, 14], [])
+
+
 # Eager execution.
 
 

@@ -188,6 +188,23 @@ def test_a_gradient_of_each_row_inside_a_loss_is_that_of_one_device(mirrored, wh
     np.testing.assert_allclose(found[1], expected[1], rtol=1e-5, atol=1e-6)
 
 
+VALUE_AND_GRAD = jax.value_and_grad(error_of_row)
+#: Made once for all steps, as a script does it.
+MADE_BEFORE = {
+    "grad": jax.vmap(jax.grad(error_of_row), in_axes=(None, 0)),
+    "value_and_grad": jax.vmap(lambda w, row: VALUE_AND_GRAD(w, row)[1], (None, 0)),
+    "jacrev": jax.vmap(jax.jacrev(lambda w, row: jnp.tanh(row @ w)), in_axes=(None, 0)),
+}
+
+
+@pytest.mark.parametrize("what", MADE_BEFORE)
+def test_gradients_of_rows_that_were_made_before_the_step_are_no_sums(two, what):
+    [batch] = two.distribute_dataset([X[:, 0]])
+    found = two.run(MADE_BEFORE[what], args=(two.replicate(jnp.asarray(W)), batch))
+    expected = MADE_BEFORE[what](jnp.asarray(W), X[:, 0])
+    np.testing.assert_allclose(two.gather(found, axis=0), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_a_gradient_of_the_batch_under_vmap_is_still_that_of_all_replicas(two):
     def square(x, w):
         g = jax.grad(lambda w: jnp.sum(jnp.square(x[:, 0] @ w)))

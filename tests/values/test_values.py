@@ -58,6 +58,15 @@ def test_the_mean_over_uneven_components_is_not_the_mean_of_their_means():
     assert UnevenPerReplica([jnp.array([4.0, 5.0]), jnp.array([6.0])]).reduce_axis(ReduceOp.MEAN, 0) == 5.0
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+def test_the_mean_over_uneven_components_is_that_of_numpy_in_narrow_dtypes_too(dtype):
+    rows = np.full(1001, 100)
+    mean = UnevenPerReplica([jnp.asarray(rows[:1000], dtype), jnp.asarray(rows[1000:], dtype)]).reduce_axis(
+        ReduceOp.MEAN, 0
+    )
+    assert (float(mean), mean.dtype) == (100.0, jnp.mean(jnp.ones(1, dtype)).dtype)
+
+
 def test_an_empty_component_adds_neither_to_the_sum_nor_to_the_count():
     value = UnevenPerReplica([jnp.array([4.0, 8.0]), jnp.zeros(0)])
     assert value.reduce_axis(ReduceOp.MEAN, 0) == 6.0

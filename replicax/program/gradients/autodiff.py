@@ -334,10 +334,10 @@ def made_equal(variable: VariableLike, value: jax.Array, frame: StateFrame | Non
     return value
 
 
-def stored_by(variable: VariableLike, value: jax.Array, frame: StateFrame | None) -> None:
-    """Makes a value that the loss assigned, as frames keep it, the variable's."""
+def stored_by(variable: VariableLike, value: jax.Array, frame: StateFrame | None, in_layer: bool = False) -> None:
+    """Makes a value that the loss, or a layer in it, assigned, as frames keep it, the variable's."""
     if frame is not None:
-        frame.write(variable, value)
+        (frame.write_in_layer if in_layer else frame.write)(variable, value)
     else:
         store(variable, value)
 

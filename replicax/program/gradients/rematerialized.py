@@ -106,7 +106,7 @@ def _called(fn: PyTreeFunction, policy: Policy | None, args: PyTree, kwargs: PyT
     if outer is not None:
         outer.saw_new = outer.saw_new or frame.saw_new
     for variable, value in zip(frame.written.values(), new_values, strict=True):
-        stored_by(variable, value, outer)
+        stored_by(variable, value, outer, id(variable) in frame.written_in_layer)
     return structure.rebuild(results)
 
 

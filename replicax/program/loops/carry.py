@@ -45,6 +45,7 @@ class Carried:
     def __init__(self, what: str):
         self._what = what
         self._variables: dict[int, VariableLike] = {}
+        self._in_layer: set[int] = set()  # those of them that layers assign
         self._replica = context.current().replica if context.current().manual_replicas is not None else None
 
     def run(self, call: Callable[[list[jax.Array]], tuple[PyTree, list[jax.Array]]]) -> PyTree:
@@ -58,7 +59,8 @@ class Carried:
                 continue
         frame = context.current().frame
         for variable, value in zip(self._variables.values(), values, strict=True):
-            stored_by(variable, value if self._replica is None else made_equal(variable, value, frame), frame)
+            value = value if self._replica is None else made_equal(variable, value, frame)
+            stored_by(variable, value, frame, id(variable) in self._in_layer)
         return result
 
     def body(self, fn: PyTreeFunction, values: Sequence[jax.Array], *args: PyTree) -> tuple[PyTree, list[jax.Array]]:
@@ -69,6 +71,7 @@ class Carried:
             frame.update_rows_at_end()
         if frame.saw_new and frame.parent is not None:
             raise VariablesCreatedError
+        self._in_layer |= frame.written_in_layer
         new = [variable for key, variable in frame.written.items() if key not in self._variables]
         if new:
             self._variables.update((id(variable), variable) for variable in new)

@@ -4,7 +4,7 @@ JAX types a weight that all replicas have alike as equal, and sums its gradient 
 rows. Where that cannot be done, each replica differentiates for itself, with respect to a weight that is typed as its
 own, and the gradients are summed afterwards, as `rx.value_and_grad` does it always. That is so where JAX refuses the
 types (rules and solvers that were traced with one type and get another), and where it would sum in a branch that not
-all replicas take.
+all replicas take. Nor are gradients of single rows (`jax.vmap` of `jax.grad`) summed, wherever they were made.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ import replicax.context as context
 from replicax.compat.jax import axes_of_type, vary, varying_axes
 from replicax.compat.jax_cotangents import retyped_cotangents
 from replicax.compat.jax_errors import is_about_varying
+from replicax.compat.jax_gradients import retyped_operands
 from replicax.compat.jax_primitives import taken_as_equal_over_axis
 from replicax.compat.jax_tracing import is_batched, is_batching
 from replicax.compat.replacing import Name
 from replicax.program.frames import ReplicaFrame
+from replicax.program.pytrees import is_array
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.typing import PyTree, PyTreeFunction
 
@@ -31,7 +33,7 @@ from replicax.typing import PyTree, PyTreeFunction
 def gradients_of_replicas() -> list[Name]:
     """Returns what stands for `jax.grad`, `jax.value_and_grad` and what rules of `jax.custom_vjp` return."""
     gradients = [Name(jax, name, _in_replicas) for name in ("grad", "value_and_grad")]
-    return [*gradients, *retyped_cotangents(_of_type)]
+    return [*gradients, *retyped_operands(_of_rows), *retyped_cotangents(_of_type)]
 
 
 def _in_replicas(original: PyTreeFunction) -> PyTreeFunction:
@@ -74,8 +76,16 @@ def _numbers(argnums: int | Sequence[int]) -> Iterable[int]:
 
 def _is_of_rows(fun: PyTreeFunction, operands: Sequence[PyTree], named: dict[str, PyTree]) -> bool:
     """Returns whether `jax.vmap` takes a gradient of each row: a sum would be that of rows of all replicas."""
-    whole = jax.make_jaxpr(lambda: fun(*operands, **named))()
+    # Auxiliary values may be no arrays.
+    whole = jax.make_jaxpr(lambda: list(filter(is_array, jax.tree_util.tree_leaves(fun(*operands, **named)))))()
     return any(is_batched(const) and REPLICA_AXIS in varying_axes(const) for const in whole.consts)
+
+
+def _of_rows(fun: PyTreeFunction, operands: Sequence[PyTree]) -> Sequence[PyTree]:
+    """Returns the operands of a gradient, as a replica's own where it is one of each row."""
+    if context.current().manual_replicas is None or not (is_batching() and _is_of_rows(fun, operands, {})):
+        return operands
+    return list(map(_own, operands))
 
 
 def _own(tree: PyTree) -> PyTree:
