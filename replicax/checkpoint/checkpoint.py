@@ -457,8 +457,10 @@ def restore_within(
     if save_path is None:
         coordinated("Restoring no checkpoint", timeout_s, _check_none, alone=lambda: None)
         return LoadStatus({}, None)
-    folder = absolute(save_path).parent
-    return checkpoint._restore(place_of(save_path), folder, partial, verify, mapping, timeout_s)
+    path = absolute(save_path)
+    status = checkpoint._restore(place_of(save_path), path.parent, partial, verify, mapping, timeout_s)
+    checkpoint.keepers.note_restored(path)
+    return status
 
 
 # Managers know what they have saved; so do their counterparts in a worker that joins later.
@@ -472,6 +474,9 @@ class Keeper(Protocol):
 
     def set_state(self, state: Mapping[str, PyTree]) -> None:
         """Goes on where that of another worker is, which has returned `state`."""
+
+    def note_restored(self, path: Place) -> None:
+        """Notes that the checkpoint was restored from a path, which may be one of its own."""
 
 
 class Keepers:
@@ -496,6 +501,10 @@ class Keepers:
             )
         for keeper, state in zip(alive, states, strict=True):
             keeper.set_state(state)
+
+    def note_restored(self, path: Place) -> None:
+        for keeper in self._alive():
+            keeper.note_restored(path)
 
     def _alive(self) -> list[Keeper]:
         return [keeper for reference in self._known if (keeper := reference()) is not None]

@@ -361,6 +361,10 @@ class CheckpointManager(Advised):
         for policy in self._save_when:
             policy.restart()
 
+    def note_restored(self, path: Place) -> None:
+        """Notes that the checkpoint was restored from a path: if it is one of this manager's, `save` goes on there."""
+        self._restored = next((step for step in self._folder.known if self.path(step) == path), self._restored)
+
     def get_state(self) -> dict[str, PyTree]:
         """Returns what a manager in a worker that joins an elastic job has to know."""
         known, saved = sorted(self._behind(self._folder.known)), sorted(self._behind(self._saved))

@@ -220,14 +220,15 @@ def test_going_back_replaces_later_steps(tmp_path: Path):
     assert w.numpy() == 9.0
 
 
-def test_a_training_that_goes_back_saves_its_steps_anew(tmp_path: Path):
+@pytest.mark.parametrize("by_path", [False, True])
+def test_a_training_that_goes_back_saves_its_steps_anew(tmp_path: Path, by_path: bool):
     w = rx.Variable(0.0)
     with rx.CheckpointManager(tmp_path, objects={"w": w}) as kept:
         for step in (5, 10):
             w.assign(step)
             kept.save(step)
         for step in (5, 10, 5):
-            kept.restore(step)
+            kept.checkpoint.restore(kept.path(step)) if by_path else kept.restore(step)
             assert kept.latest_step() == 10  # Whoever only looks has not gone back.
         with pytest.warns(UserWarning, match=r"Step 10 is in .* gone back to step 5. Step 6, .* is newer"):
             assert kept.save(6)
