@@ -73,11 +73,9 @@ class CheckpointFolder:
         """Warns of steps that whoever restores next would take for newer than this one, which is to be saved."""
         back, self._back = self._back, None
         if back is not None:
-            latest = max((each.number for each in self.complete() if each.number in self._left), default=step)
-            if latest > step:
-                warnings.warn(
-                    _LATER.format(latest=latest, directory=self._directory, back=back, step=step), stacklevel=3
-                )
+            left = max((each.number for each in self.complete() if each.number in self._left), default=step)
+            if left > step:
+                warnings.warn(_LATER.format(latest=left, directory=self._directory, back=back, step=step), stacklevel=3)
         if step in self.known or step in self._left:
             return
         if (place_of(self.path(step)) / FILE).is_file():

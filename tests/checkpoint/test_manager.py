@@ -227,6 +227,7 @@ def test_a_training_that_goes_back_saves_its_steps_anew(tmp_path: Path, by_path:
         for step in (5, 10):
             w.assign(step)
             kept.save(step)
+        kept.wait_until_finished()
         for step in (5, 10, 5):
             kept.checkpoint.restore(kept.path(step)) if by_path else kept.restore(step)
             assert kept.latest_step() == 10  # Whoever only looks has not gone back.
