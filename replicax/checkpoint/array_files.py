@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from replicax.checkpoint.json_fields import count_of, field_of, parsed
@@ -145,7 +146,11 @@ def name_of(place: Sequence[int]) -> str:
 
 
 def array_from(files: Mapping[str, bytes], spec: jax.ShapeDtypeStruct) -> jax.Array | np.ndarray:
-    """Returns an array as `spec` wants it, one of NumPy's without a sharding, from its files."""
+    """Returns an array as `spec` wants it, one of NumPy's without a sharding, from its files.
+
+    Raises:
+        OverflowError: The dtype of `spec` cannot hold a value.
+    """
     import tensorstore
 
     context = tensorstore.Context()
@@ -153,19 +158,39 @@ def array_from(files: Mapping[str, bytes], spec: jax.ShapeDtypeStruct) -> jax.Ar
     for name, data in files.items():
         memory.write(name, data).result()
     opened = {"driver": "zarr", "kvstore": {"driver": "memory"}, "open": True, "fill_missing_data_reads": False}
-    array = tensorstore.cast(tensorstore.open(opened, context=context).result(), tensorstore.dtype(spec.dtype.name))
+    array = tensorstore.open(opened, context=context).result()
     if spec.sharding is None:
-        return _read(array, ())
+        return _read(array, (), spec.dtype)
     found: dict[str, np.ndarray] = {}  # Devices may hold the same part.
 
     def part(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None
         if repr(index) not in found:
-            found[repr(index)] = _read(array, index)
+            found[repr(index)] = _read(array, index, spec.dtype)
         return found[repr(index)]
 
     return jax.make_array_from_callback(tuple(spec.shape), spec.sharding, part)
 
 
-def _read(array: tensorstore.TensorStore, index: tuple[slice, ...]) -> np.ndarray:
-    return np.asarray((array[index] if index else array).read().result())
+def _read(array: tensorstore.TensorStore, index: tuple[slice, ...], dtype: np.dtype) -> np.ndarray:
+    return _converted(np.asarray((array[index] if index else array).read().result()), np.dtype(dtype))
+
+
+def _converted(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Returns values in another dtype; an `OverflowError` says which of them it cannot hold."""
+    if values.dtype == dtype:
+        return values
+    with np.errstate(all="ignore"):
+        new = values.astype(dtype)
+    if jnp.issubdtype(dtype, jnp.integer) and jnp.issubdtype(values.dtype, jnp.integer):
+        here, there = jnp.iinfo(dtype), jnp.iinfo(values.dtype)
+        if here.min <= there.min and there.max <= here.max:
+            return new
+        lost = (values < here.min) | (values > here.max)
+    elif jnp.issubdtype(dtype, jnp.inexact) and not np.isfinite(new).all():
+        lost = np.isfinite(values) & ~np.isfinite(new)
+    else:
+        return new
+    if lost.any():
+        raise OverflowError(f"{values[lost].flat[0]} does not fit into {dtype}")
+    return new

@@ -46,6 +46,7 @@ from replicax.checkpoint.same_contents import document_of
 from replicax.checkpoint.saving import begin_save
 from replicax.checkpoint.sequential_restore import large_variables, restore_in_turn
 from replicax.checkpoint.writing import new_directory
+from replicax.checks import checked_int
 from replicax.contracts.advice import Advised
 from replicax.contracts.called_as import called_as
 from replicax.contracts.variable_access import AssignableLike, restorations_of
@@ -139,7 +140,7 @@ class Checkpoint(Advised):
             **objects: New values for objects of these names.
 
         Raises:
-            ArgumentError: `directory` is not a path.
+            ArgumentError: `directory` is not a path, or `step` is no int of at least 0.
             CheckpointError: The directory exists already, or cannot be written; or a model or optimizer is not built,
                 and no restored values wait for it; or the processes save different objects.
         """
@@ -213,6 +214,7 @@ class Checkpoint(Advised):
 
     def prepared(self, step: int | None = None, objects: Mapping[str, PyTree] | None = None) -> Prepared:
         """Returns what is known of the contents before any value is read."""
+        step = None if step is None else checked_int("step", step)
         self._update(step, objects or {})
         waiting, missing = values_to_write(self.objects)
         parts = self.current_parts(allow_unbuilt=not missing)
@@ -392,7 +394,7 @@ class Checkpoint(Advised):
             raise CheckpointError(f"The checkpoint has no objects {unknown}. It has: {', '.join(self.objects)}.")
         self.objects.update(objects)
         if step is not None and type(self.objects.get("step")) is int:
-            self.objects["step"] = int(step)
+            self.objects["step"] = step
 
     def _take_values(self, found: ReadCheckpoint) -> dict[str, PyTree]:
         parts, values, states = found.parts, found.values, found.states
@@ -455,8 +457,10 @@ def restore_within(
     if save_path is None:
         coordinated("Restoring no checkpoint", timeout_s, _check_none, alone=lambda: None)
         return LoadStatus({}, None)
-    folder = absolute(save_path).parent
-    return checkpoint._restore(place_of(save_path), folder, partial, verify, mapping, timeout_s)
+    path = absolute(save_path)
+    status = checkpoint._restore(place_of(save_path), path.parent, partial, verify, mapping, timeout_s)
+    checkpoint.keepers.note_restored(path)
+    return status
 
 
 # Managers know what they have saved; so do their counterparts in a worker that joins later.
@@ -470,6 +474,9 @@ class Keeper(Protocol):
 
     def set_state(self, state: Mapping[str, PyTree]) -> None:
         """Goes on where that of another worker is, which has returned `state`."""
+
+    def note_restored(self, path: Place) -> None:
+        """Notes that the checkpoint was restored from a path, which may be one of its own."""
 
 
 class Keepers:
@@ -494,6 +501,10 @@ class Keepers:
             )
         for keeper, state in zip(alive, states, strict=True):
             keeper.set_state(state)
+
+    def note_restored(self, path: Place) -> None:
+        for keeper in self._alive():
+            keeper.note_restored(path)
 
     def _alive(self) -> list[Keeper]:
         return [keeper for reference in self._known if (keeper := reference()) is not None]

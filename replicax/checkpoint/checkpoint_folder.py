@@ -23,6 +23,11 @@ _STRANGERS = (
     "training writes there, one of them loses its checkpoints: give each a directory of its own. If this one goes on "
     "from there, call restore_or_initialize() first."
 )
+_LATER = (
+    "Step {latest} is in {directory}, and the training that wrote it has gone back to step {back}. Step {step}, which "
+    "is being saved, is newer, but whoever restores next gets step {latest}: delete the later ones of before if the "
+    "training is to go on from here."
+)
 
 
 class CheckpointFolder:
@@ -34,6 +39,8 @@ class CheckpointFolder:
         hours = [each.hours for each in keep if isinstance(each, EveryHours)]
         self._keep, self._permanent = keep, PermanentCheckpoints(directory, min(hours)) if hours else None
         self.known: set[int] = set()  # steps that this training has written, or found when it restored
+        self._left: set[int] = set()  # steps that it wrote or found, above one to which it has gone back since
+        self._back: int | None = None  # the step to which it has gone back, until something is saved after it
         self.is_clean = False  # Nothing unfinished of an earlier run is left.
 
     def path(self, step: int) -> Place:
@@ -54,9 +61,22 @@ class CheckpointFolder:
         newest = max(self.complete(), key=self._age, default=None)
         return None if newest is None else newest.number
 
-    def warn_of_strangers(self, step: int) -> None:
-        """Warns of steps that may be another training's, before this one is saved."""
-        if step in self.known:
+    def go_back(self, step: int) -> None:
+        """Notes that the training goes on from a step: it makes those above it again, or others."""
+        later = {each for each in self.known if each > step}
+        if later:
+            self.known -= later
+            self._left |= later
+            self._back = step
+
+    def warn_of_others(self, step: int) -> None:
+        """Warns of steps that whoever restores next would take for newer than this one, which is to be saved."""
+        back, self._back = self._back, None
+        if back is not None:
+            left = max((each.number for each in self.complete() if each.number in self._left), default=step)
+            if left > step:
+                warnings.warn(_LATER.format(latest=left, directory=self._directory, back=back, step=step), stacklevel=3)
+        if step in self.known or step in self._left:
             return
         if (place_of(self.path(step)) / FILE).is_file():
             what, so = f"Step {step} is in {self._directory} already", ": it is replaced"

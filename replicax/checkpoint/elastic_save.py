@@ -24,7 +24,7 @@ from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.encoding import SavedArray
 from replicax.checkpoint.metadata import read_metadata
 from replicax.checkpoint.places import Place, new_name, staging
-from replicax.checkpoint.writing import Save, commit, could_not_write, save_files
+from replicax.checkpoint.writing import Save, check_there, commit, could_not_write, save_files
 from replicax.cluster.exchange import ClosedError, Exchange, closing
 from replicax.contracts.group import Group, as_arrays, as_messages, current_group
 from replicax.errors import CheckpointError, ContextError
@@ -181,6 +181,7 @@ class ElasticSave:
         target = staging(self.path, new_name(self.path))
         try:
             files = save_files(target, contents, is_chief=True, index=0)
+            check_there(target, self.path, files, files, seconds=0.0)
             commit(target, dataclasses.replace(contents, notes=notes), files, processes=1)
         except BaseException:
             target.discard()

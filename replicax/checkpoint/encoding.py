@@ -28,6 +28,8 @@ from replicax.errors import CheckpointError
 from replicax.typing import Leaf, PyTree
 
 VALUES = (bool, int, float, str, bytes)
+_BYTES, _ARRAY, _DTYPE = "__bytes__", "__array__", "dtype"  # the keys of a dict that stands for bytes or an array
+_TAKEN = ({_BYTES}, {_ARRAY, _DTYPE})
 SavedArray: TypeAlias = jax.Array | np.ndarray | np.generic
 
 
@@ -189,19 +191,28 @@ def current_state(value: Leaf) -> PyTree:
 
 def _encoded(name: str, value: PyTree) -> object:
     if isinstance(value, bytes):
-        return {"__bytes__": base64.b64encode(value).decode("ascii")}
-    if isinstance(value, (np.ndarray, np.generic)) and not np.dtype(value.dtype).hasobject:
-        return {"__array__": np.asarray(value).tolist(), "dtype": np.asarray(value).dtype.str}
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {_BYTES: base64.b64encode(value).decode("ascii")}
+    if isinstance(value, (np.ndarray, np.generic)) and (dtype := _name_of(np.dtype(value.dtype))):
+        return {_ARRAY: np.asarray(value).tolist(), _DTYPE: dtype}
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value) and value.keys() not in _TAKEN:
         return {key: _encoded(name, child) for key, child in value.items()}
     if isinstance(value, (list, tuple)):
         return [_encoded(name, child) for child in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise CheckpointError(
-        f"The state of {name!r} contains {value!r:.100}, which JSON cannot hold. `get_state` returns bytes, or dicts "
-        "with strings as keys, lists, numbers, strings and arrays."
+        f"The state of {name!r} contains {value!r:.100}, which a checkpoint cannot hold. `get_state` returns bytes, or "
+        f"dicts with strings as keys (other than {_BYTES!r}, and {_ARRAY!r} with {_DTYPE!r}), lists, numbers, strings "
+        "and arrays of real numbers or strings."
     )
+
+
+def _name_of(dtype: np.dtype) -> str:
+    """Returns the name by which a dtype is found again; empty if JSON cannot hold its numbers."""
+    if dtype.kind in "biufU":
+        return dtype.str
+    # Those that NumPy does not have, such as bfloat16: `str` is the same for several of them.
+    return dtype.name if jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer) else ""
 
 
 def _decoded_part(name: str, value: object) -> PyTree:
@@ -216,11 +227,11 @@ def _decoded(value: PyTree) -> PyTree:
         return [_decoded(child) for child in value]
     if not isinstance(value, dict):
         return value
-    if value.keys() == {"__bytes__"}:
-        return base64.b64decode(value["__bytes__"])
-    if value.keys() == {"__array__", "dtype"}:
-        dtype = np.dtype(value["dtype"])
+    if value.keys() == {_BYTES}:
+        return base64.b64decode(value[_BYTES])
+    if value.keys() == {_ARRAY, _DTYPE}:
+        dtype = np.dtype(value[_DTYPE])
         if dtype.hasobject:
             raise ValueError(f"an array of Python objects, dtype {dtype}")
-        return np.asarray(value["__array__"], dtype)
+        return np.asarray(value[_ARRAY], dtype)
     return {key: _decoded(child) for key, child in value.items()}

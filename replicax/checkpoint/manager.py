@@ -37,7 +37,7 @@ from replicax.checkpoint.policies import KeepPolicy, SavePolicy, go_on_from, not
 from replicax.checkpoint.saving import RunningSave, begin_save
 from replicax.checkpoint.snapshots import MemorySnapshots, RestoredSnapshot
 from replicax.checkpoint.variable_names import keras_objects
-from replicax.checks import explained
+from replicax.checks import checked_seconds, explained
 from replicax.compat.interpreter import STARTS_THREADS_AT_END
 from replicax.contracts.advice import Advised
 from replicax.contracts.called_as import called_as
@@ -59,7 +59,8 @@ class CheckpointManager(Advised):
 
     A directory belongs to one training. Steps that a manager has neither written nor found there when it restored may
     be another training's: a first `save` below such a step, and one that replaces it, give a `UserWarning`. They count
-    as older than what the manager has written, whatever their numbers, and none above it is deleted.
+    as older than what the manager has written, whatever their numbers, and none above it is deleted. After `restore` of
+    an earlier step the same is true of those above it, until they are replaced.
 
     Its arguments without keywords are the directory, or those of TensorFlow's manager: the checkpoint, the directory
     and `max_to_keep`.
@@ -137,9 +138,11 @@ class CheckpointManager(Advised):
             self.checkpoint.add_note(name, note)
         self._growth = checkpoint_interval
         # Otherwise a save under way could not be finished when the script ends.
-        self._async, self._timeout = async_ and STARTS_THREADS_AT_END, timeout
+        self._async = async_ and STARTS_THREADS_AT_END
+        self._timeout = checked_seconds("timeout", timeout, infinite=True)
         self._init_fn = checked_init(init_fn)
         self._saved: set[int] = set()  # by this manager
+        self._restored: int | None = None  # the step from which the training goes on, until its next call of `save`
         self._running: RunningSave | None = None
         self.snapshots = MemorySnapshots.of(self.directory)
         self._progress = Progress(self.checkpoint, step_counter)
@@ -188,7 +191,7 @@ class CheckpointManager(Advised):
 
         Returns:
             The path of the checkpoint, which may still be being written; None if nothing was saved, because it was not
-            time, or because this manager has saved that step before.
+            time, or because this manager has saved that step before, and has not gone back to an earlier one since.
 
         Raises:
             ArgumentError: `step` is not a whole number of at least 0.
@@ -197,6 +200,9 @@ class CheckpointManager(Advised):
         """
         number = None if step is None else whole_number(step, "step")
         self._raise_failure()
+        if self._restored is not None:  # Whoever only looks at earlier checkpoints saves none.
+            self._folder.go_back(self._restored)
+            self._saved, self._restored = self._behind(self._saved), None
         if number in self._saved or not (force or not check_interval or self._is_due(number)):
             if number is not None and number not in self._saved and self.snapshots.is_due():
                 self.snapshots.take(number, lambda: self.checkpoint.contents(number, objects))
@@ -209,7 +215,7 @@ class CheckpointManager(Advised):
         self._progress.note(at)
         path = self.path(at)
         if jax.process_index() == 0:
-            self._folder.warn_of_strangers(at)
+            self._folder.warn_of_others(at)
         self._folder.known.add(at)
         self._saved.add(at)
         self._running = begin_save(
@@ -226,6 +232,10 @@ class CheckpointManager(Advised):
         if not self._async:
             self.wait_until_finished()
         return str(path)
+
+    def _behind(self, steps: set[int]) -> set[int]:
+        """Returns those of some steps that the training has behind it, after it may have gone back."""
+        return {step for step in steps if self._restored is None or step <= self._restored}
 
     def _is_due(self, step: int | None) -> bool:
         due = [policy.is_due(step) for policy in self._save_when]  # All are asked: some count the calls.
@@ -344,15 +354,20 @@ class CheckpointManager(Advised):
 
     def _go_on_from(self, step: int) -> None:
         # A training that has begun on its own is still the same when it goes back to one of its steps.
+        self._restored = step
         found = self._folder.complete()
         self._folder.known.update([step] if self._saved else [each.number for each in found])
         go_on_from(self._save_when, found)
         for policy in self._save_when:
             policy.restart()
 
+    def note_restored(self, path: Place) -> None:
+        """Notes that the checkpoint was restored from a path: if it is one of this manager's, `save` goes on there."""
+        self._restored = next((step for step in self._folder.known if self.path(step) == path), self._restored)
+
     def get_state(self) -> dict[str, PyTree]:
         """Returns what a manager in a worker that joins an elastic job has to know."""
-        known, saved = sorted(self._folder.known), sorted(self._saved)
+        known, saved = sorted(self._behind(self._folder.known)), sorted(self._behind(self._saved))
         save_when = [policy.get_state() for policy in self._save_when]
         return {"known": known, "saved": saved, "save_when": save_when, **self._progress.get_state()}
 

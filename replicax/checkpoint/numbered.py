@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import re
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from replicax.checkpoint.foreign import tensorflow_checkpoints
 from replicax.checkpoint.metadata import FILE, read_metadata
 from replicax.checkpoint.places import Directory, Place, absolute, complete_in
 from replicax.contracts.called_as import called_as
+from replicax.errors import CheckpointError
 
+_log = logging.getLogger(__name__)
 _NAME = re.compile(r"(?:(?P<prefix>.*)-)?(?P<number>\d+)", re.DOTALL)
 _DIGITS = 8  # At least so many without a prefix, since other folders may have a number as name.
 
@@ -37,8 +40,12 @@ class NumberedCheckpoint:
 
     @functools.cached_property
     def notes(self) -> dict[str, object]:
-        """The notes of its training, by name; they are read once."""
-        return dict(read_metadata(self.path).notes)
+        """The notes of its training, by name; they are read once. Of a damaged one, none are known."""
+        try:
+            return dict(read_metadata(self.path).notes)
+        except CheckpointError as error:  # Another one is being saved or restored, which is none the worse for it.
+            _log.warning("What the checkpoint of step %s has noted is not known: %s", self.number, error)
+            return {}
 
     @property
     def written_ns(self) -> int:

@@ -248,7 +248,7 @@ class PreemptionCheckpointHandler:
 
 
 def _careful(watcher: Callable[[], bool] | None) -> Callable[[], bool] | None:
-    """Returns a watcher whose errors are logged and mean no: the thread that asks it passes on SIGTERM, too."""
+    """Returns a watcher whose errors are logged and mean no."""
     if watcher is None:
         return None
     logged: set[str] = set()

@@ -57,6 +57,7 @@ def read_arrays(
     place = place_of(directory)
     metadata = metadata or checked_metadata(place)
     folders = _folders(place, metadata, wanted)
+    names = {metadata.arrays[name].folder: name for name in wanted}
     read: dict[str, jax.Array | np.ndarray] = {}
     for group, files in _read_groups(place, metadata, folders, verify):
         own: dict[str, dict[str, bytes]] = {}
@@ -64,7 +65,7 @@ def read_arrays(
             folder, _, file = name.partition("/")
             own.setdefault(folder, {})[file] = data
         for folder, spec in group.items():
-            read[folder] = _array(place, own[folder], spec)
+            read[folder] = _array(place, names[folder], own[folder], spec)
     return {
         name: read[folder] if (folder := metadata.arrays[name].folder) else _empty(spec)
         for name, spec in wanted.items()
@@ -152,9 +153,14 @@ def _grid(place: Place, folder: str, files: Mapping[str, bytes]) -> list[int]:
         raise CheckpointError(f"{place / name} cannot be read: {error}") from error
 
 
-def _array(place: Place, files: Mapping[str, bytes], spec: jax.ShapeDtypeStruct) -> jax.Array | np.ndarray:
+def _array(place: Place, name: str, files: Mapping[str, bytes], spec: jax.ShapeDtypeStruct) -> jax.Array | np.ndarray:
     try:
         return array_from(files, spec)
+    except OverflowError as error:
+        raise CheckpointError(
+            f"{name!r} in the checkpoint {place} has a value that is not restored: {error}. Restore it into an array "
+            "or variable of the dtype that it was saved with, and convert it then."
+        ) from None
     except Exception as error:  # TensorStore raises many kinds, and none names the checkpoint.
         raise CheckpointError(f"The checkpoint {place} could not be read: {type(error).__name__}: {error}") from error
 

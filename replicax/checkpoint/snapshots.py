@@ -28,6 +28,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+import replicax.runtime.activity as activity
 from replicax.checkpoint.checkpoint import Checkpoint, restore_within
 from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.coordination import Coordination
@@ -113,8 +114,9 @@ class MemorySnapshots:
         self._agreed = None  # Unless the thread sets it.
         self._thread = threading.Thread(target=self._write, args=arguments, name="replicax-snapshot", daemon=True)
         self._thread.start()
-        finish_at_end(self._thread, self._thread.join)
+        finish_at_end(self._thread, self.wait)
 
+    @activity.phase(activity.CHECKPOINT)
     def wait(self) -> None:
         """Returns when nothing is being written any more."""
         if self._thread is not None:

@@ -36,6 +36,10 @@ _UNSEEN = (
     "processes write their parts of a checkpoint to one directory: it must be on a file system that all of them share, "
     "or in an object store."
 )
+_DELETED = (
+    "The checkpoint {path} is not committed: {missing} has been deleted since it was written. Another job that begins "
+    "to save there takes what is unfinished for the remains of a killed one: give each a folder of its own."
+)
 
 
 def write_arrays(directory: Directory, arrays: Mapping[str, SavedArray]) -> Place:
@@ -106,13 +110,12 @@ class Save:
         """Writes it, and returns its path when it is complete. `report` gets the `note` of each process at its end."""
         coordination, target = self._coordination, self._target
         files: dict[str, tuple[int, str]] = {}
+        written: dict[str, tuple[int, str]] = {}  # by this process
         found: list[Contents] = []
 
         def commit_here() -> object:
             if coordination.is_chief:
-                sizes = {name: size for name, (size, _) in files.items()}
-                if missing := target.missing(sizes, self._appear_s):
-                    raise CheckpointError(_UNSEEN.format(path=self.path, missing=", ".join(missing[:_MOST_SHOWN])))
+                check_there(target, self.path, files, written, self._appear_s)
                 commit(target, found[0], files, jax.process_count())
                 if committed is not None:
                     committed()  # before the other processes go on
@@ -120,7 +123,8 @@ class Save:
 
         def write_here() -> dict[str, tuple[int, str]]:
             found.append(contents_of())
-            return save_files(target, found[0], coordination.is_chief, jax.process_index())
+            written.update(save_files(target, found[0], coordination.is_chief, jax.process_index()))
+            return written
 
         try:
             for own in coordination.run_and_tell("parts written", write_here, self._failed):
@@ -166,6 +170,15 @@ def save_files(target: Staging, contents: Contents, is_chief: bool, index: int) 
             pool.shutdown(cancel_futures=True)
             raise
     return written
+
+
+def check_there(
+    target: Staging, path: Place, files: Mapping[str, tuple[int, str]], own: Mapping[str, object], seconds: float
+) -> None:
+    """Checks that all files are there, of which this process has written its `own`; others' may appear in `seconds`."""
+    if missing := target.missing({name: size for name, (size, _) in files.items()}, seconds):
+        text = _DELETED if any(name in own for name in missing) else _UNSEEN
+        raise CheckpointError(text.format(path=path, missing=", ".join(missing[:_MOST_SHOWN])))
 
 
 def commit(target: Staging, contents: Contents, files: Mapping[str, tuple[int, str]], processes: int) -> None:

@@ -24,7 +24,8 @@ from replicax.contracts.group import Ballot, current_group
 from replicax.errors import CheckpointError
 from replicax.runtime.threads import StoppedAtEnd
 
-#: `start`: until a vote is called for, after which a thread looks again whether it is to end, and asks `is_preempted`.
+#: `start`: until a vote is called for, after which a thread looks again whether it is to end, and between two
+#: questions to `is_preempted`.
 #: `silence`: for the votes of the others.
 PATIENCE = Patience(start=1.0, silence=60.0, end=0.0, again=0.1)
 
@@ -39,7 +40,7 @@ class StopVote:
         patience: Patience = PATIENCE,
     ):
         self.preempted_at: float | None = None  # when this process was preempted (`time.monotonic`)
-        self._is_preempted, self._patience = is_preempted, patience
+        self._patience = patience
         self._lock = threading.Lock()
         self._closed, self._agreed = threading.Event(), threading.Event()
         self._ballot = (ballot or current_group().ballot)(patience, self._closed)
@@ -50,6 +51,9 @@ class StopVote:
         self._last_passed = 0
         self._failure: Exception | None = None
         self._threads = [StoppedAtEnd("replicax-preemption", self._announce, stop=self._closed.set)]
+        if is_preempted is not None:
+            # A thread of its own: a user's function may hang, and SIGTERM is passed on all the same.
+            self._threads.append(StoppedAtEnd("replicax-watcher", self._ask, is_preempted, stop=self._closed.set))
         if self._ballot is not None:
             self._threads.append(StoppedAtEnd("replicax-stop-vote", self._vote, self._ballot, stop=self._closed.set))
         for thread in self._threads:
@@ -75,11 +79,12 @@ class StopVote:
             if not self._halted:
                 self._passed = here
                 return False
-        with activity.phase(activity.WAIT, "agreeing where to stop"):
-            # The thread has the time limit.
-            agreed = self._agreed.wait(self._patience.silence + 2 * self._patience.start)
-        if not agreed or self._failure is not None:
-            raise CheckpointError(f"The workers could not agree where to stop: {self._failure}") from self._failure
+        with activity.phase(activity.WAIT, "agreeing where to stop"):  # It explains what the thread failed of.
+            seconds = self._patience.silence + 2 * self._patience.start  # The thread has the time limit.
+            if not self._agreed.wait(seconds):
+                raise CheckpointError(f"The workers could not agree where to stop within {seconds:g} s.")
+            if self._failure is not None:
+                raise CheckpointError(f"The workers could not agree where to stop: {self._failure}") from self._failure
         return here > self._last_passed
 
     def renew(self) -> None:
@@ -97,19 +102,17 @@ class StopVote:
 
     # Threads.
 
+    def _ask(self, is_preempted: Callable[[], bool]) -> None:
+        """Asks a user's function until this process is preempted: for good, so that it is asked no more."""
+        while self.preempted_at is None and not self._closed.wait(self._patience.start):
+            if is_preempted():
+                self.preempt()
+
     def _announce(self) -> None:
         """Calls for a vote when this process is preempted."""
-        announced, asked = -1, time.monotonic()
+        announced = -1
         while not self._closed.wait(self._patience.again):
             round_ = self._round
-            if (
-                self._is_preempted is not None
-                and not self._preempted
-                and time.monotonic() - asked >= self._patience.start
-            ):
-                asked = time.monotonic()
-                if self._is_preempted():
-                    self.preempt()
             if self._preempted and announced != round_ and self._ballot is not None:
                 self._ballot.call(round_)
                 announced = round_

@@ -95,6 +95,34 @@ def test_objects_that_know_their_state(tmp_path: Path, position: Any):
     np.testing.assert_equal(reader.position, position)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "int4", "float64", "<U1"])
+def test_arrays_in_a_state_come_back(tmp_path: Path, dtype: str):
+    array = np.array([1, 0]).astype(jnp.dtype(dtype))
+    path = rx.Checkpoint(reader=Reader({"a": [array]})).write(tmp_path / "c")
+    reader = Reader()
+    rx.Checkpoint(reader=reader).restore(path)
+    assert reader.position["a"][0].dtype == array.dtype
+    np.testing.assert_array_equal(reader.position["a"][0], array)
+
+
+@pytest.mark.parametrize(
+    "state", [{"__bytes__": "no"}, {"__array__": 1, "dtype": "no"}, np.zeros(1, "i4,f4"), np.zeros(1, "M8[D]")]
+)
+def test_a_state_that_could_not_be_read_is_not_written(tmp_path: Path, state: Any):
+    with pytest.raises(CheckpointError, match="which a checkpoint cannot hold"):
+        rx.Checkpoint(reader=Reader({"position": state})).write(tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_step_is_a_whole_number(tmp_path: Path):
+    checkpoint = rx.Checkpoint(step=0)
+    assert read_metadata(checkpoint.write(tmp_path / "c", step=np.int64(3))).step == 3
+    for step in ("3", 2.5, -1):
+        with pytest.raises(ArgumentError, match="`step` must be an int of at least 0"):
+            checkpoint.write(tmp_path / "d", step=step)
+    assert checkpoint.objects == {"step": 3}
+
+
 def test_a_state_that_json_cannot_hold_is_an_error(tmp_path: Path):
     with pytest.raises(CheckpointError, match="'data' contains <object"):
         rx.Checkpoint(data=Reader({"x": [object()]})).write(tmp_path / "c")

@@ -13,6 +13,8 @@ import pytest
 import replicax as rx
 from replicax.checkpoint import Contents, elastic_save, read_metadata
 from replicax.checkpoint.elastic_save import ElasticSave
+from replicax.checkpoint.places import clean
+from replicax.checkpoint.writing import save_files
 from replicax.contracts.group import Group, World
 from replicax.errors import CheckpointError
 
@@ -131,6 +133,18 @@ def test_a_writer_that_fails_says_why(tmp_path):
     save = begun(Worlds(0, 0, 1), tmp_path / "file" / "7")
     with pytest.raises(CheckpointError, match=r"could not be written.*file"):
         save.wait()
+
+
+def test_what_another_job_has_deleted_is_not_committed(tmp_path, monkeypatch):
+    def saved_and_cleaned(*args, **options):
+        files = save_files(*args, **options)
+        assert list(clean(tmp_path)) == [tmp_path / "7"]
+        return files
+
+    monkeypatch.setattr(elastic_save, "save_files", saved_and_cleaned)
+    with pytest.raises(CheckpointError, match=r"not committed: .*w/0.* has been deleted since it was written"):
+        begun(Worlds(0, 0, 1), tmp_path / "7").wait()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_checkpoint_counts_when_old_ones_cannot_be_deleted(tmp_path, caplog):

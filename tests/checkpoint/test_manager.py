@@ -220,9 +220,41 @@ def test_going_back_replaces_later_steps(tmp_path: Path):
     assert w.numpy() == 9.0
 
 
+@pytest.mark.parametrize("by_path", [False, True])
+def test_a_training_that_goes_back_saves_its_steps_anew(tmp_path: Path, by_path: bool):
+    w = rx.Variable(0.0)
+    with rx.CheckpointManager(tmp_path, objects={"w": w}) as kept:
+        for step in (5, 10):
+            w.assign(step)
+            kept.save(step)
+        kept.wait_until_finished()
+        for step in (5, 10, 5):
+            kept.checkpoint.restore(kept.path(step)) if by_path else kept.restore(step)
+            assert kept.latest_step() == 10  # Whoever only looks has not gone back.
+        with pytest.warns(UserWarning, match=r"Step 10 is in .* gone back to step 5. Step 6, .* is newer"):
+            assert kept.save(6)
+        kept.wait_until_finished()
+        assert kept.latest_step() == 6
+        w.assign(-10.0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert kept.save(10)
+            assert kept.save(10) is None
+    with rx.CheckpointManager(tmp_path, objects={"w": w}) as again:
+        assert again.restore_or_initialize() == 10
+    assert w.numpy() == -10.0
+
+
 @pytest.mark.parametrize(
     "arguments",
-    [{"max_to_keep": 0}, {"save_interval_steps": True}, {"objects": None}, {"checkpoint": 1, "objects": None}],
+    [
+        {"max_to_keep": 0},
+        {"save_interval_steps": True},
+        {"timeout": -1},
+        {"timeout": "60"},
+        {"objects": None},
+        {"checkpoint": 1, "objects": None},
+    ],
 )
 def test_bad_arguments(tmp_path: Path, arguments: dict):
     with pytest.raises(ArgumentError):

@@ -284,3 +284,24 @@ def test_what_the_user_wrote_is_named():
         EveryHours(-1)
     with pytest.raises(ArgumentError, match="`measure` of a policy failed: ZeroDivisionError"):
         Improved(lambda: 1 / 0).is_due(1)
+
+
+def test_a_damaged_checkpoint_spoils_no_other(tmp_path: Path):
+    measure = rx.Variable(0.0)
+
+    def manager() -> rx.CheckpointManager:
+        keep, when = [Best(1, measure), Newest(1)], Improved(measure)
+        return rx.CheckpointManager(tmp_path, objects={"m": measure}, async_=False, keep=keep, save_when=when)
+
+    first = manager()
+    for step in (1, 2):
+        measure.assign(step)
+        first.save(step)
+    (first.path(2) / "metadata.json").write_text("{")
+    measure.assign(3.0)
+    assert first.save(3)
+    assert first.all_steps() == [2, 3]  # How good the damaged one is, is not known.
+    again = manager()
+    again.restore(3)
+    measure.assign(2.5)
+    assert again.save(4) is None

@@ -168,6 +168,22 @@ def test_numbers_that_the_wanted_dtype_cannot_hold_are_an_error(tmp_path: Path, 
         read_arrays(path, {"a": spec((2,), wanted)})
 
 
+@pytest.mark.parametrize(
+    ("stored", "wanted", "held"),
+    [(np.int64(2**40), np.int32, 7), (np.int32(-1), np.uint32, 7), (np.float32(1e6), np.float16, np.inf)],
+)
+@pytest.mark.parametrize("on_devices", [False, True])
+def test_values_that_the_wanted_dtype_cannot_hold_are_an_error(tmp_path: Path, stored, wanted, held, on_devices):
+    path = write_arrays(tmp_path / "c", {"a": np.array([held, stored])[:1], "b": np.array([7, stored])})
+    mesh = jax.make_mesh((1,), ("x",))
+    sharding = NamedSharding(mesh, PartitionSpec()) if on_devices else None
+    found = read_arrays(path, {"a": jax.ShapeDtypeStruct((1,), wanted, sharding=sharding)})
+    assert found["a"].dtype == wanted
+    assert found["a"][0] == held
+    with pytest.raises(CheckpointError, match=rf"'b' in .*: {stored} does not fit into {np.dtype(wanted)}\."):
+        read_arrays(path, {"b": jax.ShapeDtypeStruct((2,), wanted, sharding=sharding)})
+
+
 def test_a_flipped_bit_in_the_state_is_found(tmp_path: Path):
     path = rx.Checkpoint(step=1).write(tmp_path / "c")
     state = path / "state-00000.json"

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import replicax as rx
+import replicax.runtime.activity as activity
 from replicax.checkpoint import snapshots
 from replicax.checkpoint.snapshots import MemorySnapshots
 from replicax.checks.environment_names import SNAPSHOTS
@@ -178,3 +179,11 @@ def test_snapshots_that_cost_nearly_nothing_are_a_second_apart(tmp_path, memory)
             snapshots.take(call, checkpoint.contents)
             snapshots.wait()
     assert taken == [4, 20, 36, 136, 236, 336]
+
+
+def test_whoever_waits_for_a_snapshot_is_seen_to(tmp_path, monkeypatch):
+    training, phases = Training(tmp_path).go(1, 3), []
+    monkeypatch.setattr(snapshots.threading.Thread, "join", lambda self: phases.append(activity.now.at[0]))
+    training.manager.snapshots.take(4, training.manager.checkpoint.contents)
+    training.manager.snapshots.wait()
+    assert phases == [activity.CHECKPOINT]

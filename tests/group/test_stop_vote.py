@@ -187,3 +187,66 @@ def test_a_function_may_tell_of_the_preemption(job):
         wait_until(lambda: found.left)
     finally:
         stop.close()
+
+
+def test_a_function_that_hangs_holds_nothing_up(job):
+    found, over = job(1), threading.Event()
+    ballot = functools.partial(JobBallot, found.preemptions[0], found.members[0])
+    stop = StopVote(is_preempted=lambda: over.wait(LIMIT_S), ballot=ballot, patience=BRIEF)
+    try:
+        stop.preempt()
+        wait_until(lambda: found.left)
+    finally:
+        over.set()
+        stop.close()
+
+
+def test_a_function_is_asked_until_it_says_so():
+    told, asked = threading.Event(), []
+
+    def is_preempted() -> bool:
+        asked.append(told.is_set())
+        return told.is_set()
+
+    stop = StopVote(is_preempted, ballot=lambda *_: None, patience=BRIEF._replace(start=0.01))
+    try:
+        wait_until(lambda: asked)
+        told.set()
+        wait_until(stop.check)
+        stop.renew()  # All have saved, and train on for the grace period.
+        time.sleep(0.1)
+        assert not stop.check()
+        assert asked.count(True) == 1
+    finally:
+        stop.close()
+
+
+def test_a_vote_without_an_end_is_an_error():
+    class Silent:
+        is_final = False
+
+        def position(self, checks):
+            return checks
+
+        def call(self, round_):
+            pass
+
+        def is_called(self, round_):
+            return True
+
+        def cast(self, round_, passed):
+            pass
+
+        def result(self, round_):
+            over.wait(LIMIT_S)
+            return 0
+
+    over = threading.Event()
+    stop = StopVote(ballot=lambda *_: Silent(), patience=BRIEF._replace(silence=0.1))
+    try:
+        wait_until(lambda: stop._halted)
+        with pytest.raises(CheckpointError, match=r"could not agree where to stop within 0\.3 s\."):
+            stop.check()
+    finally:
+        over.set()
+        stop.close()
