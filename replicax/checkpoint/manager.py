@@ -37,7 +37,7 @@ from replicax.checkpoint.policies import KeepPolicy, SavePolicy, go_on_from, not
 from replicax.checkpoint.saving import RunningSave, begin_save
 from replicax.checkpoint.snapshots import MemorySnapshots, RestoredSnapshot
 from replicax.checkpoint.variable_names import keras_objects
-from replicax.checks import explained
+from replicax.checks import checked_seconds, explained
 from replicax.compat.interpreter import STARTS_THREADS_AT_END
 from replicax.contracts.advice import Advised
 from replicax.contracts.called_as import called_as
@@ -137,7 +137,7 @@ class CheckpointManager(Advised):
             self.checkpoint.add_note(name, note)
         self._growth = checkpoint_interval
         # Otherwise a save under way could not be finished when the script ends.
-        self._async, self._timeout = async_ and STARTS_THREADS_AT_END, timeout
+        self._async, self._timeout = async_ and STARTS_THREADS_AT_END, checked_seconds("timeout", timeout)
         self._init_fn = checked_init(init_fn)
         self._saved: set[int] = set()  # by this manager
         self._running: RunningSave | None = None

@@ -222,7 +222,13 @@ def test_going_back_replaces_later_steps(tmp_path: Path):
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"max_to_keep": 0}, {"save_interval_steps": True}, {"objects": None}, {"checkpoint": 1, "objects": None}],
+    [
+        {"max_to_keep": 0},
+        {"save_interval_steps": True},
+        {"timeout": -1},
+        {"objects": None},
+        {"checkpoint": 1, "objects": None},
+    ],
 )
 def test_bad_arguments(tmp_path: Path, arguments: dict):
     with pytest.raises(ArgumentError):
