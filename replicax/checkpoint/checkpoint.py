@@ -98,6 +98,8 @@ class Checkpoint(Advised):
         clashes = [name for name in objects if (name in root if is_dict else hasattr(root, name))]
         if clashes:
             raise CheckpointError(f"{clashes} are attributes of `root` as well as keywords: rename the keywords.")
+        if is_dict and (odd := [name for name in root if not isinstance(name, str)]):
+            raise CheckpointError(f"The names of objects are strings, got {odd!r:.100}.")
         self._notes: dict[str, Callable[[], object]] = {}
         self._last_arrays: dict[str, jax.Array] = {}  # the arrays of the last save, where there are no variables
         self._saves: Variable | None = None

@@ -163,11 +163,14 @@ def is_value(leaf: Leaf) -> bool:
 
 def _leaves(value: PyTree, path: str, seen: set[int]) -> Iterator[tuple[str, Leaf]]:
     if isinstance(value, _ARRAYS):
-        if np.dtype(value.dtype if not jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended) else "u4").hasobject:
-            raise CheckpointError(f"{path!r} is an array of Python objects, which a checkpoint cannot hold.")
+        _check_numbers(value, path)
         yield path, value
     elif isinstance(value, VALUES):
         yield path, value
+    elif isinstance(value, complex):
+        raise CheckpointError(
+            f"{path!r} is {value}, and numbers in a checkpoint are real. Save np.complex128(...) of it."
+        )
     elif is_of_flax(value):
         yield from flax_arrays(value, path, seen)
     elif _is_single(value):
@@ -185,6 +188,17 @@ def _leaves(value: PyTree, path: str, seen: set[int]) -> Iterator[tuple[str, Lea
             yield from walk(value, path, seen)
         for name, child in named:
             yield from _leaves(child, _join(path, name), seen)
+
+
+def _check_numbers(array: SavedArray, path: str) -> None:
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+        return  # random keys
+    dtype = np.dtype(array.dtype)
+    if dtype.kind in "OSUmM" or dtype.names is not None:
+        raise CheckpointError(
+            f"{path!r} is an array of {dtype}, and arrays in a checkpoint hold numbers. Save text as str or a list of "
+            "them, times as numbers, and the fields of a table one by one."
+        )
 
 
 def _is_single(value: object) -> bool:

@@ -45,7 +45,7 @@ class SharedReading(DatasetReading):
     def steps(self, agreement: StepByStep, position: Position) -> Generator[InputStep]:
         rows = _rows_of_one(position)
         if isinstance(self._batches, ArrayBatches):
-            yield from agreement.of_arrays(self._batches.arrays, self._batches.after(rows))
+            yield from agreement.of_arrays(self._batches, rows)
             return
         with contextlib.closing(iter(self._batches)) as batches:
             following = skip_rows(batches, rows)

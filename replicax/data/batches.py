@@ -74,6 +74,12 @@ def count_rows(batch: PyTree) -> int:
     return len(jax.tree.leaves(batch)[0])
 
 
+def check_goes_on_after(rows: int, there_are: int) -> None:
+    """Checks that a source has as many rows as the training loop has got of it."""
+    if rows > there_are:
+        raise BatchError(f"The pass should continue after row {rows}, but there are only {there_are} rows.")
+
+
 def signature(batch: PyTree) -> Signature:
     """Returns the signature of a batch that `host_batch` has checked."""
     leaves, treedef = jax.tree.flatten(batch)

@@ -20,6 +20,7 @@ from replicax.data.position import Position, RowsRead
 from replicax.data.rebatching import WorkerBatch
 from replicax.data.receivers import InputWorkers, Receivers
 from replicax.data.row_exchange import BatchDescription, BatchStructure, RowAssignment, describe, exchange_rows
+from replicax.data.sources import ArrayBatches
 from replicax.data.step_agreement import Announcement, OpenedPass, agree, one_after_the_other
 from replicax.data.worker_channel import WorkerChannel
 from replicax.errors import BatchError
@@ -91,12 +92,13 @@ class StepByStep:
                 assert part is not None  # All workers have the same.
                 yield InputStep(part.split, [RowsRead(0, *each) for each in part.rows_of_shards], begins)
 
-    def of_arrays(self, arrays: PyTree, batches: Iterator[PyTree]) -> Generator[InputStep]:
-        """Makes steps of global batches that are views of arrays which all workers have."""
+    def of_arrays(self, batches: ArrayBatches, got: int) -> Generator[InputStep]:
+        """Makes steps of global batches that are views of arrays which all workers have, after `got` rows of them."""
         if self.channel is not None:
-            told = json.dumps([count_rows(arrays), digest(arrays, rows=16)]).encode()
+            told = json.dumps([count_rows(batches.arrays), digest(batches.arrays, rows=16)]).encode()
             self._check_alike([json.loads(message) for message in self.channel.exchange(told)], "The dataset")
-        for batch in batches:
+            self._check_same_source(f"batches of {batches.size} rows after row {got}", self.channel)
+        for batch in batches.after(got):
             yield InputStep(self.own_part(batch), [RowsRead(0, 0, count_rows(batch))])
 
     def _announced_part(self, found: WorkerBatch) -> Announcement[_OwnPart, _SharedBatchNote | None]:
@@ -201,12 +203,13 @@ class StepByStep:
                 yield InputStep(split, [RowsRead(0, *entry) for entry in each.rows_of_shards], begins)
 
     def _check_same_source(self, source: str, channel: WorkerChannel) -> None:
-        found = [message.decode() for message in channel.exchange(source.encode())]
+        told = f"{source}, remainder={self._options.remainder!r}"
+        found = [message.decode() for message in channel.exchange(told.encode())]
         if any(each != found[0] for each in found):
             listed = "; ".join(f"{name}: {each}" for name, each in zip(self._workers.names, found, strict=True))
             raise BatchError(
-                f"The workers read different data: {listed}. Give all of them the same files in the same order, and "
-                "the same shuffle."
+                f"The workers read different data: {listed}. Give all of them the same files in the same order, the "
+                "same shuffle, batch size and options, and the same state."
             )
 
     def _structure(

@@ -10,8 +10,7 @@ import numpy as np
 
 from replicax.data.batch_placement import owned_copy
 from replicax.data.batch_split import check_row_shapes
-from replicax.data.batches import count_rows
-from replicax.errors import BatchError
+from replicax.data.batches import check_goes_on_after, count_rows
 from replicax.typing import PyTree
 
 
@@ -76,8 +75,7 @@ def skip_rows(batches: Iterable[PyTree], rows: int) -> Generator[PyTree]:
             continue
         yield jax.tree.map(lambda leaf: leaf[left:], batch) if left else batch  # noqa: B023 - used at once
         left = 0
-    if left:
-        raise BatchError(f"The pass should continue after row {rows}, but there are only {rows - left} rows.")
+    check_goes_on_after(rows, rows - left)
 
 
 def concatenated(parts: Sequence[PyTree]) -> PyTree:

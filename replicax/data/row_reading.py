@@ -62,7 +62,8 @@ class RowReading(DatasetReading):
         if self._batches.makes_all:
             return agreement.of_shared_batches(self._passes(position, 0, 1))
         passes = self._passes(position, self._workers.index, self._workers.count)
-        return agreement.of_worker_batches(passes, source=position.source, in_one_order=self.shares_batches)
+        source = f"{position.source}, {self._batches.grouping} after row {position.rows} of pass {position.number}"
+        return agreement.of_worker_batches(passes, source=source, in_one_order=self.shares_batches)
 
     def whole(self, position: Position, replicas: int) -> Generator[InputStep]:
         return _whole(self._passes(position, 0, 1))

@@ -410,6 +410,12 @@ class RowBatches(Iterable[PyTree]):
         order = f"seed {shuffle.seed}"
         return f"{of}, {order}" if not self._rows._in_files else f"{of}, {order}, {shuffle.of(len(source.files))[1:]}"
 
+    @property
+    def grouping(self) -> str:
+        """A short text that differs where other rows are in a batch, or batches in a loop."""
+        drops = ", whole ones only," if self._drops else ""
+        return f"batches of {self.batch_size}{drops} {self._epochs} times"
+
     def read(
         self,
         position: Position,

@@ -17,7 +17,7 @@ from typing import SupportsIndex
 import jax
 import numpy as np
 
-from replicax.data.batches import check_signature, count_rows, host_batch, is_array, signature
+from replicax.data.batches import check_goes_on_after, check_signature, count_rows, host_batch, is_array, signature
 from replicax.errors import ArgumentError, BatchError
 from replicax.typing import Leaf, PyTree
 
@@ -90,6 +90,7 @@ class ArrayBatches(HostBatches):
 
     def after(self, rows: int = 0) -> Iterator[PyTree]:
         """Yields the batches that follow the first `rows` rows."""
+        check_goes_on_after(rows, count_rows(self.arrays))
         for start in range(rows, count_rows(self.arrays), self.size):
             yield jax.tree.map(lambda leaf: leaf[start : start + self.size], self.arrays)  # noqa: B023 - used at once
 

@@ -115,15 +115,15 @@ class _Reads:
         #: Whether it may ask for attributes by names that it computes.
         self.computes_names = False
 
-    def add(self, code: types.CodeType) -> frozenset[str]:
-        """Adds a function's code; returns the globals that it asks for."""
-        names, attributes, strings = _read_by(code)
+    def add(self, code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
+        """Adds a function's code; returns the globals that it asks for, and the modules that it imports."""
+        names, modules, attributes, strings = _read_by(code)
         self.codes.add(code)
         self.strings |= strings
         for owner, name in attributes:
             self._attributes.setdefault(name, set()).add(owner)
         self.computes_names |= "getattr" in names or "vars" in names or "__dict__" in self._attributes
-        return names
+        return names, modules
 
     def attribute(self, at: Found, name: str) -> bool:
         """Returns whether an attribute of something is asked for, by its own methods or by whoever calls it so."""
@@ -146,12 +146,14 @@ class _Reads:
 
 
 @functools.lru_cache(4_000)
-def _read_by(code: types.CodeType, me: str = "") -> tuple[frozenset[str], frozenset[tuple[str, str]], frozenset[str]]:
-    """Returns the globals that code asks for, the attributes with the names of what has them, and its strings."""
+def _read_by(
+    code: types.CodeType, me: str = ""
+) -> tuple[frozenset[str], frozenset[str], frozenset[tuple[str, str]], frozenset[str]]:
+    """Returns globals that code asks for, modules that it imports, attributes with names of their owners, strings."""
     where = code.co_qualname.rpartition(".")[0]
     if where and not where.endswith("<locals>"):
         me = next(iter(code.co_varnames), "")
-    names, attributes, strings = set[str](), set[tuple[str, str]](), set[str]()
+    names, modules, attributes, strings = set[str](), set[str](), set[tuple[str, str]](), set[str]()
     before: object = None
     for instruction in dis.get_instructions(code):
         kind, now = instruction.opname, instruction.argval
@@ -161,15 +163,20 @@ def _read_by(code: types.CodeType, me: str = "") -> tuple[frozenset[str], frozen
             owner = before[-1] if isinstance(before, tuple) and before else before
             owner = owner if isinstance(owner, str) else ""
             attributes.add(("self" if owner == me else owner, now))
+        elif kind == "IMPORT_NAME":
+            modules.add(now)
+        elif kind == "IMPORT_FROM":
+            attributes.add(("", now))
         elif isinstance(now, str):
             strings.add(now)
         elif isinstance(now, types.CodeType):
-            inner_names, inner_attributes, inner_strings = _read_by(now, me)
+            inner_names, inner_modules, inner_attributes, inner_strings = _read_by(now, me)
             names |= inner_names
+            modules |= inner_modules
             attributes |= inner_attributes
             strings |= inner_strings
         before = now
-    return frozenset(names), frozenset(attributes), frozenset(strings)
+    return frozenset(names), frozenset(modules), frozenset(attributes), frozenset(strings)
 
 
 class _Search:
@@ -250,7 +257,7 @@ class _Search:
 
     def _parts_of_function(self, at: Found, fn: types.FunctionType) -> Iterator[Found]:
         is_own = not _is_library(fn.__module__)
-        names = self._reads.add(fn.__code__) if is_own else ()
+        names, modules = self._reads.add(fn.__code__) if is_own else ((), ())
         for i, (name, cell) in enumerate(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)):
             if (content := content_of(cell)) is not _EMPTY:
                 cells: Step = (getattr, "__closure__")
@@ -267,6 +274,9 @@ class _Search:
             if name in fn.__globals__:
                 steps = (getattr, "__globals__"), (operator.getitem, name)
                 yield at.part(fn.__globals__[name], name, *steps, named=True)
+        for name in modules:
+            if name in sys.modules:
+                yield at.part(sys.modules[name], f"sys.modules[{name!r}]", (_module, name), perhaps=True)
 
     def _parts_of_object(self, at: Found) -> Iterator[Found]:
         kind: type = type(at.value)
@@ -353,6 +363,10 @@ def length_of(container: Any, _: None) -> int:
 
 def _referent(reference: weakref.ref[Any], _: None) -> object:
     return reference()
+
+
+def _module(_: object, name: str) -> types.ModuleType:
+    return sys.modules[name]
 
 
 def _root(module: str | None) -> str:

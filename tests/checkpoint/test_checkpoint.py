@@ -129,6 +129,21 @@ def test_a_state_that_json_cannot_hold_is_an_error(tmp_path: Path):
     assert not (tmp_path / "c").exists()
 
 
+@pytest.mark.parametrize(
+    ("objects", "message"),
+    [
+        ({"x": np.array(["a"])}, "'x' is an array of <U1"),
+        ({"x": np.array(["2020-01-01"], "datetime64[D]")}, "hold numbers"),
+        ({"x": np.zeros(1, [("a", "i4")])}, "fields of a table one by one"),
+        ({"w": rx.Variable(1.0), "x": {"y": 1 + 2j}}, "'x/y'.*np.complex128"),
+        ({5: rx.Variable(1.0)}, r"strings, got \[5\]"),
+    ],
+)
+def test_what_no_checkpoint_can_hold_is_an_error_at_once(objects: dict, message: str):
+    with pytest.raises(CheckpointError, match=message):
+        rx.Checkpoint(objects)
+
+
 def test_no_pickle_in_the_files(tmp_path: Path):
     path = rx.Checkpoint(g=np.random.default_rng(1), v=rx.Variable([1.0])).write(tmp_path / "c")
     assert json.loads((path / "state-00000.json").read_text())["g"]["state"]["bit_generator"] == "PCG64"

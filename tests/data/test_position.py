@@ -202,10 +202,12 @@ def test_what_is_no_state(distribute, state):
 
 
 def test_states_of_other_sources(distribute):
+    for kind in ("list", "arrays"):
+        dataset = distribute(kind)
+        dataset.set_state({"format": 1, "pass": 0, "rows": 70, "batches": 7, "units": units(70)})
+        with pytest.raises(BatchError, match=r"after row 70.*only 50 rows"):
+            list(dataset)
     dataset = distribute("list")
-    dataset.set_state({"format": 1, "pass": 0, "rows": 70, "batches": 7, "units": units(70)})
-    with pytest.raises(BatchError, match=r"after row 70.*only 50 rows"):
-        list(dataset)
     dataset.set_state({"format": 1, "pass": 0, "rows": 7, "batches": 7, "units": {"of": 3, "done": [], "begun": {}}})
     with pytest.raises(ArgumentError, match="3 parts"):
         list(dataset)

@@ -333,6 +333,35 @@ def test_different_orders_are_noticed(as_arrays):
         assert "same seed" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("kind", "others"),
+    [
+        *itertools.product(["arrays", "rows", "files"], [{"size": 2}, {"position": 4}, {"remainder": "drop"}]),
+        *itertools.product(["rows", "files"], [{"drops": True}, {"epochs": 3}]),
+    ],
+    ids=str,
+)
+def test_workers_that_split_the_same_rows_differently_are_told(kind, others):
+    def steps(workers):
+        given = {"size": 4, "drops": False, "epochs": 2, "position": 0, "remainder": "exact"}
+        given.update(others if workers.index == 1 else {})
+        options, size, position = InputOptions(remainder=given["remainder"]), given["size"], Position()
+        if kind == "arrays":
+            source, position.shards = np.arange(8), 1
+            position.begun[0] = position.rows = given["position"]
+        else:
+            rows = Rows(range(8) if kind == "rows" else Files(4, 4))
+            source = rows.batch(size, drop_remainder=given["drops"]).repeat(given["epochs"])
+            position.number = given["position"]
+        make = reading([source] * 2, options, size if kind == "arrays" else None)
+        return list(make(workers).steps(step_by_step(workers, team.channel(workers), options), position))
+
+    team = Team([1, 1])
+    for error in team.each(steps):
+        assert isinstance(error, BatchError)
+        assert "batch size and options" in str(error)
+
+
 def test_different_numbers_of_batches_are_noticed_before_the_step():
     sources = [batches_of(rows_from(0, count), [4]) for count in (40, 24)]
     taken, options = [0, 0], InputOptions()

@@ -91,8 +91,12 @@ def as_given(kind):
 @pytest.mark.daily(35)
 @pytest.mark.parametrize("kind", ["jax", "numpy", "number"])
 @pytest.mark.parametrize(
-    "where", ["cell", "global", "module", "attribute", "method", "dict", "slot", "class", "keyword", "inner", "partial"]
-)
+    "where",
+    [
+        "cell", "global", "module", "import", "from import", "attribute", "method", "dict", "slot", "class", "keyword",
+        "inner", "partial",
+    ],
+)  # fmt: skip
 def test_another_value_is_noticed(call, where, kind):
     of, trainer, w, cfg = as_given(kind), Trainer(None), None, {}
     slots = type("Slots", (), {"__slots__": ("w",), "__module__": __name__})()
@@ -105,10 +109,22 @@ def test_another_value_is_noticed(call, where, kind):
         nonlocal w
         w = of(value)
 
+    def importing(x):
+        import tests.program.watched_names as names
+
+        return x + names.w
+
+    def importing_from(x):
+        from tests.program.watched_names import w
+
+        return x + w
+
     steps = {
         "cell": (lambda x: x + w, rebind),
         "global": (lambda x: x + WEIGHT, lambda value: globals().update(WEIGHT=of(value))),
         "module": (lambda x: x + watched_names.w, lambda value: setattr(watched_names, "w", of(value))),
+        "import": (importing, lambda value: setattr(watched_names, "w", of(value))),
+        "from import": (importing_from, lambda value: setattr(watched_names, "w", of(value))),
         "attribute": (trainer.step, lambda value: setattr(trainer, "w", of(value))),
         "method": (trainer.by_a_method, lambda value: trainer.items.update(w=of(value))),
         "dict": (lambda x: x + cfg["w"], lambda value: cfg.update(w=of(value))),
