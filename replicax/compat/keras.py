@@ -378,6 +378,14 @@ def set_steps_seen(epoch_iterator: Any, earlier: int) -> None:
     epoch_iterator._steps_seen += earlier
 
 
+def user_lets_replace(path: object) -> bool:
+    """Asks whether a file may be replaced, as `model.save(overwrite=False)` does."""
+    # Without the function: `input`, and the file stays unless the answer is "y".
+    from keras.src.utils.io_utils import ask_to_proceed_with_overwrite
+
+    return bool(ask_to_proceed_with_overwrite(path))
+
+
 def is_default_hook(hook: Callable[..., object]) -> bool:
     """Returns whether a hook of a callback is the one of `keras.callbacks.Callback`, which does nothing."""
     # Without the mark: the functions are compared with those of `keras.callbacks.Callback`.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -327,11 +328,14 @@ class _Skipping:
         self._model.train_function = self
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> Any:
-        for _ in range(min(self._left, self._model.steps_per_execution)):
-            next(iterator)
-            self._left -= 1
+        due = min(self._left, self._model.steps_per_execution)
+        taken = sum(1 for _ in itertools.islice(iterator, due))
+        # Keras counts the last steps of an epoch as `steps_per_execution`, also where the data have ended among them.
+        self._left = self._left - taken if taken == due else 0
         if self._left == 0:
             self._model.train_function = self.train
+        if taken == 0:
+            raise StopIteration
         return self._logs, state
 
 

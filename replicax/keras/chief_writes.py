@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import replicax.context as context
-from replicax.compat.keras import is_default_hook, stop_writing, write_only_if
+from replicax.compat.keras import is_default_hook, stop_writing, user_lets_replace, write_only_if
 from replicax.contracts.group import current_group
 from replicax.contracts.strategy import StrategyBase
 from replicax.contracts.variable_access import VariableLike, array_of, name_of
@@ -78,11 +78,13 @@ def written_by_chief(what: str, write: Callable[[], object], strategy: StrategyB
         raise CheckpointError(f"{what}: the chief could not write it: {elsewhere[0]}")
 
 
-def write_atomically(path: Any, write: Callable[[Any], Any]) -> Any:
-    """Calls `write` with a name beside `path` and then gives the file its name, replacing an older one."""
+def write_atomically(path: Any, write: Callable[[Any], Any], overwrite: bool = True) -> Any:
+    """Calls `write` with a name beside `path` and then gives the file its name, replacing an older one if it may."""
     if not str(path).endswith(_FILES) or "://" in str(path):
         return write(path)  # Folders and addresses such as `gs://...` cannot be replaced in one step.
     target = pathlib.Path(path)
+    if not overwrite and target.exists() and not user_lets_replace(path):  # Keras would look for the other name.
+        return None
     temporary = target.with_name(f".saving-{os.getpid()}-{target.name}")
     try:
         result = write(str(temporary))

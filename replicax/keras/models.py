@@ -330,13 +330,13 @@ def _with_strategy_steps(original: Callable[..., Any], kind: str) -> Callable[..
 def _whole_or_not_at_all(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     @clock.saving
-    def save(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    def save(self: Any, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any) -> Any:
         strategy = strategy_of(self)
         if strategy is None:
-            return original(self, filepath, *args, **kwargs)
+            return original(self, filepath, overwrite, *args, **kwargs)
 
         def write() -> Any:
-            return write_atomically(filepath, lambda path: original(self, path, *args, **kwargs))
+            return write_atomically(filepath, lambda path: original(self, path, overwrite, *args, **kwargs), overwrite)
 
         if not has_workers(strategy):
             return write()

@@ -97,7 +97,7 @@ class _ReplicaDigest:
             )
         strategy._begin_digests([])
         self._strategy = strategy
-        self._steps = self._begun_at = 0
+        self._steps = self._begun_at = self._before = 0
         self._has_told = False
         self._pending: list[_PendingLike] = []
         self._kept = self.model._replicax.kept = None if self.keep is None else self._begun_keeping(self.keep)
@@ -126,11 +126,16 @@ class _ReplicaDigest:
         optimizer = self.model.optimizer
         return [*self.model.variables, *(optimizer.variables if optimizer is not None else ())]
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        del epoch, logs
+        self._before = self._steps
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        del batch, logs
+        del logs
         self._check()
-        self._steps += 1
-        if self._steps % self.every == 0:
+        # With `steps_per_execution` this is called after several steps, of which `batch` is the last.
+        self._steps = self._before + min(batch + 1, self.params.get("steps") or batch + 1)
+        if self._steps // self.every > self._begun_at // self.every:
             self._begin()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -210,6 +210,29 @@ def test_steps_that_only_accumulate_gradients_count_too(tmp_path: Path):
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
+def test_data_that_end_within_an_execution_do_not_shorten_the_next_epoch(tmp_path: Path, strategy):
+    class Ten:
+        def __iter__(self):
+            return iter([(np.full((2, 3), i, np.float32), np.ones((2, 1), np.float32)) for i in range(10)])
+
+    class StopAtEpoch(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1:
+                raise KeyboardInterrupt
+
+    def trained(*callbacks):
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.001), "mse", steps_per_execution=4)
+        history = model.fit(strategy.distribute_dataset(Ten()), epochs=3, verbose=0, callbacks=[*callbacks])
+        return model.get_weights(), history.history
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(StopAtEpoch(), rx.keras.BackupAndRestore(tmp_path, save_freq=10, async_=False))
+    check_equal(trained(rx.keras.BackupAndRestore(tmp_path, save_freq=10, async_=False)), trained())
+
+
 @pytest.mark.parametrize("at", [7, 12, 15])
 def test_shuffled_rows_go_on_in_the_order_of_their_epoch(tmp_path: Path, at: int):
     """Each pass of `rx.data.Rows` has another order: the backup knows which one an epoch reads."""

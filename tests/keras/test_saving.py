@@ -84,6 +84,19 @@ def test_a_model_of_a_strategy_is_exported_in_the_same_words_as_any(eight):
     assert "replicax" not in made(eight, with_adam).to_json()
 
 
+@pytest.mark.parametrize("answer", ["n", "y"])
+def test_a_file_that_is_not_to_be_overwritten_stays_unless_its_user_says_so(eight, tmp_path, monkeypatch, answer):
+    model, asked = made(eight, with_adam), []
+    monkeypatch.setattr("builtins.input", lambda question="": asked.append(question) or answer)
+    for save, name in ((model.save, "model.keras"), (model.save_weights, "model.weights.h5")):
+        path = tmp_path / name
+        save(path, overwrite=False)
+        path.write_text("precious")
+        save(path, overwrite=False)
+        assert (path.read_bytes() == b"precious") == (answer == "n")
+    assert all(name in question for name, question in zip(["model.keras", "weights.h5"], asked, strict=True))
+
+
 # Places that cannot be written to.
 
 

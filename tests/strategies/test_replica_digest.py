@@ -98,6 +98,23 @@ def test_fit_ends_with_the_replica_that_has_drifted(mirrored):
     assert any("kernel" in name for name in found.value.variables)
 
 
+def test_steps_that_are_made_together_count_each(mirrored):
+    keras = pytest.importorskip("keras")
+    strategy, told = mirrored(4), []
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model.compile("adam", "mse", steps_per_execution=4)
+
+    class Digest(type(rx.keras.ReplicaDigest(every=3))):
+        def _begin(self):
+            super()._begin()
+            told.append(self._begun_at)
+
+    x, y = np.ones((80, 3), np.float32), np.ones((80, 2), np.float32)
+    model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[Digest(every=5)])
+    assert told == [8, 10, 18, 20]
+
+
 def fitted(strategy, *callbacks, rows=16, epochs=1):
     keras = pytest.importorskip("keras")
     with strategy.scope():
