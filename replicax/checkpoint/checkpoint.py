@@ -142,7 +142,7 @@ class Checkpoint(Advised):
             **objects: New values for objects of these names.
 
         Raises:
-            ArgumentError: `directory` is not a path, or `step` is no int of at least 0.
+            ArgumentError: `directory` is not a path, or `step` is not an int of at least 0.
             CheckpointError: The directory exists already, or cannot be written; or a model or optimizer is not built,
                 and no restored values wait for it; or the processes save different objects.
         """

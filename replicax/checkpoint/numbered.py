@@ -44,7 +44,7 @@ class NumberedCheckpoint:
         try:
             return dict(read_metadata(self.path).notes)
         except CheckpointError as error:  # Another one is being saved or restored, which is none the worse for it.
-            _log.warning("What the checkpoint of step %s has noted is not known: %s", self.number, error)
+            _log.warning("The notes of the checkpoint of step %s are not known: %s", self.number, error)
             return {}
 
     @property

@@ -13,7 +13,7 @@ from replicax.compat.replacing import Name
 
 def retyped_operands(retyped: Callable[[Callable[..., Any], Sequence[Any]], Sequence[Any]]) -> list[Name]:
     """Returns what replaces the operands of each gradient by `retyped(function, operands)`."""
-    # What `jax.grad`, `jax.value_and_grad` and `jax.jacrev` have returned finds `vjp` there at each call. Without the
+    # The functions that `jax.grad`, `jax.value_and_grad` and `jax.jacrev` return find `vjp` there. Without the
     # name: replicas sum the gradients of single rows, unless `jax.grad` is called in the step.
 
     def wrap(original: Any) -> Any:

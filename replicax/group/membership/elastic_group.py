@@ -358,7 +358,7 @@ class ElasticGroup(Group):
         for change in self.changes:
             change()
         gc.collect()  # Programs and devices of the last world refer to each other, and its threads live with them.
-        give_freed_memory_back()  # What they leave is in pieces, and the next world's would need more beside it.
+        give_freed_memory_back()  # It is in pieces, and the next world's programs would need more beside it.
 
     def _names(self, quorum: Quorum) -> tuple[str, ...]:
         return tuple(self._meeting.names[index] for index in quorum.present)

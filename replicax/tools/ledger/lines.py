@@ -167,7 +167,7 @@ def _take(process: Process, lines: list[dict[str, Any]]) -> None:
         at = line["at"]
     if process.end is not None and process.end > at:
         # After its last line it did what it had done in the second before, for all that is known, unless it ended by
-        # itself. What it did when it wrote that line says less: a save, for example, may be short.
+        # itself. Its class when it wrote that line says less: a save, for example, may be short.
         before = collections.Counter[str]()
         for each in process.slices:
             before.update(each.seconds if each.end > at - 1.0 else {})
