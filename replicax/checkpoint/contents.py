@@ -196,7 +196,7 @@ def _check_numbers(array: SavedArray, path: str) -> None:
     dtype = np.dtype(array.dtype)
     if dtype.kind in "OSUmM" or dtype.names is not None:
         raise CheckpointError(
-            f"{path!r} is {array!r:.100}, an array of {dtype}, and arrays in a checkpoint hold numbers. Save text as str "
+            f"{path!r} is {array!r:.100}, an array of {dtype}. Arrays in a checkpoint hold numbers: save text as str "
             "or a list of them, times as numbers, and the fields of a table one by one."
         )
 
