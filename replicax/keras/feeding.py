@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend import core as jex_core
 from jax.sharding import Sharding
 
 from replicax.compat.keras import data_adapter_class
@@ -15,6 +16,7 @@ from replicax.contracts.strategy import StrategyBase
 from replicax.data import DatasetCreator, DistributedDataset, DistributedDatasetFromFunction, FileSource, RowBatches
 from replicax.data.batch_placement import owned_copy
 from replicax.errors import BatchError, StrategyMismatchError
+from replicax.program.ir.jaxprs import aval_of
 from replicax.runtime.transfer import put, spans_processes
 from replicax.typing import Leaf, PyTree
 from replicax.values import MASKED, PerReplica, is_per_replica
@@ -26,6 +28,7 @@ class Feed:
     def __init__(self, replicas: int, cut: Sharding, whole: Sharding, to_program: bool = False):
         self._replicas, self._cut, self._whole = replicas, cut, whole
         self._spans_processes = spans_processes(whole)
+        self._is_alone = len(cut.device_set) == replicas  # A replica is one device.
         # On one device a compiled program takes host arrays as they are, and puts them there itself, in a fraction of
         # the time of `jax.device_put`.
         self._leaves_host_arrays = to_program and len(whole.device_set) == 1 and not self._spans_processes
@@ -73,16 +76,32 @@ class Feed:
         # XLA can cut any number of rows: nothing is lost, and user code sees no padding. Where several devices make a
         # replica, other batches stay whole, and each device computes all of them: there XLA's gradient of a look-up
         # (`jnp.take`) counts padded rows.
-        is_alone = len(self._cut.device_set) == self._replicas  # A replica is one device.
 
         def split(leaf: Leaf) -> Leaf:
             if not isinstance(leaf, jax.core.Tracer) or leaf.ndim == 0 or leaf.shape[0] < self._replicas:
                 return leaf
-            if leaf.shape[0] % self._replicas and not is_alone:
+            if leaf.shape[0] % self._replicas and not self._is_alone:
                 return leaf
             return jax.lax.with_sharding_constraint(leaf, self._cut)
 
         return jax.tree_util.tree_map(split, data)
+
+    def padded_rows(self, data: PyTree) -> set[int]:
+        """Returns the numbers of rows of the arrays that XLA pads in a batch that is `constrained`."""
+        rows = {leaf.shape[0] for leaf in jax.tree_util.tree_leaves(data) if np.ndim(leaf)}
+        return {each for each in rows if self._is_alone and each > self._replicas and each % self._replicas}
+
+
+def is_wrong_where_padded(equation: jex_core.JaxprEqn, rows: set[int]) -> bool:
+    """Returns whether XLA's partitioner may get an operation wrong where it pads arrays of so many rows."""
+    # The gradient of a sort is one of several arrays, with padding of one dtype for all of them: the process ends. The
+    # gradient of a maximum over windows that overlap counts padding, if they are windows of rows.
+    if equation.primitive.name == "sort":
+        return len(equation.invars) > 1
+    if not equation.primitive.name.startswith("select_and_"):
+        return False
+    windows, shape = equation.params["window_dimensions"], aval_of(equation.invars[-1]).shape
+    return not any(window == 1 and size in rows for window, size in zip(windows, shape, strict=True))
 
 
 def _rows(leaf: Any) -> Any:

@@ -13,6 +13,7 @@ which Keras leaves out when it gives variables their values back. Thus between s
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -27,7 +28,7 @@ from replicax.contracts.strategy import StrategyBase, owner_of
 from replicax.contracts.variable_access import VariableLike, array_of, name_of
 from replicax.errors import ArgumentError
 from replicax.keras.all_workers import has_workers
-from replicax.keras.feeding import Feed
+from replicax.keras.feeding import Feed, is_wrong_where_padded
 from replicax.keras.loop_state import Progress
 from replicax.keras.steps import KerasStep, KerasSteps, State
 from replicax.program.function import ProgramCache
@@ -186,21 +187,34 @@ class _CompiledStep:
         self._step, self._feed, self._view = step, feed, view
         # Marks say where a step is cut, or what is summed over the replicas.
         marked = view.strategy.cuts_steps or view.sums_gradients
-        self._programs = self._cache(step if marked else step.unmarked)
+        call = step if marked else step.unmarked
+        self._programs = self._cache(lambda data: call(feed.constrained(data)))
+        # For batches of any number of rows, of which each device then computes all.
+        self._of_whole_batches = self._cache(call)
+        self._is_right = weakref.WeakKeyDictionary[Program, bool]()
 
-    def _cache(self, call: Callable[[PyTree], PyTree]) -> ProgramCache:
-        def step(data: PyTree) -> PyTree:
-            return call(self._feed.constrained(data))
+    def _cache(self, step: Callable[[PyTree], PyTree]) -> ProgramCache:
+        def named(data: PyTree) -> PyTree:
+            return step(data)
 
-        step.__name__ = step.__qualname__ = self._step.__name__
-        return ProgramCache(lambda: step, view=self._view)
+        named.__name__ = named.__qualname__ = self._step.__name__
+        return ProgramCache(lambda: named, view=self._view)
+
+    def _programs_for(self, data: PyTree) -> ProgramCache:
+        rows = self._feed.padded_rows(data)
+        if not rows:
+            return self._programs
+        program, _ = self._programs.program((data,), {})
+        if program not in self._is_right:
+            self._is_right[program] = not any(is_wrong_where_padded(each, rows) for each in program.equations())
+        return self._programs if self._is_right[program] else self._of_whole_batches
 
     def program(self, data: PyTree) -> tuple[Program, list[jax.Array]]:
         """Returns the traced program for a batch, and the arrays of the batch."""
-        return self._programs.program((data,), {})
+        return self._programs_for(data).program((data,), {})
 
     def __call__(self, data: PyTree) -> PyTree:
-        return self._programs((data,), {})
+        return self._programs_for(data)((data,), {})
 
 
 class _EagerStep:

@@ -21,9 +21,10 @@ import dataclasses
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
+from jax.extend import core as jex_core
 
 import replicax.context as context
 import replicax.runtime.activity as activity
@@ -42,7 +43,7 @@ from replicax.program.frames import ProgramFrame
 from replicax.program.global_view import GlobalView
 from replicax.program.hints.advice import advise_of_lost_state, advise_of_zeros
 from replicax.program.host_arguments import HostArguments
-from replicax.program.ir.jaxprs import constants_of
+from replicax.program.ir.jaxprs import constants_of, equations_in
 from replicax.program.kept_layouts import KnownLayouts, layout_in
 from replicax.program.pytrees import Structure, flatten_outputs
 from replicax.program.results import Counts, marked_with
@@ -213,6 +214,11 @@ class Program:
     def result(self) -> Structure:
         """How the function's result is rebuilt from the program's."""
         return self._last.returned.structure
+
+    def equations(self) -> Iterator[jex_core.JaxprEqn]:
+        """Yields what the function computes, as it was traced: equations, and those in them at any depth."""
+        assert self._last.traced.function is not None
+        yield from equations_in(self._last.traced.function.program)
 
     def parts(self) -> tuple[CompiledStep, list[VariableLike], list[VariableLike]]:
         """Returns the compiled function and the variables that it takes: those that it updates, and the others."""
