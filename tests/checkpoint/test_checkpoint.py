@@ -132,7 +132,7 @@ def test_a_state_that_json_cannot_hold_is_an_error(tmp_path: Path):
 @pytest.mark.parametrize(
     ("objects", "message"),
     [
-        ({"x": np.array(["a"])}, "'x' is an array of <U1"),
+        ({"x": np.array(["a"])}, r"'x' is array\(.*an array of <U1"),
         ({"x": np.array(["2020-01-01"], "datetime64[D]")}, "hold numbers"),
         ({"x": np.zeros(1, [("a", "i4")])}, "fields of a table one by one"),
         ({"w": rx.Variable(1.0), "x": {"y": 1 + 2j}}, "'x/y'.*np.complex128"),

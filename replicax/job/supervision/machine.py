@@ -23,7 +23,7 @@ import signal
 from typing import Any
 
 from replicax.contracts.group import Incarnation
-from replicax.errors.exit_codes import ExitCode
+from replicax.errors.exit_codes import ExitCode, from_signal
 from replicax.job.processes import events
 from replicax.job.processes.events import ScriptEnded, TaskRun
 from replicax.job.processes.task import WORKER, WORKERS
@@ -35,6 +35,8 @@ from replicax.job.supervision.state import Ended, Event, JobState, Task, Tick
 
 #: The signals that tell the launcher to end the job.
 ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+#: The exit codes of tasks that the launcher ends: by SIGTERM, then by SIGKILL, which not every system has.
+_OURS = (from_signal(signal.SIGTERM), from_signal(9))
 _SIGNALED = 128  # An exit code above it stands for a signal.
 _LOSSES = (ExitCode.STALLED, ExitCode.PEER_LOST)
 
@@ -183,7 +185,9 @@ class _Transition:
         state = self.state
         if any(failure.task == other.task for other in state.failures):
             return  # The failure of its script is known, and now its process has ended.
-        if failure.time > state.blamed_until:
+        # The end of a process counts from a moment before it, which may be before our signal.
+        ended_by_us = math.isfinite(state.blamed_until) and failure.code in _OURS and not failure.told
+        if failure.time > state.blamed_until or ended_by_us:
             return
         self._set(failures=(*state.failures, failure))
         if not state.signal:  # Otherwise they have got a signal already.

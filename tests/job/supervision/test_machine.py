@@ -16,6 +16,7 @@ from replicax.job.processes.events import (
     WaitingForOthers,
 )
 from replicax.job.supervision.actions import Kill, Say, Send
+from replicax.job.supervision.state import Ended
 from tests.job.supervision.attempt import Attempt, worker
 
 EVALUATOR = TaskRun("evaluator", 0)
@@ -53,6 +54,15 @@ def test_what_our_own_signals_cause_is_nobodys_fault():
     job.now += 1.0
     job.lose(worker(0), 143)
     assert [failure.task for failure in job.state.failures] == [worker(1)]
+
+
+def test_an_end_by_our_signal_is_not_the_first_failure_though_it_counts_from_a_moment_before():
+    job = Attempt()
+    job.tell(ScriptEnded(worker(0), 71, job.now, blames=("worker 2",)))
+    job.wait(0.1)
+    assert (worker(2), signal.SIGTERM) in sent(job)
+    job.tell(Ended(worker(2), job.now - 0.03, 143, words="finished"))
+    assert (job.state.first_failure.task, job.state.code) == (worker(0), 71)
 
 
 def test_who_is_blamed_and_has_failed_is_the_first_failure():
