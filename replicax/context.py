@@ -129,6 +129,7 @@ class Context:
     reader: Reader | None = None  # of variables with shards in other processes; None where all processes read alike
     part_of_rows: Fraction = Fraction(1)  # of the replica's rows, for the running code: less than 1 in a micro-batch
     differentiates_apart: bool = False  # whether a loss is differentiated in which weights count as each replica's own
+    in_custom_rule: bool = False  # whether a rule of `jax.custom_vjp` runs: gradients in it are parts of others
     row_draws: object | None = None  # the `RowDraws` that decides about random numbers; None: each replica by itself
     worker_index: int | None = None  # of the worker that calls a user's function; None on the coordinator
     recorder: object | None = None  # of the scheduled function that is being traced for workers
@@ -154,6 +155,7 @@ class Changes(TypedDict, total=False):
     reader: Reader | None
     part_of_rows: Fraction
     differentiates_apart: bool
+    in_custom_rule: bool
     row_draws: object | None
     worker_index: int | None
     recorder: object | None

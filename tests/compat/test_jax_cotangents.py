@@ -17,8 +17,9 @@ def test_jax_uses_the_functions_of_lax_from_there(name):
     needs("jax", f"_src.lax.{name}", lambda: getattr(lax, name))
 
 
-def test_jax_still_has_the_name():
-    needs("jax", "_flatten_bwd", lambda: custom_derivatives._flatten_bwd)
+@pytest.mark.parametrize("name", ["_flatten_fwd", "_flatten_bwd"])
+def test_jax_still_has_the_name(name):
+    needs("jax", name, lambda: getattr(custom_derivatives, name))
 
 
 @jax.custom_vjp

@@ -296,3 +296,101 @@ def test_a_loss_that_is_one_number_for_all_counts_once(two, kind):
     gradients = two.run(step, args=(two.replicate(W), batch))
     plain = expected("cg")[1] if kind == "reduced" else jax.grad(lambda p: of(p, X, Y))(W)
     equal(gradients, plain)
+
+
+# Gradients that were made before the step, as scripts do it at their top.
+
+
+def error(w, x, y):
+    return jnp.sum(jnp.square(jnp.tanh(x @ w) - y)) / len(X)
+
+
+def with_rules(forward, backward):
+    function = jax.custom_vjp(error)
+    function.defvjp(forward, backward)
+    return function
+
+
+def walked_to(w, x, y):
+    return jax.lax.scan(lambda w, _: (w - 0.1 * GRAD(w, x, y), None), w, None, length=3)[0]
+
+
+def norm(tree):
+    return sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree))
+
+
+GRAD, VALUE_AND_GRAD = jax.grad(error), jax.value_and_grad(error)
+OF_ROWS_AND_WEIGHTS = jax.grad(lambda x, w, y: error(w, x, y), argnums=(0, 1))
+WITH_AUX = jax.grad(lambda w, x, y: (error(w, x, y), {"norm": norm(w)}), has_aux=True)
+SECOND = jax.grad(lambda w, x, y: norm(GRAD(w, x, y)))
+THIRD = jax.grad(lambda w, x, y: norm(SECOND(w, x, y)))
+COMPILED, REMATERIALIZED = jax.jit(GRAD), jax.checkpoint(GRAD)
+HESSIANS = [jax.hessian(error), jax.jacrev(GRAD), jax.jacfwd(GRAD), jax.jacrev(jax.jacrev(error))]
+OF_A_PENALTY, OF_MOMENTS = jax.grad(lambda w: norm(jnp.sin(w))), jax.jacrev(lambda w: jnp.sin(w) * w[0])
+COMPILED_PENALTY, COMPILED_OF_ROWS = jax.jit(OF_A_PENALTY), jax.jit(jax.grad(lambda x, w: jnp.sum(x @ w)))
+OF_NETWORK = jax.jacrev(lambda w, x: jnp.tanh(x @ w))
+SAVED = with_rules(lambda *args: (error(*args), OF_ALL(*args)), lambda saved, g: tuple(g * each for each in saved))
+LATE = with_rules(lambda *args: (error(*args), args), lambda args, g: tuple(g * each for each in OF_ALL(*args)))
+PULLED = with_rules(lambda *args: jax.vjp(error, *args), lambda pullback, g: pullback(g))
+OF_ALL, OF_PULLED = jax.grad(error, argnums=(0, 1, 2)), jax.grad(PULLED)
+
+#: Losses of rows, weights and what scales a part that is one number for all replicas.
+MADE_BEFORE = {
+    "grad": lambda w, x, y, scaled: norm(GRAD(w, x, y)),
+    "adapted": lambda w, x, y, scaled: error(w - 0.1 * GRAD(w, x, y), x, -y),
+    "value_and_grad": lambda w, x, y, scaled: VALUE_AND_GRAD(w, x, y)[0] + scaled(norm(VALUE_AND_GRAD(w, x, y)[1])),
+    "has_aux": lambda w, x, y, scaled: scaled(norm(WITH_AUX(w, x, y)[0]) + WITH_AUX(w, x, y)[1]["norm"]),
+    "of rows": lambda w, x, y, scaled: norm(OF_ROWS_AND_WEIGHTS(x, w, y)[0]),
+    "of weights": lambda w, x, y, scaled: norm(OF_ROWS_AND_WEIGHTS(x, w, y)[1]),
+    "second": lambda w, x, y, scaled: norm(SECOND(w, x, y)),
+    "third": lambda w, x, y, scaled: norm(THIRD(w, x, y)),
+    "jit": lambda w, x, y, scaled: norm(COMPILED(w, x, y)),
+    "checkpoint": lambda w, x, y, scaled: norm(REMATERIALIZED(w, x, y)),
+    "in checkpoint": lambda w, x, y, scaled: jax.checkpoint(lambda w: norm(GRAD(w, x, y)))(w),
+    "scan": lambda w, x, y, scaled: scaled(norm(walked_to(w, x, y))),
+    "cond": lambda w, x, y, scaled: jax.lax.cond(w[0] > 0, lambda: norm(GRAD(w, x, y)), lambda: norm(GRAD(-w, x, y))),
+    "hessians": lambda w, x, y, scaled: norm([made(w, x, y) for made in HESSIANS]),
+    "linearize": lambda w, x, y, scaled: norm(jax.linearize(lambda w: GRAD(w, x, y), w)[1](w)),
+    "vjp": lambda w, x, y, scaled: norm(jax.vjp(lambda w: jnp.square(x @ w - y), w)[1](y)),
+    "vjp of grad": lambda w, x, y, scaled: norm(jax.vjp(lambda w: GRAD(w, x, y), w)[1](jnp.ones(8))),
+    "penalty": lambda w, x, y, scaled: norm(OF_A_PENALTY(w)),
+    "moments": lambda w, x, y, scaled: norm(OF_MOMENTS(w)),
+    "penalty under jit": lambda w, x, y, scaled: norm(COMPILED_PENALTY(w)),
+    "of rows under jit": lambda w, x, y, scaled: norm(jnp.sin(COMPILED_OF_ROWS(x, w)) * y[:, None]),
+    "Jacobian of rows": lambda w, x, y, scaled: norm(OF_NETWORK(w, x)),
+    "rule that saves it": lambda w, x, y, scaled: SAVED(w, x, y),
+    "rule that makes it late": lambda w, x, y, scaled: LATE(w, x, y),
+    "rule of vjp": lambda w, x, y, scaled: PULLED(w, x, y),
+    "of a rule": lambda w, x, y, scaled: norm(OF_PULLED(w, x, y)),
+}
+
+
+@pytest.mark.parametrize(("replicas", "rows"), [(2, 12), (3, 11), (1, 12)])
+@pytest.mark.parametrize("part", range(4))
+@pytest.mark.daily(4)
+def test_a_gradient_inside_a_loss_may_have_been_made_before_the_step(mirrored, replicas, rows, part):
+    strategy, w, x, y = mirrored(replicas), W["v"][:, 0], X[:rows], Y[:rows, 0]
+    made = dict(list(MADE_BEFORE.items())[part::4])  # All in one step would be many decisions, which JAX traces anew.
+    with strategy.scope():
+        variable = rx.Variable(w)
+
+    def step(x, y):
+        def of(loss):
+            return rx.grad(lambda: loss(variable.value, x, y, rx.scale_regularization_loss), variable)()
+
+        return {name: of(loss) for name, loss in made.items()}
+
+    [batch] = strategy.distribute_dataset([(x, y)])
+    found = strategy.run(step, args=batch)
+    for name, loss in made.items():
+        plain = jax.jit(jax.grad(lambda w, loss=loss: loss(w, x, y, lambda part: part)))(w)
+        np.testing.assert_allclose(found[name], plain, rtol=3e-5, atol=1e-5, err_msg=name)
+
+
+def test_a_gradient_of_weights_that_was_made_before_the_step_is_summed_in_a_loss(two):
+    with two.scope():
+        variable = rx.Variable(W["v"][:, 0])
+    [batch] = two.distribute_dataset([(X, Y[:, 0])])
+    loss = lambda x, y: norm(GRAD(variable.value, x, y))  # noqa: E731
+    gradient = two.run(lambda x, y: rx.grad(loss, variable)(x, y), args=batch)
+    np.testing.assert_allclose(gradient, jax.grad(lambda w: norm(GRAD(w, X, Y[:, 0])))(W["v"][:, 0]), rtol=1e-5)

@@ -104,8 +104,8 @@ def grad(
     return Differentiated(loss_fn, variables, has_aux, aggregation, "grad")
 
 
-#: JAX's own: in replicas `jax.value_and_grad` becomes another (`program/replicas/plain_gradients.py`).
-_value_and_grad = jax.value_and_grad
+#: JAX's own: in replicas `jax.vjp` becomes another (`program/replicas/plain_gradients.py`).
+_vjp = jax.vjp
 
 
 class Differentiated:
@@ -206,16 +206,16 @@ class Differentiation:
         """Assigns what the loss assigns; returns this replica's loss, arrays of its auxiliary values, and gradients."""
         outer = context.current().frame
         with keras_scope():
-            evaluate = _value_and_grad(lambda values: self._loss(values, args, kwargs), has_aux=True)
             if outer is None:
                 around = OverrideFrame(None, (), ())
                 around.is_of_loss = False
                 with context.entered(frame=around):
-                    (loss, (aux, new_values)), gradients = evaluate(values)
+                    loss, (aux, new_values), gradients = self._evaluated(values, args, kwargs)
                 around.update_rows(1.0, self._refused(), self._is_applied())
             else:
-                with traced_apart(), context.entered(differentiates_apart=self._replica is not None):
-                    (loss, (aux, new_values)), gradients = evaluate(values)
+                apart = self._replica is not None
+                with traced_apart(), context.entered(differentiates_apart=apart, in_custom_rule=False):
+                    loss, (aux, new_values), gradients = self._evaluated(values, args, kwargs)
         if self._saw_new and outer is not None:
             raise VariablesCreatedError
         for variable, value in zip(self._written, new_values, strict=True):
@@ -226,6 +226,13 @@ class Differentiation:
             loss = SUMMED_LOSS(loss)
         # A gradient is None where the loss does not depend on the variable.
         return loss, aux, [None if cut else g for g, cut in zip(gradients, self._unconnected, strict=True)]
+
+    def _evaluated(
+        self, values: list[jax.Array], args: PyTree, kwargs: PyTree
+    ) -> tuple[jax.Array, tuple[list[jax.Array], list[jax.Array]], list[jax.Array]]:
+        loss, pullback, made = _vjp(lambda values: self._loss(values, args, kwargs), values, has_aux=True)
+        [gradients] = pullback(jnp.ones_like(loss))
+        return loss, made, gradients
 
     def _factor(self) -> float:
         """Returns the factor by which the sum of the replicas' gradients is multiplied."""
