@@ -209,3 +209,17 @@ def test_assignments_of_what_no_inner_function_has_read_keep_jaxs_traces():
 
     step(ROWS)
     assert len(traced) == 2
+
+
+@pytest.mark.parametrize("make", [jitted, checkpointed, scanned])
+def test_a_kept_trace_in_a_loss_outside_of_programs_says_what_to_do(make):
+    w = rx.Variable(3.0)
+    call = make(w)
+    step = rx.grad(lambda: call(2.0), w)
+    assert step() == 2.0
+    w.assign(4.0)
+    with pytest.raises(rx.errors.ProgramError, match=r"Call the step through rx\.function"):
+        step()
+    assert rx.function(step)() == 2.0
+    w.assign(5.0)
+    assert rx.function(rx.value_and_grad(lambda: call(2.0), w))()[0] == 10.0

@@ -32,7 +32,7 @@ from replicax.contracts.variable_access import (
     optimizer_check_of,
     store,
 )
-from replicax.errors import ArgumentError, ReplicaDivergenceError
+from replicax.errors import ArgumentError, ProgramError, ReplicaDivergenceError
 from replicax.program.call_checks import check_function, check_result
 from replicax.program.flax.parameters import with_parameters, zeros_for_flax
 from replicax.program.flax.variables import flax_state
@@ -103,6 +103,13 @@ def grad(
     """
     return Differentiated(loss_fn, variables, has_aux, aggregation, "grad")
 
+
+_KEPT_TRACE = (
+    "A loss that is differentiated outside of rx.function and strategy.run met a value of an earlier one. JAX keeps what "
+    "it has traced of a function under jax.jit or jax.checkpoint, or of the body of jax.lax.scan, with the value of each "
+    "variable that it read. Call the step through rx.function, which traces such functions anew, or pass the variable's "
+    "value to the function as an argument."
+)
 
 #: JAX's own: in replicas `jax.vjp` becomes another (`program/replicas/plain_gradients.py`).
 _vjp = jax.vjp
@@ -210,7 +217,11 @@ class Differentiation:
                 around = OverrideFrame(None, (), ())
                 around.is_of_loss = False
                 with context.entered(frame=around):
-                    loss, (aux, new_values), gradients = self._evaluated(values, args, kwargs)
+                    try:
+                        loss, (aux, new_values), gradients = self._evaluated(values, args, kwargs)
+                    except jax.errors.UnexpectedTracerError as error:
+                        # Tracing anew, as programs do it, would compile each operation again in each step.
+                        raise ProgramError(_KEPT_TRACE) from error
                 around.update_rows(1.0, self._refused(), self._is_applied())
             else:
                 apart = self._replica is not None
