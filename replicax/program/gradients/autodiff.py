@@ -105,10 +105,10 @@ def grad(
 
 
 _KEPT_TRACE = (
-    "A loss that is differentiated outside of rx.function and strategy.run met a value of an earlier one. JAX keeps what "
-    "it has traced of a function under jax.jit or jax.checkpoint, or of the body of jax.lax.scan, with the value of each "
-    "variable that it read. Call the step through rx.function, which traces such functions anew, or pass the variable's "
-    "value to the function as an argument."
+    "A loss that is differentiated outside of rx.function and strategy.run met a value of an earlier one. JAX keeps "
+    "what it has traced of a function under jax.jit or jax.checkpoint, or of the body of jax.lax.scan, with the value "
+    "of each variable that it read. Call the step through rx.function, which traces such functions anew, or pass the "
+    "variable's value to the function as an argument."
 )
 
 #: JAX's own: in replicas `jax.vjp` becomes another (`program/replicas/plain_gradients.py`).
