@@ -53,6 +53,7 @@ def test_what_our_own_signals_cause_is_nobodys_fault():
     job.wait(0.1)
     job.now += 1.0
     job.lose(worker(0), 143)
+    job.lose(worker(2), 1)  # It handles the signal, and its peers are gone.
     assert [failure.task for failure in job.state.failures] == [worker(1)]
 
 
