@@ -177,6 +177,8 @@ def _compute_shapes(home: Sharding) -> None:
             is_bound = _is_elsewhere(params, home) or _names_devices(params["jaxpr"].jaxpr)
         elif primitive is jax_dispatch.device_put_p:
             return _put(args, params["devices"], home)
+        elif primitive.name == "stage":  # A number or an array of the host's; since JAX 0.12.
+            return _put_one(args[0], None, home)
         else:
             try:
                 avals, _ = primitive.abstract_eval(*map(jax_core.typeof, args), **params)

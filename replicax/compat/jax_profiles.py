@@ -6,6 +6,7 @@ JAX's own functions for profiles write files, and take the time for that. Guard:
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -24,7 +25,8 @@ _DEVICE = "/device:"
 def begun() -> Any:
     """Begins a profile and returns it, for `ended`; None if the user's own is being made."""
     # Without the names: no step is profiled, and nobody who is slow inside of a step is found.
-    if jax_profiler._profile_state.profile_session is not None:
+    state = vars(jax_profiler._profile_state)
+    if state.get("session", state.get("profile_session")) is not None:  # the latter before JAX 0.12
         return None
     options = _profiler.ProfileOptions()
     options.python_tracer_level = 0
@@ -43,17 +45,20 @@ def own_seconds(profile: bytes, devices: int) -> float | None:
     # one process share threads, and a loop there is an operation with others inside: it is the step's time without
     # that in which all of them are in a collective.
     host, own = [], []
-    for plane in jax.profiler.ProfileData.from_serialized_xspace(profile).planes:
-        found = [
-            (event.start_ns, event.start_ns + event.duration_ns, is_collective(event.name, dict(event.stats)))
-            for line in plane.lines
-            for event in line.events
-            if _is_operation(event)
-        ]
-        if plane.name.startswith(_DEVICE):
-            own.append(_length((begin, end) for begin, end, collective in found if not collective))
-        else:
-            host += found
+    with warnings.catch_warnings():
+        # Of types of jaxlib 0.12 without `__module__`. As an error (`python -W error`) it ends the process.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for plane in jax.profiler.ProfileData.from_serialized_xspace(profile).planes:
+            found = [
+                (event.start_ns, event.start_ns + event.duration_ns, is_collective(event.name, dict(event.stats)))
+                for line in plane.lines
+                for event in line.events
+                if _is_operation(event)
+            ]
+            if plane.name.startswith(_DEVICE):
+                own.append(_length((begin, end) for begin, end, collective in found if not collective))
+            else:
+                host += found
     seconds = [*own, *([_outside_of_collectives(host, devices)] if host else [])]
     return max(seconds) / 1e9 if seconds else None
 

@@ -11,7 +11,7 @@ import replicax as rx
 from replicax.compat.replacing import Name, Replaced
 
 NAMES = {
-    jax: ("grad", "value_and_grad", "closure_convert"),
+    jax: ("vjp", "closure_convert"),
     jax.lax: ("scan", "while_loop", "fori_loop", "cond", "switch", "psum", "pmean", "pmax", "all_gather"),
 }
 

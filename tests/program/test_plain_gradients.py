@@ -183,6 +183,10 @@ def test_a_derivative_that_is_not_jax_grads_is_that_of_plain_jax(two, form):
         return back(jnp.ones_like(value))[0], jax.grad(lambda x: loss(p, x, y, form))(x)
 
     [batch] = two.distribute_dataset([(X, Y)])
+    if form == "custom_root" and jax.__version_info__ >= (0, 12):
+        with pytest.raises(rx.errors.ProgramError, match="make the values that go in each replica's own first"):
+            two.run(step, args=(two.replicate(W), *batch))
+        return
     of_weights, of_rows = two.run(step, args=(two.replicate(W), *batch))
     equal((of_weights, two.gather(of_rows, axis=0)), jax.grad(lambda p, x: loss(p, x, Y, form), argnums=(0, 1))(W, X))
 
