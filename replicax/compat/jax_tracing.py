@@ -40,6 +40,13 @@ def is_tracing() -> bool:
     return not trace_state_clean()
 
 
+def restore_trace() -> None:
+    """Lets operations of this thread be done at once again, where an interrupt has left JAX without a trace."""
+    # JAX 0.12 takes its trace away around each operation, and an interrupt may come just before the `try` around that.
+    if jax_core.trace_ctx.trace is None:
+        jax_core.trace_ctx.set_trace(jax_core.eval_trace)
+
+
 def constants_are_traced() -> bool:
     """Returns whether what is computed here is traced even if all operands are known, as in a constant."""
     # It is not where a function is only differentiated or mapped, nor in `jax.ensure_compile_time_eval`. JAX could be

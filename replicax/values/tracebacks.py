@@ -23,6 +23,7 @@ import jax
 import replicax.compat.keras as keras
 import replicax.context as context
 from replicax.checks.environment_names import TRACEBACK
+from replicax.compat.jax_tracing import restore_trace
 from replicax.contracts.called_as import translation_of
 from replicax.errors import ReplicaxError
 
@@ -50,6 +51,7 @@ def entry_point(fn: Callable[_P, _T]) -> Callable[_P, _T]:
         except BaseException as error:
             context.replace(before)  # An interrupt may have come while a context was being entered or left.
             if before.frame is None:
+                restore_trace()
                 keras.leave_own_scopes()
             if isinstance(error, Exception) and not shows_all:
                 _simplify(error)
