@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -46,6 +47,11 @@ from replicax.errors import CheckpointError, ElasticError
 from replicax.runtime import clock
 from replicax.typing import PyTree
 from replicax.values.tracebacks import entry_point
+
+_AGAIN = (
+    "Step {step} is not saved: this manager has saved it before, and step {last} since. If the training has gone back, "
+    "restore the earlier step by the manager; if another training begins, count its steps on, or give it a folder."
+)
 
 
 class CheckpointManager(Advised):
@@ -204,6 +210,8 @@ class CheckpointManager(Advised):
             self._folder.go_back(self._restored)
             self._saved, self._restored = self._behind(self._saved), None
         if number in self._saved or not (force or not check_interval or self._is_due(number)):
+            if number in self._saved and number < (last := max(self._saved)) and jax.process_index() == 0:
+                warnings.warn(_AGAIN.format(step=number, last=last), stacklevel=3)
             if number is not None and number not in self._saved and self.snapshots.is_due():
                 self.snapshots.take(number, lambda: self.checkpoint.contents(number, objects))
             return None

@@ -245,6 +245,15 @@ def test_a_training_that_goes_back_saves_its_steps_anew(tmp_path: Path, by_path:
     assert w.numpy() == -10.0
 
 
+def test_a_step_that_is_not_saved_since_later_ones_were_is_told(tmp_path: Path):
+    with rx.CheckpointManager(tmp_path, objects={"w": rx.Variable(0.0)}) as kept:
+        for step in (1, 2):
+            kept.save(step)
+        assert kept.save(2) is None
+        with pytest.warns(UserWarning, match="Step 1 is not saved: this manager has saved it before, and step 2 since"):
+            assert kept.save(1) is None
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

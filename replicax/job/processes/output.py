@@ -129,12 +129,12 @@ class Stream:
         if self._drawn:
             self._drawn = False
             self._terminal.end_bar()
-        if line and not shown:
-            return  # It moves the cursor only.
+        if (line and not shown) or _NOISE.match(shown):
+            return  # It moves the cursor only, or only the log has it.
         self.last_lines.append(shown)
         self._dies = self._dies or bool(self._error and _DEATH.match(shown))
-        if self._dies or _NOISE.match(shown):
-            return  # Only the log has it.
+        if self._dies:
+            return
         if self._with_bars or not ("\r" in line or _KERAS_BAR.match(line)):
             self._terminal.line(self._task, self._number, shown, self._error)
 
@@ -178,8 +178,8 @@ def error_line(words: str) -> str:
     raised = [line for line in lines[starts[-1] + 1 :] if not line[0].isspace()] if starts else []
     if raised:
         return raised[0].strip()
-    # A report of the health monitor.
-    if lines and lines[0].startswith("replicax: "):
+    # A report of the health monitor, or a death in compiled code, after which come stacks.
+    if lines and lines[0].startswith(("replicax: ", "Fatal Python error: ")):
         return lines[0].strip()
     return lines[-1].strip() if lines else ""
 

@@ -111,7 +111,7 @@ def _is_float(leaf: PyTree) -> bool:
 
 
 class _Output(NamedTuple):
-    """What is known of an array that a function returns which is differentiated."""
+    """The known facts of an array that a differentiated function returns."""
 
     varies: bool  # by its type
     is_equal: bool  # in fact, on all replicas

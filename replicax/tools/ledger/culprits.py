@@ -40,7 +40,7 @@ _ADVICE = {
     RECOMPILING: "Make no new function in a loop, and change no object that a step reads: `rx.function` warns of it.",
     NEW_SHAPES: "Give all batches one shape, or a few: pad them, or leave the last one out.",
     clock.LOST: "Save more often, so that less is lost.",
-    FAILING: "No work was lost: it is the time until all were at work again.",
+    FAILING: "Most of it is the time until all were at work again: the start, imports and compiling.",
     SLOW_DEVICES: "The program is that of the others: look at this machine, and at how many rows it has.",
 }
 
@@ -154,7 +154,7 @@ def culprit_of(job: Job, timelines: Mapping[str, Sequence[Slice]], evidence: Evi
     best = max(found, key=lambda each: each.seconds, default=None)
     if best is None or not whole or best.seconds < _LEAST * whole or unexplained > best.seconds:
         return None, unexplained
-    kind = clock.LOST if best.what == FAILING and mean[clock.LOST] else best.what
+    kind = clock.LOST if best.what == FAILING and mean[clock.LOST] > best.seconds / 2 else best.what
     where, advice = _where(since, best.what, best.worker), _ADVICE.get(kind, "")
     return dataclasses.replace(best, where=where, advice=advice), unexplained
 

@@ -257,6 +257,7 @@ def test_last_traceback(text: str, found: str):
         ("a\nb", "b"),
         (f"{TRACEBACK}\n  File\n    f()\n    ^^^\nE: 1\n(Frames are hidden)\n", "E: 1"),
         (f"{TRACEBACK}\n  File\nE: 1\n\nThe above exception was the direct cause\n\n{TRACEBACK}\n  File\nE: 2", "E: 2"),
+        ("Fatal Python error: Aborted\n\nThread 1:\n  File a\n  File b", "Fatal Python error: Aborted"),
         ("replicax: worker:1 is dead.\nFound by worker:0.\nStacks: path", "replicax: worker:1 is dead."),
     ],
 )
