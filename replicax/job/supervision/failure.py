@@ -21,13 +21,14 @@ class Failure(NamedTuple):
     told: bool = False  # its script has said how it failed
     log_path: Path | None = None  # of the culprit
     is_lost: bool = False  # with its machine
+    is_blamed: bool = False  # by its own script's report
 
     @property
     def how(self) -> str:
         """How it ended, in a few words."""
         if self.is_lost:
             return "the loss of its machine"
-        if self.code == ExitCode.PEER_LOST and self.task == self.culprit and not self.told:
+        if self.code == ExitCode.PEER_LOST and self.task == self.culprit and (self.is_blamed or not self.told):
             return f"exit code {self.code}: it was gone, and others needed it"
         return describe(self.code)
 

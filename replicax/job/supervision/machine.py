@@ -175,7 +175,8 @@ class _Transition:
         names = {each.name: each for each in self.state.tasks}
         blamed = [names[name] for name in event.blames if name in names]
         culprit = run if not blamed or run in blamed else blamed[0]
-        self._failed(Failure(run, event.code, event.time, culprit, "", True, self.state.tasks[culprit].log_path))
+        log_path = self.state.tasks[culprit].log_path
+        self._failed(Failure(run, event.code, event.time, culprit, "", True, log_path, is_blamed=run in blamed))
 
     def _failed(self, failure: Failure) -> None:
         self._miss_early_ends(certain=True)

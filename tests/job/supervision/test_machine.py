@@ -74,6 +74,14 @@ def test_who_is_blamed_and_has_failed_is_the_first_failure():
     assert (job.state.first_failure.task, job.state.code) == (worker(2), 137)
 
 
+def test_who_is_to_blame_by_its_own_report_was_gone_itself():
+    job = Attempt()
+    job.tell(ScriptEnded(worker(0), 71, job.now, blames=("worker 2",)))
+    assert "another worker was gone" in job.state.first_failure.how
+    job.tell(ScriptEnded(worker(2), 71, job.now, blames=("worker 2",)))
+    assert job.state.first_failure.how == "exit code 71: it was gone, and others needed it"
+
+
 def test_the_words_of_a_failure_are_those_of_the_end_of_its_process():
     job = Attempt()
     job.tell(ScriptEnded(worker(0), 1, job.now))
