@@ -352,7 +352,7 @@ class CheckpointManager(Advised):
         return coordinated(name, self._timeout, look, alone=self.latest_step)
 
     def _restore(self, step: int, partial: bool = False, verify: bool = True) -> LoadStatus:
-        status = restore_within(self._timeout, self.checkpoint, self.path(step), partial, verify)
+        status = restore_within(self._timeout, self.checkpoint, self._folder.path(step), partial, verify)
         self.snapshots.clear()  # It is of a step that is now made again.
         self._go_on_from(step)
         return status
