@@ -95,9 +95,11 @@ class StepByStep:
     def of_arrays(self, batches: ArrayBatches, got: int) -> Generator[InputStep]:
         """Makes steps of global batches that are views of arrays which all workers have, after `got` rows of them."""
         if self.channel is not None:
-            told = json.dumps([count_rows(batches.arrays), digest(batches.arrays, rows=16)]).encode()
-            self._check_alike([json.loads(message) for message in self.channel.exchange(told)], "The dataset")
-            self._check_same_source(f"batches of {batches.size} rows after row {got}", self.channel)
+            source = self._source(f"batches of {batches.size} rows after row {got}")
+            told = json.dumps([count_rows(batches.arrays), digest(batches.arrays, rows=16), source]).encode()
+            found = [json.loads(message) for message in self.channel.exchange(told)]
+            self._check_alike([each[:2] for each in found], "The dataset")
+            self._check_same_source([each[2] for each in found])
         for batch in batches.after(got):
             yield InputStep(self.own_part(batch), [RowsRead(0, 0, count_rows(batch))])
 
@@ -152,7 +154,8 @@ class StepByStep:
             yield from self._of_own_batches(passes)  # There is nobody to tell of them.
             return
         if source is not None:
-            self._check_same_source(source, self.channel)
+            sources = self.channel.exchange(self._source(source).encode())
+            self._check_same_source([message.decode() for message in sources])
         tree, alike, split_by = None, None, None  # the last of which serves all steps that are alike
         described: list[BatchDescription | None] = [None] * self._workers.count
         shortest = self._options.uneven_workers == "shortest" and not in_one_order
@@ -202,9 +205,10 @@ class StepByStep:
                     split = split_batch(each.batch, self._replicas, self._options.remainder, lasts=True)
                 yield InputStep(split, [RowsRead(0, *entry) for entry in each.rows_of_shards], begins)
 
-    def _check_same_source(self, source: str, channel: WorkerChannel) -> None:
-        told = f"{source}, remainder={self._options.remainder!r}"
-        found = [message.decode() for message in channel.exchange(told.encode())]
+    def _source(self, text: str) -> str:
+        return f"{text}, remainder={self._options.remainder!r}"
+
+    def _check_same_source(self, found: Sequence[str]) -> None:
         if any(each != found[0] for each in found):
             listed = "; ".join(f"{name}: {each}" for name, each in zip(self._workers.names, found, strict=True))
             raise BatchError(

@@ -24,9 +24,8 @@ from replicax.contracts.group import Ballot, current_group
 from replicax.errors import CheckpointError
 from replicax.runtime.threads import StoppedAtEnd
 
-#: `start`: until a vote is called for, after which a thread looks again whether it is to end, and between two
-#: questions to `is_preempted`.
-#: `silence`: for the votes of the others.
+#: `start`: until a vote is called for, after which a thread looks again whether it is to end, and between two questions
+#: to `is_preempted`. `silence`: for the votes of the others.
 PATIENCE = Patience(start=1.0, silence=60.0, end=0.0, again=0.1)
 
 

@@ -2,9 +2,8 @@
 
 Watched are arrays that the program uses, wherever they are; and arrays, numbers and objects of libraries that the
 function's code asks for by name. So are numbers that the code may reach in another way, and how many items containers
-have. When one of these changes, only
-tracing shows whether the program depends on it. If it does not, that is checked again at its second change, the fourth,
-the eighth, and so on.
+have. When one of these changes, only tracing shows whether the program depends on it. If it does not, that is checked
+again at its second change, the fourth, the eighth, and so on.
 """
 
 from __future__ import annotations

@@ -119,18 +119,16 @@ def chief_saves(job: Job) -> None:
         time.sleep(FOR_EVER)
 
 
-def chief_saves_in_the_background(job: Job) -> None:
-    if job.strategy.is_chief:
-        job.there()
-        rx.CheckpointManager(job.folder / "chiefs", objects={"w": job.w}).save(1)
-    else:
-        time.sleep(FOR_EVER)
-
-
 def chief_saves_as_others_end(job: Job) -> None:
     if job.strategy.is_chief:
         job.there()
         rx.CheckpointManager(job.folder / "chiefs", objects={"w": job.w}).save(1)
+
+
+def chief_saves_in_the_background(job: Job) -> None:
+    chief_saves_as_others_end(job)
+    if not job.strategy.is_chief:
+        time.sleep(FOR_EVER)
 
 
 def chief_saves_while_others_train(job: Job) -> None:

@@ -36,7 +36,7 @@ from replicax.typing import PyTree, PyTreeFunction
 
 def gradients_of_replicas() -> list[Name]:
     """Returns what stands for JAX's `vjp`, and around rules of `jax.custom_vjp`."""
-    around = lambda: context.entered(in_custom_rule=True)  # noqa: E731
+    around = functools.partial(context.entered, in_custom_rule=True)
     return [*vjp_of_gradients(_in_replicas), Name(jax, "vjp", _in_losses), *custom_rules(around, _of_type)]
 
 
