@@ -24,7 +24,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from replicax.testing import ElasticJob
+from tests.soak.marked import marked
 
 _SAMPLE_S, _SECONDS_TO_START, _SECONDS_TO_END = 2.0, 120.0, 90.0
 _STALL_S = 7.0
@@ -41,12 +44,12 @@ class Sample(NamedTuple):
     files: int
 
 
-def status(pid: int | str) -> dict[str, str]:
+def status(pid: int) -> dict[str, str]:
     """Returns what Linux says of a process."""
     return dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
 
 
-def sample(pid: int | str, at: float) -> Sample:
+def sample(pid: int, at: float) -> Sample:
     """Returns what a process holds now."""
     found = status(pid)
     memory = int(found["VmRSS"].split()[0]) / 1024
@@ -112,18 +115,6 @@ def work(folder: Path, save_s: float) -> None:
                 return
 
 
-def marked() -> dict[str, str]:
-    """Returns the processes of the job, by id, with their names."""
-    mark, found = f"{_MARK}={os.getpid()}".encode(), {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (folder / "environ").read_bytes().split(b"\0"):
-                found[folder.name] = (folder / "comm").read_text().strip()
-        except OSError:  # It has ended meanwhile, or belongs to somebody else.
-            continue
-    return {**found, str(os.getpid()): "coordinator"}
-
-
 def servers(steps: int) -> None:
     """Makes asynchronous steps, and prints by how much each process has grown."""
     os.environ[_MARK] = str(os.getpid())
@@ -142,7 +133,7 @@ def servers(steps: int) -> None:
         weights.assign_sub(0.01 * gradient)
         return loss
 
-    samples: dict[tuple[str, str], list[Sample]] = {}
+    samples: dict[tuple[int, str], list[Sample]] = {}
     begun, looked = time.monotonic(), 0.0
     for done in range(0, steps, _AT_ONCE):
         for _ in range(min(_AT_ONCE, steps - done)):
@@ -150,7 +141,7 @@ def servers(steps: int) -> None:
         coordinator.join(300)
         if time.monotonic() - looked > _SAMPLE_S:
             looked = time.monotonic()
-            for each in marked().items():
+            for each in {**marked(f"{_MARK}={os.getpid()}"), os.getpid(): "coordinator"}.items():
                 samples.setdefault(each, []).append(sample(each[0], done / 1000))
     print(f"{steps} steps in {time.monotonic() - begun:.0f} s")
     grown = {}

@@ -39,6 +39,7 @@ from tests.soak import elastic_history as history  # noqa: E402
 from tests.soak.elastic_faults import FEWEST, STALL_S, WORKERS, Striker  # noqa: E402
 from tests.soak.elastic_hosts import TOKEN, Servers  # noqa: E402
 from tests.soak.elastic_training import end_after  # noqa: E402
+from tests.soak.marked import marked  # noqa: E402
 
 PAUSE_S = 0.05
 _STEPS_MORE = 60
@@ -113,19 +114,10 @@ def difference(results: Sequence[dict[str, np.ndarray]], expected: dict[str, np.
     return largest
 
 
-def processes_left() -> int:
-    """Returns how many processes of this soak still run."""
-    mark, count = f"{_MARK}={os.getpid()}".encode(), 0
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # It has ended meanwhile, or belongs to somebody else.
-            count += mark in (folder / "environ").read_bytes().split(b"\0")
-    return count
-
-
 def report(folder: Path, script: Path, striker: Striker, ended_well: bool, args: argparse.Namespace) -> bool:
     """Reads the logs and prints the results; returns whether all is well."""
     time.sleep(1.0)
-    left, lines = processes_left(), history.read_lines(folder)
+    left, lines = len(marked(f"{_MARK}={os.getpid()}")), history.read_lines(folder)
     results = [load(path) for path in sorted(folder.glob("result-*.npz"))]
     steps = int(results[0]["steps"]) if results else 0
     wrong = history.wrong_rows(lines, [each["counts"] for each in results], steps, args.fit)

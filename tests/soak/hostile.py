@@ -49,6 +49,7 @@ sys.path.insert(0, str(ROOT))
 from replicax.testing import free_ports  # noqa: E402
 from tests.soak.hostile_job import expected  # noqa: E402
 from tests.soak.hostile_messages import TOKEN  # noqa: E402
+from tests.soak.marked import marked  # noqa: E402
 
 STORE = "-store"
 PAUSE_S = 0.05
@@ -360,8 +361,7 @@ def listening_ports(process: int) -> set[int]:
 
 def processes_of(folder: Path) -> list[int]:
     """Returns the processes that come of a job."""
-    mark = f"{_MARK}={folder}\0"
-    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if mark in _read(f"{entry}/environ") + "\0"]
+    return list(marked(f"{_MARK}={folder}"))
 
 
 def tokens_of(pid: int) -> set[str]:

@@ -25,7 +25,9 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
+
 from islands_job import SHAPES, part, weight  # It needs the path.
+from marked import marked
 
 ISLANDS = 3
 ROUND_S = 0.05
@@ -153,18 +155,6 @@ def replayed(journals: list[list[dict[str, Any]]]) -> list[np.ndarray]:
     return state
 
 
-def processes_left() -> list[str]:
-    """Returns the processes of this soak that still run."""
-    mark, found = f"{_MARK}={os.getpid()}".encode(), []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(folder.name)
-        except OSError:  # It has ended meanwhile, or belongs to somebody else.
-            continue
-    return found
-
-
 def main(kills: int, seed: int) -> bool:
     """Runs the soak; returns whether all is well."""
     with tempfile.TemporaryDirectory() as name:
@@ -179,7 +169,7 @@ def main(kills: int, seed: int) -> bool:
             print(f"  all meet again after {recovery[-1]:.1f} s", flush=True)
         soak.end()
         time.sleep(1.0)
-        left = processes_left()
+        left = marked(f"{_MARK}={os.getpid()}")
         journals = [soak.lines(island) for island in range(ISLANDS)]
         lost = lost_rounds(journals)
         results = [list(np.load(path).values()) for path in sorted(Path(name).glob("result-*.npz"))]
