@@ -6,20 +6,18 @@ A chunk is what one device holds, or a part of it: devices that hold the same va
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from replicax.checkpoint.json_fields import count_of, field_of, parsed
-
-if TYPE_CHECKING:
-    import tensorstore
 
 DESCRIPTION = ".zarray"  # an array's shape, dtype, and the shape of its chunks
 TREE = "_METADATA"  # the file by which Orbax finds the arrays
@@ -145,11 +143,11 @@ def name_of(place: Sequence[int]) -> str:
     return ".".join(map(str, place)) or "0"
 
 
-def array_from(files: Mapping[str, bytes], spec: jax.ShapeDtypeStruct) -> jax.Array | np.ndarray:
-    """Returns an array as `spec` wants it, one of NumPy's without a sharding, from its files.
+def begin_reading(files: Mapping[str, bytes], spec: jax.ShapeDtypeStruct) -> Callable[[], jax.Array | np.ndarray]:
+    """Begins to read an array from its files, in TensorStore's threads. Returns what waits for it, and returns it.
 
-    Raises:
-        OverflowError: The dtype of `spec` cannot hold a value.
+    It is an array as `spec` wants it, one of NumPy's without a sharding. Both calls raise TensorStore's errors, and the
+    second an `OverflowError` if the dtype of `spec` cannot hold a value.
     """
     import tensorstore
 
@@ -159,21 +157,20 @@ def array_from(files: Mapping[str, bytes], spec: jax.ShapeDtypeStruct) -> jax.Ar
         memory.write(name, data).result()
     opened = {"driver": "zarr", "kvstore": {"driver": "memory"}, "open": True, "fill_missing_data_reads": False}
     array = tensorstore.open(opened, context=context).result()
-    if spec.sharding is None:
-        return _read(array, (), spec.dtype)
-    found: dict[str, np.ndarray] = {}  # Devices may hold the same part.
+    shape, sharding = tuple(spec.shape), spec.sharding
+    indices = [()] if sharding is None else sharding.addressable_devices_indices_map(shape).values()
+    begun = {}
+    for index in indices:
+        if repr(index) not in begun:  # Devices may hold the same part.
+            begun[repr(index)] = (array[index] if index else array).read()
 
-    def part(index: tuple[slice, ...] | None) -> np.ndarray:
-        assert index is not None
-        if repr(index) not in found:
-            found[repr(index)] = _read(array, index, spec.dtype)
-        return found[repr(index)]
+    @functools.cache
+    def part(index: str) -> np.ndarray:
+        return _converted(np.asarray(begun[index].result()), np.dtype(spec.dtype))
 
-    return jax.make_array_from_callback(tuple(spec.shape), spec.sharding, part)
-
-
-def _read(array: tensorstore.TensorStore, index: tuple[slice, ...], dtype: np.dtype) -> np.ndarray:
-    return _converted(np.asarray((array[index] if index else array).read().result()), np.dtype(dtype))
+    if sharding is None:
+        return lambda: part(repr(()))
+    return lambda: jax.make_array_from_callback(shape, sharding, lambda index: part(repr(index)))
 
 
 def _converted(values: np.ndarray, dtype: np.dtype) -> np.ndarray:

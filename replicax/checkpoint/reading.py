@@ -6,15 +6,17 @@ the damaged file; nothing is returned before everything has been checked.
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import replicax.runtime.activity as activity
-from replicax.checkpoint.array_files import DESCRIPTION, array_from, grid_of, name_of, read_by
+from replicax.checkpoint.array_files import DESCRIPTION, begin_reading, grid_of, name_of, read_by
 from replicax.checkpoint.integrity import check_no_others, check_sizes, problems, read_files, read_in_turn
 from replicax.checkpoint.json_fields import parsed
 from replicax.checkpoint.metadata import STATE, Entry, Metadata, read_metadata
@@ -24,6 +26,7 @@ from replicax.errors import CheckpointError
 _Wanted = Mapping[str, jax.ShapeDtypeStruct]  # By folder.
 
 _GROUP_BYTES = 1 << 28  # Arrays are read together up to this size: more fetch from the disk, fewer wait for each other.
+_AHEAD = 4  # arrays that TensorStore reads while one is made
 _MOST_MISSING = 100  # parts of an array that are listed: a forged description may speak of very many
 
 
@@ -64,8 +67,7 @@ def read_arrays(
         for name, data in files.items():
             folder, _, file = name.partition("/")
             own.setdefault(folder, {})[file] = data
-        for folder, spec in group.items():
-            read[folder] = _array(place, names[folder], own[folder], spec)
+        read.update(_arrays(place, names, own, group))
     return {
         name: read[folder] if (folder := metadata.arrays[name].folder) else _empty(spec)
         for name, spec in wanted.items()
@@ -153,9 +155,26 @@ def _grid(place: Place, folder: str, files: Mapping[str, bytes]) -> list[int]:
         raise CheckpointError(f"{place / name} cannot be read: {error}") from error
 
 
-def _array(place: Place, name: str, files: Mapping[str, bytes], spec: jax.ShapeDtypeStruct) -> jax.Array | np.ndarray:
+def _arrays(
+    place: Place, names: Mapping[str, str], files: dict[str, dict[str, bytes]], wanted: _Wanted
+) -> Iterator[tuple[str, jax.Array | np.ndarray]]:
+    """Yields arrays by their folders; while one is made, the next are read."""
+    begun = collections.deque[tuple[str, Callable[[], jax.Array | np.ndarray]]]()
+    for folder in [*wanted, *itertools.repeat(None, _AHEAD)]:
+        if folder is not None:
+            with _reading(place, names[folder]):
+                begun.append((folder, begin_reading(files.pop(folder), wanted[folder])))
+        if len(begun) > (0 if folder is None else _AHEAD):
+            first, finish = begun.popleft()
+            with _reading(place, names[first]):
+                array = finish()
+            yield first, array
+
+
+@contextlib.contextmanager
+def _reading(place: Place, name: str) -> Iterator[None]:
     try:
-        return array_from(files, spec)
+        yield
     except OverflowError as error:
         raise CheckpointError(
             f"{name!r} in the checkpoint {place} has a value that is not restored: {error}. Restore it into an array "

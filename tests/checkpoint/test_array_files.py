@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import replicax as rx
 from replicax.checkpoint import array_files, read_arrays, read_metadata, write_arrays
-from replicax.checkpoint.array_files import array_from, chunks_of, grid_of, read_by
+from replicax.checkpoint.array_files import begin_reading, chunks_of, grid_of, read_by
 
 
 def sharding(*axes):
@@ -45,7 +45,7 @@ def test_a_folder_of_orbaxs_is_read(tmp_path: Path):
     handler.close()
     files = {path.name: path.read_bytes() for path in (tmp_path / "c" / "a").iterdir()}
     wanted = jax.ShapeDtypeStruct((8, 4), np.float32, sharding=sharding("b", "a"))
-    np.testing.assert_array_equal(array_from(files, wanted), array)
+    np.testing.assert_array_equal(begin_reading(files, wanted)(), array)
 
 
 @pytest.mark.parametrize(
@@ -72,10 +72,10 @@ def test_each_part_is_written_once_and_read_by_who_needs_it(shape, axes, largest
     grid = grid_of(files[array_files.DESCRIPTION])
     other = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding())
     assert read_by(other, grid) == files.keys() - {array_files.DESCRIPTION}
-    np.testing.assert_array_equal(array_from(files, other), array)
+    np.testing.assert_array_equal(begin_reading(files, other)(), array)
     own = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=array.sharding)
     np.testing.assert_array_equal(
-        array_from({name: files[name] for name in {*read_by(own, grid), ".zarray"}}, own), array
+        begin_reading({name: files[name] for name in {*read_by(own, grid), ".zarray"}}, own)(), array
     )
 
 
