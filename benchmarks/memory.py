@@ -1,6 +1,6 @@
-"""Memory on each device under `MirroredStrategy` and `FullyShardedStrategy`: variables and Adam's state.
+"""Memory on each device under `MirroredStrategy` and `FullyShardedStrategy`, and in each phase beside plain programs.
 
-    python benchmarks/memory.py [--devices 8] [--width 4096] [--layers 24]
+    python benchmarks/memory.py [--devices 8] [--width 4096] [--layers 24] [--rounds 3]
 
 The network has 50 million parameters in four layers. Counted are the bytes of the variables' parts on each device, the
 fullest device's in the table, before the first training step and after it. A figure is what stays between steps; while
@@ -10,6 +10,8 @@ compares with an Nth of a `MirroredStrategy` that mirrors everything, also the o
 For a custom loop there is also the peak within a step: what the compiled step of `FullyShardedStrategy.run` takes on a
 device (arguments, results and temporaries, as XLA has planned them), compared with an Nth of the variables. It is
 measured with a deep network, since two layers or so are whole at a time.
+
+At last come the peaks of processes, ours and those of the plain program with the same work (`memory_phases.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import handwritten as hand
 import jax
 import jax.numpy as jnp
 import keras
+import memory_phases
 import numpy as np
 from timing import print_table
 
@@ -92,6 +95,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=4096, help="of the layers")
     parser.add_argument("--layers", type=int, default=24, help="layers of the network of the custom loop")
     parser.add_argument("--run-width", type=int, default=512, help="width of these layers")
+    parser.add_argument("--rounds", type=int, default=3, help="processes of each program whose phases are measured")
     options = parser.parse_args()
     rx.config.set_virtual_devices(options.devices)
 
@@ -121,7 +125,15 @@ def main() -> None:
     print(f"RESULT memory_mirrored_sharded_update_mib {sharded_update / MIB:.1f}")
     print(f"RESULT memory_fully_sharded_mib {sharded / MIB:.1f}")
     print(f"RESULT run_peak_ratio_to_one_nth {peaks['FullySharded'] / nth:.3f}")
-    print(f"RESULT memory_fully_sharded_ratio {sharded * strategy.num_replicas_in_sync / mirrored:.4f}")
+    print(f"RESULT memory_fully_sharded_ratio {sharded * strategy.num_replicas_in_sync / mirrored:.4f}", flush=True)
+    worst = 0.0
+    for kind in memory_phases.KINDS:
+        for devices in memory_phases.WIDTHS:
+            rows, ratios = memory_phases.compare(kind, devices, options.rounds)
+            header = ("phase", memory_phases.OURS, memory_phases.PLAIN, "ratio")
+            print_table(f"peak of a process, {kind}, {devices} devices, MiB", header, rows)
+            worst = max(worst, *ratios.values())
+    print(f"RESULT memory_vs_plain_max {worst:.3f}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 
 import handwritten as hand
 import jax
-import keras
 import numpy as np
 import optax
 from problem import EPSILON, LEARNING_RATE, ROWS, flat_weights
@@ -29,6 +28,8 @@ class KerasLoop:
     """The custom training loop with Keras under a strategy."""
 
     def __init__(self, strategy: rx.Strategy, batch: Any, sizes: tuple[int, ...] = hand.SIZES):
+        import keras
+
         with strategy.scope():
             layers: list[Any] = [keras.layers.Dense(size, activation="relu") for size in sizes[1:-1]]
             model = keras.Sequential([keras.Input(sizes[:1]), *layers, keras.layers.Dense(sizes[-1])])

@@ -102,8 +102,8 @@ def measure(sweep: Sweep, sizes: Sequence[int]) -> dict[str, list[float]]:
     return found
 
 
-def show(name: str, sweep: Sweep, sizes: Sequence[int], found: dict[str, list[float]]) -> None:
-    """Prints the table and the exponents."""
+def show(name: str, sweep: Sweep, sizes: Sequence[int], found: dict[str, list[float]]) -> float:
+    """Prints the table and the exponents; returns ours."""
     rows = [
         (f"{size:,}", *(f"{figures[i]:.3g}" for figures in found.values()),
          f"{found[OURS][i] / found[HAND][i]:.2f}" if HAND in found else "")
@@ -114,6 +114,7 @@ def show(name: str, sweep: Sweep, sizes: Sequence[int], found: dict[str, list[fl
     print_table(f"ms a step by {sweep.title}", (name, *found, "ratio"), rows)
     for who, value in exponents.items():
         print(f"RESULT scaling_{name}_exponent_{'ours' if who == OURS else 'by_hand'} {value:.2f}", flush=True)
+    return exponents[OURS]
 
 
 def plot(name: str, sweep: Sweep, sizes: Sequence[int], found: dict[str, list[float]], folder: Path) -> None:
@@ -136,7 +137,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer sizes")
     parser.add_argument("--output", type=Path, default=Path("runs/scaling"))
     options = parser.parse_args()
-    failed = 0
+    failed, own = 0, []
     for name in options.only.split(","):
         sweep = SWEEPS[name]
         sizes = sweep.quick if options.quick else sweep.sizes
@@ -146,8 +147,10 @@ def main() -> None:
             failed += 1
             print(f"{name} failed: {error}")
             continue
-        show(name, sweep, sizes, found)
+        own.append(show(name, sweep, sizes, found))
         plot(name, sweep, sizes, found, options.output)
+    if own:
+        print(f"RESULT growth_worst_exponent {max(own):.2f}")
     print(f"plots are in {options.output}")
     raise SystemExit(failed)
 

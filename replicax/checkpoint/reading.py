@@ -25,8 +25,8 @@ from replicax.errors import CheckpointError
 
 _Wanted = Mapping[str, jax.ShapeDtypeStruct]  # By folder.
 
-_GROUP_BYTES = 1 << 28  # Arrays are read together up to this size: more fetch from the disk, fewer wait for each other.
-_AHEAD = 4  # arrays that TensorStore reads while one is made
+_GROUP_BYTES = 1 << 26  # Arrays are read together up to this size: more fetch from the disk, fewer wait for each other.
+_AHEAD = 2  # arrays that TensorStore reads while one is made
 _MOST_MISSING = 100  # parts of an array that are listed: a forged description may speak of very many
 
 

@@ -87,8 +87,12 @@ def array_of_parts(
     sharding: Sharding,
     devices: Sequence[jax.Device],
     parts: Sequence[jax.Array | np.ndarray],
+    copies: bool = False,
 ) -> jax.Array:
-    """Returns an array of a type and a sharding, of the part of each device; a CPU reads NumPy's where it is."""
+    """Returns an array of a type and a sharding, of the part of each device, or of a copy of it, made by the return.
+
+    Without copies a part that is on its device stays where it is; so does one of NumPy's, if it is aligned, on a CPU.
+    """
     # Without the name: `jax.device_put` and `jax.make_array_from_single_device_arrays`, which take ten times as long.
-    made: jax.Array = _put_parts(aval, sharding, parts, devices, True)
+    made: jax.Array = _put_parts(aval, sharding, parts, devices, True, copies)
     return made

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from replicax.compat.jax import array_of_parts, is_random_key
+from replicax.compat.jax import array_of_parts, is_random_key, strongly_typed
 from replicax.compat.jax_tracing import outside_traces
 from replicax.errors import ArgumentError
 
@@ -65,8 +65,13 @@ def _goes_to_all(value: HostOrDeviceArray, sharding: Sharding) -> bool:
     return (
         is_everywhere
         and sharding.memory_kind != HOST_MEMORY
-        and jax.dtypes.canonicalize_dtype(value.dtype) == value.dtype
+        and _is_of_devices(value.dtype)
     )
+
+
+def _is_of_devices(dtype: np.dtype) -> bool:
+    """Returns whether devices use a dtype as it is. jaxlib would take bytes in another order for those of numbers."""
+    return dtype.isnative and jax.dtypes.canonicalize_dtype(dtype) == dtype
 
 
 def _on_all(value: HostOrDeviceArray, sharding: Sharding) -> jax.Array:
@@ -102,10 +107,12 @@ def check_not_deleted(values: Iterable[Any], what: str) -> None:
 
 
 def copy_of(array: jax.Array) -> jax.Array:
-    """Returns a copy of an array, where it is."""
+    """Returns a copy of an array, where it is; it may be donated."""
     check_not_deleted([array], "What is copied")
-    if array.sharding.memory_kind != HOST_MEMORY:
+    if is_random_key(array):
         return jnp.copy(array)
+    if array.sharding.memory_kind != HOST_MEMORY:
+        return _copy_of_parts(array, array.sharding, [shard.data for shard in array.addressable_shards])
     # The devices do not compute in the memory of the host.
     parts = [
         jax.device_put(np.array(shard.data), SingleDeviceSharding(shard.device, memory_kind=HOST_MEMORY))
@@ -114,10 +121,83 @@ def copy_of(array: jax.Array) -> jax.Array:
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
 
 
-def is_in_host_memory(value: jax.Array) -> bool:
-    """Returns whether an array lives on one device, which is the host itself, and has a NumPy dtype."""
+def placed_copy(value: HostOrDeviceArray, sharding: Sharding) -> jax.Array:
+    """Returns a copy of `value` with a sharding; it shares no buffer with `value`."""
+    (copy,) = placed_copies([value], [sharding])
+    return copy
+
+
+def placed_copies(values: Sequence[HostOrDeviceArray], shardings: Sequence[Sharding]) -> list[jax.Array]:
+    """Returns copies of `values` with shardings; they share no buffers with `values`, and may be donated."""
+    copies = [_copy_in_parts(*pair) for pair in zip(values, shardings, strict=True)]
+    others = [i for i, copy in enumerate(copies) if copy is None]
+    placed = put_all([_copied(values[i], shardings[i]) for i in others], [shardings[i] for i in others])
+    made = dict(zip(others, placed, strict=True))
+    return [made[i] if copy is None else copy for i, copy in enumerate(copies)]
+
+
+def _copy_in_parts(value: HostOrDeviceArray, sharding: Sharding) -> jax.Array | None:
+    """Returns a copy of an array, made for each device of what it shall have; None if the array does not lie so."""
+    # Nothing is held twice on the way, and nothing is compiled: a deep model has many small variables.
+    if not isinstance(value, (jax.Array, np.ndarray)) or is_random_key(value) or sharding.memory_kind == HOST_MEMORY:
+        return None
+    check_not_deleted([value], "What is copied")
+    if isinstance(value, jax.Array) and _is_in_host_memory(value):
+        value = np.asarray(value)  # where it is; jaxlib takes half the time
+    places = sharding.addressable_devices_indices_map(value.shape)
+    if isinstance(value, np.ndarray):
+        if not _is_of_devices(value.dtype):
+            return None
+        parts = [_dense(value[index] if index else value) for index in places.values()]
+        if not sharding.is_fully_replicated:
+            parts = _apart(parts)
+        return _copy_of_parts(value, sharding, parts)
+    if not value.is_fully_addressable or value.sharding.memory_kind == HOST_MEMORY:
+        return None
+    if value.sharding.is_equivalent_to(sharding, value.ndim):
+        return _copy_of_parts(value, sharding, [shard.data for shard in value.addressable_shards])
+    if len(value.sharding.device_set) == 1 and sharding.is_fully_replicated:
+        return _copy_of_parts(value, sharding, [value] * len(places))
+    return None
+
+
+def _dense(array: np.ndarray) -> np.ndarray:
+    """Returns an array as jaxlib can copy it: row by row, and no strides of zero."""
+    return array.reshape(-1).reshape(array.shape)
+
+
+def _apart(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Returns arrays that begin at different addresses: jaxlib cannot copy from one twice, unless all are the same."""
+    seen: set[int] = set()
+    apart = []
+    for part in parts:
+        apart.append(part.copy() if part.ctypes.data in seen else part)
+        seen.add(part.ctypes.data)
+    return apart
+
+
+def _copy_of_parts(
+    like: jax.Array | np.ndarray, sharding: Sharding, parts: Sequence[jax.Array | np.ndarray]
+) -> jax.Array:
+    """Returns an array of copies of what each device of this process shall have."""
+    devices = list(sharding.addressable_devices_indices_map(like.shape))
+    return array_of_parts(jax.core.ShapedArray(like.shape, like.dtype), sharding, devices, parts, copies=True)
+
+
+def _copied(value: HostOrDeviceArray, sharding: Sharding) -> jax.Array | np.ndarray:
+    if isinstance(value, np.ndarray):
+        return np.array(value)
+    if not isinstance(value, jax.Array):
+        return strongly_typed(value)
+    if len(value.sharding.device_set) == 1 and sharding.shard_shape(value.shape) != value.shape:
+        return value  # Its device would hold it twice; parts of it are copies.
+    return copy_of(value)
+
+
+def _is_in_host_memory(value: jax.Array) -> bool:
+    """Returns whether an array lives on one device, which is the host itself."""
     devices: list[jax.Device] = list(value.sharding.device_set)
-    return len(devices) == 1 and devices[0].platform == "cpu" and not is_random_key(value)
+    return len(devices) == 1 and devices[0].platform == "cpu"
 
 
 def local(value: HostOrDeviceArray) -> HostOrDeviceArray:

@@ -12,8 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax.compat.jax_tracing import outside_traces, tracing_all
 from replicax.program.first_values import Computing, FirstValue
-from replicax.runtime.transfer import put
-from replicax.strategies.replica_devices import placed_copy
+from replicax.runtime.transfer import placed_copy, put
 
 
 class FirstValues:

@@ -16,7 +16,7 @@ from replicax.compat.jax_tracing import outside_traces
 from replicax.contracts.strategy import StrategyBase, or_null
 from replicax.contracts.variable_access import VariableLike, dtype_of, is_variable, name_of, set_array, shape_of
 from replicax.errors import ArgumentError
-from replicax.strategies.replica_devices import placed_copy
+from replicax.runtime.transfer import placed_copy
 from replicax.typing import PyTree
 from replicax.variables import Variable
 

@@ -30,9 +30,9 @@ from replicax.program.storing import store_values
 from replicax.runtime import clock
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.runtime.numbers import BLOCK_AXIS, check_devices
-from replicax.runtime.transfer import HOST_MEMORY, from_chief, put
+from replicax.runtime.transfer import HOST_MEMORY, from_chief, placed_copies, placed_copy, put
 from replicax.strategies.agreement import FIRST_VALUES, Agreement, described
-from replicax.strategies.replica_devices import ReplicaDevices, placed_copies, placed_copy
+from replicax.strategies.replica_devices import ReplicaDevices
 
 if TYPE_CHECKING:  # Loaded where variables are cut, or workers come and go, only.
     from replicax.layouts import Decision

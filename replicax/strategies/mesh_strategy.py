@@ -40,14 +40,13 @@ from replicax.program.replicas.replica import ReplicaCall
 from replicax.runtime.calls import together
 from replicax.runtime.devices import chosen_devices, device_name, memory_limit
 from replicax.runtime.mesh import mirrored_sharding
-from replicax.runtime.transfer import host_copy, put
+from replicax.runtime.transfer import host_copy, placed_copies, put
 from replicax.strategies.base import Strategy
 from replicax.strategies.explaining import leaf_name
 from replicax.strategies.gradient_memory import GradientMemory
 from replicax.strategies.mesh_placement import MeshPlacement
 from replicax.strategies.reductions import Combine, Components, compiled, one_per_replica, value_of, values_of
 from replicax.strategies.replica_context import ReplicaContext
-from replicax.strategies.replica_devices import placed_copies
 from replicax.strategies.sharded_update import update_layout
 from replicax.strategies.values_from_function import values_from_function
 from replicax.strategies.workers import ALONE, Workers, is_default, patience

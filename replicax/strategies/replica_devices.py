@@ -11,14 +11,13 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, Sharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 import replicax.runtime.activity as activity
-from replicax.compat.jax import strongly_typed
 from replicax.contracts.placement import Placement
 from replicax.program.results import marked_like
 from replicax.runtime.mesh import REPLICA_AXIS, mirrored_sharding, stacked_sharding
-from replicax.runtime.transfer import copy_of, from_chief, is_in_host_memory, put, put_all, spans_processes
+from replicax.runtime.transfer import from_chief, placed_copy, put, spans_processes
 from replicax.typing import Leaf, PyTree
 from replicax.values import is_per_replica
 
@@ -123,30 +122,6 @@ class ReplicaDevices(Placement):
         if is_per_replica(leaf) or not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
             return leaf
         return marked_like(self.place(leaf), leaf) if leaf.sharding.is_fully_replicated else leaf
-
-
-def placed_copy(value: jax.typing.ArrayLike, sharding: Sharding) -> jax.Array:
-    """Returns a copy of `value` with a sharding; it shares no buffer with `value`."""
-    (copy,) = placed_copies([value], [sharding])
-    return copy
-
-
-def placed_copies(values: Sequence[jax.typing.ArrayLike], shardings: Sequence[Sharding]) -> list[jax.Array]:
-    """Returns copies of `values` with shardings; they share no buffers with `values`."""
-    # `device_put` reuses the buffer of a device that has the value already, even with may_alias=False.
-    return put_all(list(map(_copied, values, shardings)), shardings)
-
-
-def _copied(value: jax.typing.ArrayLike, sharding: Sharding) -> jax.Array | np.ndarray:
-    if isinstance(value, np.ndarray):
-        return np.array(value)  # From the host: each device gets its part, and none the whole.
-    if not isinstance(value, jax.Array):
-        return strongly_typed(value)
-    if len(value.sharding.device_set) == 1 and sharding.shard_shape(value.shape) != value.shape:
-        return value  # Its device would hold it twice; parts of it are copies.
-    # JAX copies by a program that XLA compiles for each shape. A deep model has many small variables, and new ones have
-    # their first values on one device: where that is the host, memory is all that there is to copy.
-    return np.array(value) if is_in_host_memory(value) else copy_of(value)
 
 
 # The processes that the devices of a strategy's replicas belong to.
