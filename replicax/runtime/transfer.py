@@ -62,11 +62,7 @@ def _goes_to_all(value: HostOrDeviceArray, sharding: Sharding) -> bool:
     if not (isinstance(value, np.ndarray) and value.dtype.kind in "biufc" and isinstance(sharding, NamedSharding)):
         return False
     is_everywhere = sharding.is_fully_replicated and not spans_processes(sharding)
-    return (
-        is_everywhere
-        and sharding.memory_kind != HOST_MEMORY
-        and _is_of_devices(value.dtype)
-    )
+    return is_everywhere and sharding.memory_kind != HOST_MEMORY and _is_of_devices(value.dtype)
 
 
 def _is_of_devices(dtype: np.dtype) -> bool:
