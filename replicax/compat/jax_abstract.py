@@ -210,8 +210,8 @@ def _compute_shapes(home: Sharding) -> None:
     jax_pjit._pjit_call_impl_python = call
     jax_dispatch._batched_device_put_impl = put
 
-    def put_parts(aval: Any, sharding: Sharding, parts: Sequence[Any], devices: object, committed: bool) -> Any:
-        del devices, committed
+    def put_parts(aval: Any, sharding: Sharding, parts: Sequence[Any], *others: object) -> Any:
+        del others
         is_whole = parts[0].shape == aval.shape
         return _put_one(parts[0], sharding, home) if is_whole else _made(aval, sharding, True)
 

@@ -398,3 +398,22 @@ def test_a_gradient_of_weights_that_was_made_before_the_step_is_summed_in_a_loss
     loss = lambda x, y: norm(GRAD(variable.value, x, y))  # noqa: E731
     gradient = two.run(lambda x, y: rx.grad(loss, variable)(x, y), args=batch)
     np.testing.assert_allclose(gradient, jax.grad(lambda w: norm(GRAD(w, X, Y[:, 0])))(W["v"][:, 0]), rtol=1e-5)
+
+
+@pytest.mark.daily(6)
+@pytest.mark.parametrize("name", MADE_BEFORE)
+def test_operation_by_operation_a_gradient_inside_a_loss_is_that_of_plain_jax_or_refused(two, eagerly, name):
+    loss = MADE_BEFORE[name]
+    with two.scope():
+        variable = rx.Variable(W["v"][:, 0])
+    [batch] = two.distribute_dataset([(X, Y[:, 0])])
+
+    def step(x, y):
+        return rx.grad(lambda: loss(variable.value, x, y, rx.scale_regularization_loss), variable)()
+
+    if name in ("checkpoint", "in checkpoint", "cond"):
+        with pytest.raises(rx.errors.ProgramError, match="run_eagerly"):
+            two.run(step, args=batch)
+        return
+    plain = jax.jit(jax.grad(lambda w: loss(w, X, Y[:, 0], lambda part: part)))(W["v"][:, 0])
+    np.testing.assert_allclose(two.run(step, args=batch), plain, rtol=3e-5, atol=1e-5)

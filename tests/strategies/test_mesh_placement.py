@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax.runtime import replica_mesh
-from replicax.strategies.replica_devices import placed_copies, placed_copy
+from replicax.runtime.transfer import placed_copies, placed_copy
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from replicax.compat.replacing import Name
 from replicax.program.ir.divergence import find_divergence
 from replicax.program.ir.interpreter import Interpreter, bind, evaluate, replace_programs
 from replicax.program.ir.jaxprs import read, variables_of
-from replicax.program.replicas.eager_frame import may_differ
+from replicax.program.replicas.eager_frame import UndecidedError, may_differ
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.typing import PyTree, PyTreeFunction
 from replicax.values.equality import OWN_DATA
@@ -296,7 +296,10 @@ def _or_again(original: PyTreeFunction, args: PyTree, kwargs: PyTree, again: Cal
 def _checked_op_by_op(name: str, call: Callable[[], PyTree]) -> PyTree:
     """Returns `call()`; where operations run one by one, it is first checked for collectives that would hang in it."""
     if context.runs_eagerly() and (context.current().manual_replicas or 1) > 1:
-        program = jax.make_jaxpr(call)()
+        try:
+            program = jax.make_jaxpr(call)()
+        except UndecidedError:  # It says so again where the call is traced, too. A loop of so many rounds is not.
+            return call()
         if find_divergence(program).split_meetings:
             by_value = [OWN_DATA if may_differ(const) else None for const in program.consts]
             find_divergence(program, by_value).check_meetings(f"jax.lax.{name}")

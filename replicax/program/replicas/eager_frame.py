@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+import replicax.context as context
 from replicax.compat.jax import is_random_key, vary, varying_axes
 from replicax.compat.jax_tracing import Trace, outside_traces, within_trace
 from replicax.compat.keras import initialize_new_variables
 from replicax.contracts.strategy import StrategyBase
 from replicax.contracts.variable_access import VariableLike, array_of, has_split_rows, is_per_replica_variable
+from replicax.errors import ProgramError
 from replicax.program.accesses import Accesses
 from replicax.program.frames import ReplicaFrame
 from replicax.program.ir.decisions import Decisions
@@ -48,11 +48,27 @@ class EagerReplicaFrame(ReplicaFrame):
         """Decides by the values themselves; in a function that JAX traces on its own there are none: by their type."""
         del refused_if_equal
         by_type = OWN_DATA if REPLICA_AXIS in varying_axes(value) else None
-        with contextlib.suppress(jax.errors.ConcretizationTypeError):
+        try:
             if not _is_same_everywhere(value):
                 return vary(value, REPLICA_AXIS), by_type or Difference(DIFFERS_NOW)
             return value, None
+        except jax.errors.ConcretizationTypeError:
+            # In a loss all that is made of weights has the type of what may differ.
+            if by_type is not None and context.current().differentiates_apart:
+                raise UndecidedError from None
         return value, by_type
+
+
+class UndecidedError(ProgramError):
+    """A gradient in a loss stands where JAX traces, and no value says whether it is a sum."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Under rx.config.run_eagerly, a loss has a gradient in a function that JAX traces as a whole: by "
+            "jax.checkpoint, or as a branch of jax.lax.cond. There it is not known which values are equal on all "
+            "replicas, and so which gradients are sums over them. Call rx.config.run_eagerly(False) for this step, or "
+            "take the gradient outside of that function."
+        )
 
 
 def _as_constant(value: jax.Array) -> jax.Array:

@@ -202,7 +202,8 @@ class ReplicaCall:
             passes.append(frame.accesses)
             if draws is not None:
                 draws.begin()
-            with traced_apart(), drawing(draws):
+            # Within `jax.jit` there would be types for values, and types do not tell what is equal in a loss.
+            with traced_apart(), drawing(draws), jax.disable_jit():
                 leaves = self._call(frame, arrays)
             written[:] = frame.written.values()
             varying[:] = [differs_now(leaf) for leaf in leaves]
