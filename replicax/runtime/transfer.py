@@ -22,6 +22,8 @@ from replicax.errors import ArgumentError
 HostOrDeviceArray: TypeAlias = jax.typing.ArrayLike
 _Values = TypeVar("_Values")
 
+_SMALL_BYTES = 1 << 16
+
 #: JAX's name of the memory of the host from which a device can copy by itself.
 HOST_MEMORY = "pinned_host"
 
@@ -138,8 +140,8 @@ def _copy_in_parts(value: HostOrDeviceArray, sharding: Sharding) -> jax.Array | 
     if not isinstance(value, (jax.Array, np.ndarray)) or is_random_key(value) or sharding.memory_kind == HOST_MEMORY:
         return None
     check_not_deleted([value], "What is copied")
-    if isinstance(value, jax.Array) and _is_in_host_memory(value):
-        value = np.asarray(value)  # where it is; jaxlib takes half the time
+    if isinstance(value, jax.Array) and value.nbytes <= _SMALL_BYTES and _is_in_host_memory(value):
+        value = np.asarray(value)  # It takes half the time. An array that NumPy sees can no longer be donated, though.
     places = sharding.addressable_devices_indices_map(value.shape)
     if isinstance(value, np.ndarray):
         if not _is_of_devices(value.dtype):
