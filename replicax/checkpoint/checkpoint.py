@@ -52,6 +52,7 @@ from replicax.contracts.called_as import called_as
 from replicax.contracts.variable_access import AssignableLike, restorations_of
 from replicax.errors import ArgumentError, CheckpointError, ElasticError
 from replicax.runtime import clock
+from replicax.runtime.ending import uninterrupted
 from replicax.typing import PyTree
 from replicax.values.tracebacks import entry_point
 from replicax.variables import Variable
@@ -322,6 +323,11 @@ class Checkpoint(Advised):
             return found
 
         found = coordinated(name, timeout_s, read_together, alone=read)
+        with uninterrupted():
+            return self._take(path, folder, found, partial)
+
+    def _take(self, path: Place, folder: Place, found: ReadCheckpoint, partial: bool) -> LoadStatus:
+        """Gives the objects what was read."""
         parts, states = found.parts, found.states
         set_states({name: parts.states[name] for name in states if not is_value(parts.states[name])}, states)
         for name, variable in parts.variables.items():

@@ -11,6 +11,7 @@ from replicax.checkpoint.reading import checked_metadata, read_arrays
 from replicax.checkpoint.sequential_restore import large_variables, restore_in_turn
 from replicax.checkpoint.writing import write_arrays
 from replicax.contracts.variable_access import AssignableLike, VariableLike
+from replicax.runtime.ending import uninterrupted
 
 
 def write_variables(directory: Directory, variables: Mapping[str, VariableLike]) -> Place:
@@ -29,6 +30,7 @@ def restore_variables(directory: Directory, variables: Mapping[str, AssignableLi
     path = absolute(directory)
     large = large_variables(path, wanted, common, metadata, verify=True)
     values = read_arrays(path, {name: spec for name, spec in wanted.items() if name not in large}, metadata)
-    for name, value in values.items():
-        common[name].assign(restored_value(value, common[name]))
-    restore_in_turn(path, large, common, metadata)
+    with uninterrupted():
+        for name, value in values.items():
+            common[name].assign(restored_value(value, common[name]))
+        restore_in_turn(path, large, common, metadata)

@@ -44,6 +44,7 @@ _failed = False
 _keeps_codes = False
 _passed_by: list[weakref.ref[io.IOBase]] | None = None
 _code: int | None = None
+_WAITS = b"replicax: values are being restored; Ctrl-C waits until all are. Again: leave some old and some new.\n"
 
 
 def only_here(call: Callable[_P, object]) -> Callable[_P, None]:
@@ -111,6 +112,31 @@ def writing() -> Iterator[None]:
     finally:
         written.set()
         finished(written)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Has Ctrl-C wait until the code in the context has done all that it changes; a second one does not wait."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    came: list[FrameType | None] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if came:
+            before(number, frame)
+        came.append(frame)
+        with contextlib.suppress(OSError):
+            os.write(2, _WAITS)  # A stream could be in the middle of a line.
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        before(signal.SIGINT, came[0])
 
 
 def _finish_all() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from replicax.checks import explained
 from replicax.contracts.variable_access import AssignableLike, name_of, shape_of
 from replicax.errors import WeightsError
+from replicax.runtime.ending import uninterrupted
 from replicax.weights.homes import home_of
 from replicax.weights.matching import Entry, complaints
 from replicax.weights.names import Model, Names, Transform, check_names, named_tensor, named_variables
@@ -69,8 +70,9 @@ def load_safetensors(
     left = {name: entry for name, entry in stored.items() if name not in used} if strict else {}
     if wrong or without or left:
         raise WeightsError(complaints(str(file), wrong, without, left, list(variables.values()), stored))
-    for name, (region, transform) in found.items():
-        _assign(variables[name], region, transform, wanted[name][0])
+    with uninterrupted():
+        for name, (region, transform) in found.items():
+            _assign(variables[name], region, transform, wanted[name][0])
 
 
 def _assign(variable: AssignableLike, region: FileRegion, transform: Transform | None, name: str) -> None:

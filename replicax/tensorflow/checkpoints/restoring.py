@@ -22,6 +22,7 @@ from replicax.checkpoint.unbuilt import unbuilt_objects
 from replicax.contracts.variable_access import AssignableLike
 from replicax.errors import CheckpointError
 from replicax.program.keras.state import give_value
+from replicax.runtime.ending import uninterrupted
 from replicax.tensorflow.checkpoints.layer_order import order_note
 from replicax.tensorflow.checkpoints.matches import Match, Matches
 from replicax.tensorflow.checkpoints.matching import matched
@@ -52,8 +53,9 @@ def restore_tensorflow(
 
     restore, matches = coordination.run("read", prepared, f"The checkpoint {path} could not be restored")
     coordination.end()
-    drop_replaced(objects, [match.target.path for match in matches.found.values()], ())
-    return restore.run(matches), restore.saves()
+    with uninterrupted():
+        drop_replaced(objects, [match.target.path for match in matches.found.values()], ())
+        return restore.run(matches), restore.saves()
 
 
 class TensorFlowRestore:
