@@ -13,16 +13,18 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from replicax.checkpoint.encoding import VALUES, HasState, SavedArray, has_state
 from replicax.checkpoint.unbuilt import how_to_build, unbuilt_objects
 from replicax.checkpoint.variable_names import is_keras_object, is_variable, key_name, walk
-from replicax.contracts.variable_access import AssignableLike
+from replicax.contracts.variable_access import AssignableLike, dtype_of
 from replicax.errors import CheckpointError
 from replicax.program.flax.modules import is_of_flax
 from replicax.program.flax.variables import FlaxVariable, arrays_held_by, is_flax_variable
 from replicax.typing import Leaf, PyTree
+from replicax.values import MASKED
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic)
 SavedState: TypeAlias = bool | int | float | str | bytes | HasState
@@ -116,6 +118,7 @@ def parts_of(objects: Mapping[str, PyTree], allow_unbuilt: bool = False) -> Obje
             if path in parts.variables or path in parts.arrays or path in parts.states:
                 raise CheckpointError(f"Two variables would both be called {path!r}. Rename one of them.")
             if is_variable(leaf):
+                _check_dtype(dtype_of(leaf), path)
                 parts.variables[path] = leaf
             elif isinstance(leaf, _ARRAYS):
                 parts.arrays[path] = leaf
@@ -198,6 +201,23 @@ def _check_numbers(array: SavedArray, path: str) -> None:
         raise CheckpointError(
             f"{path!r} is {array!r:.100}, an array of {dtype}. Arrays in a checkpoint hold numbers: save text as str "
             "or a list of them, times as numbers, and the fields of a table one by one."
+        )
+    if isinstance(array, np.ma.MaskedArray):
+        raise CheckpointError(f"{path!r} is {MASKED}")
+    _check_dtype(dtype, path)
+
+
+def _check_dtype(given: jax.typing.DTypeLike, path: str) -> None:
+    if jax.dtypes.issubdtype(given, jax.dtypes.extended):
+        return
+    dtype = jnp.dtype(given)
+    if dtype.kind != "V":
+        return
+    import tensorstore
+
+    if not hasattr(tensorstore, dtype.name):
+        raise CheckpointError(
+            f"{path!r} has dtype {dtype.name}, which TensorStore cannot write. Save it in a larger one."
         )
 
 

@@ -68,7 +68,8 @@ def explain_devices(error: BaseException, name: str) -> None:
     if is_about_devices(error):
         raise LayoutError(
             f"{name!r} is one compiled program, and one program runs on one set of devices, in one order. Move values "
-            "to other devices before it is called, or its results afterwards: rx.dtensor.copy_to_mesh(value, layout). "
+            "to other devices before it is called, or its results afterwards: strategy.replicate(value), or "
+            "rx.dtensor.copy_to_mesh(value, layout). "
             f"JAX said: {str(error).splitlines()[0]}"
         ) from None
 

@@ -135,6 +135,8 @@ def test_a_state_that_json_cannot_hold_is_an_error(tmp_path: Path):
         ({"x": np.array(["a"])}, r"'x' is array\(.*an array of <U1"),
         ({"x": np.array(["2020-01-01"], "datetime64[D]")}, "hold numbers"),
         ({"x": np.zeros(1, [("a", "i4")])}, "fields of a table one by one"),
+        ({"x": np.ma.masked_array([1.0, 2.0], [False, True])}, "'x' is a masked array"),
+        ({"x": np.zeros(2, "uint4")}, "'x' has dtype uint4, which TensorStore does not write"),
         ({"w": rx.Variable(1.0), "x": {"y": 1 + 2j}}, "'x/y'.*np.complex128"),
         ({5: rx.Variable(1.0)}, r"strings, got \[5\]"),
     ],
