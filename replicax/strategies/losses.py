@@ -25,7 +25,8 @@ def compute_average_loss(
     gradients) is the mean over the whole batch.
 
     Args:
-        per_example_loss: Shape `(rows, ...)`, float. All entries are summed.
+        per_example_loss: Shape `(rows, ...)`, float. All entries are summed, those of time steps too, and divided by
+            the rows alone: average over the steps first.
         sample_weight: Weights that broadcast against the losses; they do not change the divisor. A tensor of shape
             `(rows,)` weights whole rows.
         global_batch_size: Rows in the global batch, at least 0. By default this replica's rows times the number of
