@@ -216,9 +216,7 @@ def _check_dtype(given: jax.typing.DTypeLike, path: str) -> None:
     import tensorstore
 
     if not hasattr(tensorstore, dtype.name):
-        raise CheckpointError(
-            f"{path!r} has dtype {dtype.name}, which TensorStore cannot write. Save it in a larger one."
-        )
+        raise CheckpointError(f"{path!r} has dtype {dtype.name}, which TensorStore does not write. Save another one.")
 
 
 def _is_single(value: object) -> bool:
