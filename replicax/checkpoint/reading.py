@@ -160,15 +160,19 @@ def _arrays(
 ) -> Iterator[tuple[str, jax.Array | np.ndarray]]:
     """Yields arrays by their folders; while one is made, the next are read."""
     begun = collections.deque[tuple[str, Callable[[], jax.Array | np.ndarray]]]()
-    for folder in [*wanted, *itertools.repeat(None, _AHEAD)]:
-        if folder is not None:
-            with _reading(place, names[folder]):
-                begun.append((folder, begin_reading(files.pop(folder), wanted[folder])))
-        if len(begun) > (0 if folder is None else _AHEAD):
-            first, finish = begun.popleft()
-            with _reading(place, names[first]):
-                array = finish()
-            yield first, array
+
+    def first() -> tuple[str, jax.Array | np.ndarray]:
+        folder, finish = begun.popleft()
+        with _reading(place, names[folder]):
+            return folder, finish()
+
+    for folder, spec in wanted.items():
+        with _reading(place, names[folder]):
+            begun.append((folder, begin_reading(files.pop(folder), spec)))
+        if len(begun) > _AHEAD:
+            yield first()
+    while begun:
+        yield first()
 
 
 @contextlib.contextmanager
