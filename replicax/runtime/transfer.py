@@ -107,10 +107,8 @@ def check_not_deleted(values: Iterable[Any], what: str) -> None:
 def copy_of(array: jax.Array) -> jax.Array:
     """Returns a copy of an array, where it is; it may be donated."""
     check_not_deleted([array], "What is copied")
-    if is_random_key(array):
-        return jnp.copy(array)
     if array.sharding.memory_kind != HOST_MEMORY:
-        return _copy_of_parts(array, array.sharding, [shard.data for shard in array.addressable_shards])
+        return jnp.copy(array)
     # The devices do not compute in the memory of the host.
     parts = [
         jax.device_put(np.array(shard.data), SingleDeviceSharding(shard.device, memory_kind=HOST_MEMORY))
@@ -140,7 +138,7 @@ def _copy_in_parts(value: HostOrDeviceArray, sharding: Sharding) -> jax.Array | 
     if not isinstance(value, (jax.Array, np.ndarray)) or is_random_key(value) or sharding.memory_kind == HOST_MEMORY:
         return None
     check_not_deleted([value], "What is copied")
-    if isinstance(value, jax.Array) and value.nbytes <= _SMALL_BYTES and _is_in_host_memory(value):
+    if isinstance(value, jax.Array) and _is_in_host_memory(value) and not _is_large_beside(value, sharding):
         value = np.asarray(value)  # It takes half the time. An array that NumPy sees can no longer be donated, though.
     places = sharding.addressable_devices_indices_map(value.shape)
     if isinstance(value, np.ndarray):
@@ -150,13 +148,19 @@ def _copy_in_parts(value: HostOrDeviceArray, sharding: Sharding) -> jax.Array | 
         if not sharding.is_fully_replicated:
             parts = _apart(parts)
         return _copy_of_parts(value, sharding, parts)
-    if not value.is_fully_addressable or value.sharding.memory_kind == HOST_MEMORY:
+    if len(value.sharding.device_set) > 1 or value.sharding.memory_kind == HOST_MEMORY:
         return None
-    if value.sharding.is_equivalent_to(sharding, value.ndim):
-        return _copy_of_parts(value, sharding, [shard.data for shard in value.addressable_shards])
-    if len(value.sharding.device_set) == 1 and sharding.is_fully_replicated:
+    if sharding.is_fully_replicated and _is_large_beside(value, sharding):
         return _copy_of_parts(value, sharding, [value] * len(places))
     return None
+
+
+def _is_large_beside(value: jax.Array, sharding: Sharding) -> bool:
+    """Returns whether an array is large, and lives with the devices of `sharding`, not with those of another world."""
+    clients: set[Any] = {
+        getattr(device, "client", None) for device in value.sharding.device_set | sharding.addressable_devices
+    }
+    return value.nbytes > _SMALL_BYTES and len(clients) == 1
 
 
 def _dense(array: np.ndarray) -> np.ndarray:
