@@ -400,8 +400,13 @@ def test_a_gradient_of_weights_that_was_made_before_the_step_is_summed_in_a_loss
     np.testing.assert_allclose(gradient, jax.grad(lambda w: norm(GRAD(w, X, Y[:, 0])))(W["v"][:, 0]), rtol=1e-5)
 
 
+DEAR = ("hessians", "third", "second", "scan", "has_aux")  # operation by operation
+
+
 @pytest.mark.daily(6)
-@pytest.mark.parametrize("name", MADE_BEFORE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] if name in DEAR else []) for name in MADE_BEFORE]
+)
 def test_operation_by_operation_a_gradient_inside_a_loss_is_that_of_plain_jax_or_refused(two, eagerly, name):
     loss = MADE_BEFORE[name]
     with two.scope():
