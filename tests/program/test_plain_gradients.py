@@ -400,7 +400,7 @@ def test_a_gradient_of_weights_that_was_made_before_the_step_is_summed_in_a_loss
     np.testing.assert_allclose(gradient, jax.grad(lambda w: norm(GRAD(w, X, Y[:, 0])))(W["v"][:, 0]), rtol=1e-5)
 
 
-DEAR = ("hessians", "third", "second", "scan", "has_aux")  # operation by operation
+DEAR = ("hessians", "third", "second", "scan", "has_aux", "grad", "value_and_grad")  # operation by operation
 
 
 @pytest.mark.daily(6)
