@@ -24,6 +24,8 @@ from typing import Any
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
+import problem
+
 KINDS = ("fit", "loop")
 WIDTHS = {1: 4096, 8: 2048}
 """Of the layers, by the number of devices: each device may have a copy of all."""
@@ -57,7 +59,6 @@ class Fit:
 
     def __init__(self, scope: Callable[[], Any], width: int):
         import keras
-        import problem
 
         self._scope, sizes = scope, sizes_of(width)
         self._x, self._y = problem.make_batch(problem.ROWS * STEPS, sizes[0], sizes[-1])
@@ -68,15 +69,11 @@ class Fit:
             self.model.optimizer.build(self.model.trainable_variables)
 
     def train(self, steps: int) -> None:
-        import problem
-
         rows = steps * problem.ROWS
         with self._scope():
             self.model.fit(self._x[:rows], self._y[:rows], batch_size=problem.ROWS, verbose=0)
 
     def evaluate(self) -> None:
-        import problem
-
         with self._scope():
             self.model.evaluate(self._x, self._y, batch_size=problem.ROWS, verbose=0)
 
@@ -125,8 +122,24 @@ class OurFit(Fit):
         self._checkpoint.restore(path)
 
 
-class PlainLoop:
-    """A step of `jax.jit` and optax; over several devices with an explicit sum of gradients."""
+class Loop:
+    """Steps of a custom loop: those of a callable with its `state`, `batch` and `wait`, and the loss alone."""
+
+    def __init__(self, step: Any, loss: Callable[[Any, Any], Any]):
+        self.step, self._loss = step, loss
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step()
+        self.step.wait()
+
+    def evaluate(self) -> None:
+        for _ in range(STEPS):
+            self._loss(self.step.state[0], self.step.batch).block_until_ready()
+
+
+class PlainLoop(Loop):
+    """`jax.jit` and optax; over several devices with an explicit sum of gradients."""
 
     def __init__(self, devices: int, width: int):
         import jax
@@ -137,26 +150,17 @@ class PlainLoop:
         sizes = sizes_of(width)
         mesh = jax.sharding.Mesh(jax.devices(), ("replica",))
         batch = hand.make_batch(hand.ROWS, sizes[0], sizes[-1])
-        self._step = hand.HandWritten(hand.make_shard_map_step(mesh, hand.ROWS), mesh, sizes, batch)
-        self._loss = jax.jit(hand.loss_sum)
-
-    def train(self, steps: int) -> None:
-        for _ in range(steps):
-            self._step()
-        self._step.wait()
-
-    def evaluate(self) -> None:
-        for _ in range(STEPS):
-            self._loss(self._step.state[0], *self._step.batch).block_until_ready()
+        step = hand.HandWritten(hand.make_shard_map_step(mesh, hand.ROWS), mesh, sizes, batch)
+        super().__init__(step, jax.jit(lambda params, batch: hand.loss_sum(params, *batch)))
 
     def save(self, path: Path) -> None:
-        save_by_orbax(path, self._step.state)
+        save_by_orbax(path, self.step.state)
 
     def restore(self, path: Path) -> None:
-        self._step.state = restore_by_orbax(path, self._step.state)
+        self.step.state = restore_by_orbax(path, self.step.state)
 
 
-class OurLoop:
+class OurLoop(Loop):
     """The same under `MirroredStrategy`."""
 
     def __init__(self, devices: int, width: int):
@@ -169,34 +173,24 @@ class OurLoop:
         strategy, sizes = rx.MirroredStrategy(), sizes_of(width)
         data = [hand.make_batch(hand.ROWS, sizes[0], sizes[-1])]
         [batch] = strategy.distribute_dataset(data, rx.InputOptions(prefetch=0))
-        self._loop = overhead.OptaxLoop(strategy, batch, sizes)
 
         @rx.function
         def loss(params: Any, batch: Any) -> Any:
             return strategy.reduce("sum", strategy.run(hand.loss_sum, args=(params, *batch)))
 
-        self._loss = loss
-
-    def train(self, steps: int) -> None:
-        for _ in range(steps):
-            self._loop()
-        self._loop.wait()
-
-    def evaluate(self) -> None:
-        for _ in range(STEPS):
-            self._loss(self._loop.state[0], self._loop.batch).block_until_ready()
+        super().__init__(overhead.OptaxLoop(strategy, batch, sizes), loss)
 
     def save(self, path: Path) -> None:
         import replicax as rx
 
-        rx.Checkpoint(state=self._loop.state).write(path)
+        rx.Checkpoint(state=self.step.state).write(path)
 
     def restore(self, path: Path) -> None:
         import replicax as rx
 
-        checkpoint = rx.Checkpoint(state=self._loop.state)
+        checkpoint = rx.Checkpoint(state=self.step.state)
         checkpoint.restore(path)
-        self._loop.state = checkpoint.state
+        self.step.state = checkpoint.state
 
 
 def save_by_orbax(path: Path, tree: Any) -> None:

@@ -138,29 +138,25 @@ def _copy_in_parts(value: HostOrDeviceArray, sharding: Sharding) -> jax.Array | 
     if not isinstance(value, (jax.Array, np.ndarray)) or is_random_key(value) or sharding.memory_kind == HOST_MEMORY:
         return None
     check_not_deleted([value], "What is copied")
-    if isinstance(value, jax.Array) and _is_in_host_memory(value) and not _is_large_beside(value, sharding):
-        value = np.asarray(value)  # It takes half the time. An array that NumPy sees can no longer be donated, though.
     places = sharding.addressable_devices_indices_map(value.shape)
-    if isinstance(value, np.ndarray):
-        if not _is_of_devices(value.dtype):
+    if isinstance(value, jax.Array):
+        if _is_large_beside(value, sharding):
+            is_whole = sharding.is_fully_replicated and value.sharding.memory_kind != HOST_MEMORY
+            return _copy_of_parts(value, sharding, [value] * len(places)) if is_whole else None
+        if not _is_in_host_memory(value):
             return None
-        parts = [_dense(value[index] if index else value) for index in places.values()]
-        if not sharding.is_fully_replicated:
-            parts = _apart(parts)
-        return _copy_of_parts(value, sharding, parts)
-    if len(value.sharding.device_set) > 1 or value.sharding.memory_kind == HOST_MEMORY:
+        value = np.asarray(value)  # It takes half the time. An array that NumPy sees can no longer be donated, though.
+    if not _is_of_devices(value.dtype):
         return None
-    if sharding.is_fully_replicated and _is_large_beside(value, sharding):
-        return _copy_of_parts(value, sharding, [value] * len(places))
-    return None
+    parts = [_dense(value[index] if index else value) for index in places.values()]
+    return _copy_of_parts(value, sharding, parts if sharding.is_fully_replicated else _apart(parts))
 
 
 def _is_large_beside(value: jax.Array, sharding: Sharding) -> bool:
-    """Returns whether an array is large, and lives with the devices of `sharding`, not with those of another world."""
-    clients: set[Any] = {
-        getattr(device, "client", None) for device in value.sharding.device_set | sharding.addressable_devices
-    }
-    return value.nbytes > _SMALL_BYTES and len(clients) == 1
+    """Returns whether an array of one device is large, and lives in the world of `sharding`, not in an earlier one."""
+    devices = value.sharding.device_set
+    clients: set[Any] = {getattr(device, "client", None) for device in devices | sharding.addressable_devices}
+    return len(devices) == 1 and value.nbytes > _SMALL_BYTES and len(clients) == 1
 
 
 def _dense(array: np.ndarray) -> np.ndarray:

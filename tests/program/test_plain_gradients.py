@@ -388,7 +388,9 @@ def test_a_gradient_inside_a_loss_may_have_been_made_before_the_step(mirrored, r
     found = strategy.run(step, args=batch)
     for name, loss in made.items():
         plain = jax.jit(jax.grad(lambda w, loss=loss: loss(w, x, y, lambda part: part)))(w)
-        np.testing.assert_allclose(found[name], plain, rtol=1e-4 if name == "third" else 3e-5, atol=1e-5, err_msg=name)
+        # JAX 0.12 rounds third derivatives in another order.
+        rtol = 1e-4 if name == "third" and jax.__version_info__ >= (0, 12) else 3e-5
+        np.testing.assert_allclose(found[name], plain, rtol=rtol, atol=1e-5, err_msg=name)
 
 
 def test_a_gradient_of_weights_that_was_made_before_the_step_is_summed_in_a_loss(two):

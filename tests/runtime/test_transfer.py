@@ -27,7 +27,9 @@ def test_many_values_are_put_where_each_would_be():
 
 @pytest.mark.parametrize("spec", [(), ("a",), ("b",), (None, "b"), ("a", "b"), (("a", "b"),)], ids=str)
 @pytest.mark.parametrize("kind", ["rows", "aligned", "columns", "strided", "broadcast", "whole", "placed"])
-def test_a_copy_has_memory_of_its_own(spec, kind):
+@pytest.mark.parametrize("small_bytes", [0, 1 << 16], ids=["large", "small"])
+def test_a_copy_has_memory_of_its_own(spec, kind, small_bytes, monkeypatch):
+    monkeypatch.setattr("replicax.runtime.transfer._SMALL_BYTES", small_bytes)
     mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     sharding = NamedSharding(mesh, PartitionSpec(*spec))
     rows = np.arange(64, dtype=np.float32).reshape(8, 8)
