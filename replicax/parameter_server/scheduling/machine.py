@@ -99,7 +99,7 @@ class _Transition:
         self.actions: list[Action] = []
 
     def take(self, event: Event) -> None:
-        if self.state.is_ended and not isinstance(event, Scheduled):
+        if self.state.is_ended and not isinstance(event, (Scheduled, ErrorRaised)):
             return
         match event:
             case StepAnswered(attempt, answer):

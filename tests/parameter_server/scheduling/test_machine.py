@@ -181,6 +181,7 @@ TRANSITIONS: list[tuple[str, SchedulerState, Event, list[Action], dict[str, Any]
     ("after an error a lost worker's step is cancelled", FAILED, ActorGone(WORKERS[1], 1, "dead"), [SetError(B, MINE)],
      {"under_way": 0, "queued": 0}),
     ("an error that was raised is forgotten", FAILED, ErrorRaised(), [], {"error": None}),
+    ("also after the end", after(FAILED, Closed()), ErrorRaised(), [], {"error": None}),
     ("a failure of the scheduler ends all", BUSY, SchedulerFailed(MINE), [SetError(s, MINE) for s in (C, A, B)],
      {"phase": Broken(MINE), "under_way": 0, "queued": 0}),
     ("nothing is begun any more", BROKEN, Tick(100.0), [], {"phase": Broken(MINE)}),
