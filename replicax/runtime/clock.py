@@ -19,6 +19,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import gc
 import json
 import math
 import os
@@ -307,15 +308,15 @@ class Clock:
         """Looks where the thread is."""
         if self._current not in (USER, INPUT, CHECKPOINT, EVALUATION, FIRST_VALUES):
             return
-        frames = sys._current_frames()
-        frame = frames.get(self.thread or 0)
-        if self._current == USER and not self._stepped and _imports(frame):
-            self._count(time.monotonic(), IMPORT)
-            return
         reader = None
         if self._current == INPUT:
             reader = next((each.ident for each in threading.enumerate() if each.name == _READER), None)
-        place = _place(frames.get(reader or 0)) or _place(frame)
+        with frames_of_threads() as frames:
+            frame = frames.get(self.thread or 0)
+            imports = self._current == USER and not self._stepped and _imports(frame)
+            place = "" if imports else _place(frames.get(reader or 0)) or _place(frame)
+        if imports:
+            self._count(time.monotonic(), IMPORT)
         if place:
             self._places[self._current, place] += 1
 
@@ -440,6 +441,28 @@ def note(**keys: object) -> None:
     clock = running
     if clock is not None:
         clock.note(**keys)
+
+
+_walking = threading.Lock()
+
+
+@contextlib.contextmanager
+def frames_of_threads() -> Iterator[dict[int, FrameType]]:
+    """Gives the Python frames of all threads, by their identifiers; they may be walked by `f_back` in the block.
+
+    Python 3.11 may collect garbage while it makes the object of a frame. If a finalizer then gives up the GIL, the
+    other thread can leave that frame, and Python writes into memory that holds something else by now
+    (python/cpython#106883 mended `sys._current_frames` alone). So nothing is collected in the block.
+    """
+    with _walking:
+        collects = sys.version_info < (3, 12) and gc.isenabled()
+        if collects:
+            gc.disable()
+        try:
+            yield sys._current_frames()
+        finally:
+            if collects:
+                gc.enable()
 
 
 def _imports(frame: FrameType | None) -> bool:

@@ -11,7 +11,6 @@ import hmac
 import http.server
 import json
 import socket
-import sys
 import threading
 import time
 import traceback
@@ -23,6 +22,7 @@ from replicax.cluster.lines import decoded, is_number
 from replicax.cluster.strangers import Strangers
 from replicax.group.health.client import TOKEN_HEADER
 from replicax.runtime.call_order import RecordedCall, order_from
+from replicax.runtime.clock import frames_of_threads
 
 _LARGEST_QUESTION = 2**23
 _Address: TypeAlias = tuple[str, int] | tuple[str, int, int, int]  # of IPv4 or IPv6
@@ -211,11 +211,8 @@ def stacks() -> str:
     """Returns the Python stacks of all threads of this process, the main thread first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
-    frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)
     own = threading.get_ident()
-    parts = [
-        f"Thread {names.get(ident, ident)!r}:\n{''.join(traceback.format_stack(frame))}"
-        for ident, frame in frames
-        if ident != own
-    ]
-    return "\n".join(parts)
+    with frames_of_threads() as frames:
+        stacks = {ident: "".join(traceback.format_stack(frame)) for ident, frame in frames.items() if ident != own}
+    ordered = sorted(stacks.items(), key=lambda item: item[0] != main)
+    return "\n".join(f"Thread {names.get(ident, ident)!r}:\n{stack}" for ident, stack in ordered)
