@@ -143,6 +143,10 @@ MEETINGS = {
     "while_loop": lambda x: jax.lax.while_loop(lambda c: c < x, lambda c: c + jax.lax.psum(x, "replica"), 0.0),
     "in scan": lambda x: jax.lax.scan(lambda c, _: (MEETINGS["cond"](x), None), x, None, length=1)[0],
     "in jit": lambda x: jax.jit(MEETINGS["cond"])(x),
+    # How many steps it takes depends on the right-hand side of each replica.
+    "in cg": lambda x: jax.scipy.sparse.linalg.cg(
+        lambda v: 2 * v + 0 * jax.lax.psum(v, "replica"), jnp.stack([x, 2 * x])
+    )[0],
 }
 
 
@@ -161,3 +165,17 @@ def test_one_that_all_reach_is_not(two, per_replica, either_way):
 
     found = two.local_results(two.run(step, args=(per_replica(two, 1.0, 2.0),)))
     assert [float(value) for value in found] == [3.0, 3.0]
+
+
+def test_a_solver_whose_products_are_of_all_rows_ends_alike_everywhere(two, either_way):
+    """A step of Newton's method: conjugate gradients over products with the Hessian."""
+    x, y = np.random.default_rng(0).normal(size=(2, 6, 3)).astype("float32")
+
+    def newton(w, x, y):
+        gradient = jax.grad(lambda w: jnp.sum((x @ w - y[:, 0]) ** 2) / 6)
+        return jax.scipy.sparse.linalg.cg(lambda v: jax.jvp(gradient, (w,), (v,))[1], gradient(w), maxiter=9)[0]
+
+    [batch] = two.distribute_dataset((x, y), batch_size=6)
+    w = jnp.ones(3)
+    found = two.run(lambda w, batch: newton(w, *batch), args=(two.replicate(w), batch))
+    np.testing.assert_allclose(two.local_results(found)[0], jax.jit(newton)(w, x, y), rtol=1e-4)

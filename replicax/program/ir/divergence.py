@@ -132,6 +132,7 @@ class _Search:
             "cond": self._cond,
             "while": self._while,
             "scan": self._scan,
+            "custom_linear_solve": self._solve,
             NAME: self._name,
             "axis_index": self._axis_index,
             "optimization_barrier": lambda equation, inputs, control: inputs,
@@ -247,6 +248,14 @@ class _Search:
         if len(inner) != 1 or not _has_shape_of(equation, inner[0]):
             return self._other(equation, inputs, control)
         return self._inner(inner[0], inputs, control)
+
+    def _solve(self, equation: jex_core.JaxprEqn, inputs: Differences, control: Difference | None) -> Differences:
+        # Its other programs say how to differentiate it, and are not called any more.
+        solve = equation.params["jaxprs"].solve.jaxpr
+        of_matvec, of_vecmat, of_solve, of_transposed = equation.params["const_lengths"]
+        before = of_matvec + of_vecmat
+        right_hand_side = inputs[before + of_solve + of_transposed :]
+        return self._inner(solve, [*inputs[before : before + of_solve], *right_hand_side], control)
 
     def _cond(self, equation: jex_core.JaxprEqn, inputs: Differences, control: Difference | None) -> Differences:
         predicate, *operands = inputs
