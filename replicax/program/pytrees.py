@@ -159,6 +159,17 @@ def _check_numbers(leaf: Leaf, what: str) -> None:
             "Encode it as numbers before (strings as indices into a vocabulary, times as `x.astype('int64')`), keep it "
             "out of the step, or turn it into a list."
         )
+    if isinstance(leaf, np.ndarray | np.generic):
+        kind, longest = leaf.dtype, _LONGEST.get(leaf.dtype.kind, leaf.dtype)
+        if kind.itemsize > longest.itemsize or not kind.isnative:
+            known = min(kind, longest, key=lambda each: each.itemsize).name
+            raise ArgumentError(
+                f"JAX knows no arrays of dtype {kind.str!r}, and one of shape {leaf.shape} was {what}. Convert it: "
+                f"`x.astype({known!r})`."
+            )
+
+
+_LONGEST = {"f": np.dtype("float64"), "c": np.dtype("complex128")}  # that JAX knows; NumPy has longer ones
 
 
 def _check_holds_no_traced_value(leaf: Leaf) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -136,6 +137,15 @@ def test_arrays_of_something_else_than_numbers_are_refused(array):
             flatten_outputs([array])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "known"), [(">f4", "float32"), (">i2", "int16"), ("longdouble", "float64"), ("clongdouble", "complex128")]
+)
+def test_numbers_as_jax_does_not_know_them_are_refused(dtype, known):
+    """Such as those of files whose bytes are the other way round."""
+    with pytest.raises(ArgumentError, match=re.escape(f"(2,) was passed. Convert it: `x.astype('{known}')`")):
+        flatten_inputs([np.zeros(2, dtype)])
+
+
 def test_narrow_floats_are_numbers():
-    arrays = [np.ones(2, jnp.bfloat16), np.ones(2, jnp.float8_e4m3fn)]
+    arrays = [np.ones(2, jnp.bfloat16), np.ones(2, jnp.float8_e4m3fn), np.ones(2, jnp.float8_e4m3fnuz)]
     assert flatten_inputs(arrays)[0] == arrays
