@@ -72,6 +72,7 @@ optimizer = torch.optim.SGD(model.parameters(), 0.1)
 loss = model(torch.full((1, 2), float(dist.get_rank()))).square().sum()
 loss.backward()
 optimizer.step()
+dist.barrier()  # Else one that ends before the other aborts now and then.
 dist.destroy_process_group()
 """
 _COUNTS = """
