@@ -466,8 +466,9 @@ def of_fit(folder: Path, rounds: int) -> dict[str, dict[str, Rates]]:
 def memory_of_bound(batches: rx.data.RowBatches, devices: int, buffered: int) -> float:
     """Returns how much of the memory that it may take a pass has taken at most: the arrays, and Python's own."""
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(batches.first()))
-    # docs/guides/your-data.md: tasks, here of a whole batch at most; those that wait on the devices, and two more.
-    bound = size * (cores() + 2) + size * (rx.data.InputOptions().prefetch + 2) + buffered
+    # docs/guides/your-data.md: tasks, here of a whole batch at most; those that wait on the devices, and two more; what
+    # is encoded, and 1 MiB of an open file.
+    bound = size * (cores() + 2) + size * (rx.data.InputOptions().prefetch + 2) + buffered + 2**20
     strategy = rx.MirroredStrategy([f"cpu:{n}" for n in range(devices)])
     ours_on_devices(batches, strategy)  # What is made once is no part of it.
     gc.collect()
@@ -477,6 +478,16 @@ def memory_of_bound(batches: rx.data.RowBatches, devices: int, buffered: int) ->
         return tracemalloc.get_traced_memory()[1] / bound
     finally:
         tracemalloc.stop()
+
+
+def encoded_bytes(name: str, folder: Path) -> int:
+    """Returns how much of the files is held as it is there: what is shuffled of TFRecords, and a row group."""
+    if name == "Parquet":
+        import pyarrow.parquet as pq
+
+        metadata = pq.read_metadata(folder / "rows.parquet")
+        return max(metadata.row_group(each).total_byte_size for each in range(metadata.num_row_groups))
+    return sum(path.stat().st_size for path in folder.glob("*.tfrecord")) if "TFRecord" in name else 0
 
 
 def main() -> int:
@@ -497,7 +508,7 @@ def main() -> int:
             if options.only not in name:
                 continue
             batches = source.ours(folder).batch(source.batch).repeat(source.epochs)
-            buffered = sum(path.stat().st_size for path in folder.glob("*.tfrecord")) if "TFRecord" in name else 0
+            buffered = encoded_bytes(name, folder)
             memory[name] = memory_of_bound(source.ours(folder).batch(source.batch), 8, buffered)
             print(f"{name}: memory {memory[name]:.2f} of the bound", flush=True)
             for devices in (1, 8):
