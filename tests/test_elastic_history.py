@@ -82,6 +82,12 @@ def test_recovery_ends_with_the_first_step_without_the_struck_run():
     assert history.recovery_s(newcomer, lines, [newcomer]) is None
 
 
+def test_one_that_was_stopped_may_come_back_before_it_is_missed():
+    lines = [*steps(range(3), 1), *step(3, 1, at=8.5)]
+    stop, cut, kill = (Fault(kind, "steady", RUNS[1], 2.5) for kind in ("stop", "cut", "kill"))
+    assert [history.recovery_s(each, lines, [each]) for each in (stop, cut, kill)] == [6.0, 6.0, None]
+
+
 def test_the_time_out_of_a_stop_is_no_part_of_a_recovery():
     kill, stop = Fault("kill", "two", RUNS[0], 10.0), Fault("stop", "two", RUNS[1], 10.0)
     assert history.waited_s(stop, 8.5, [stop], 7.0) == history.waited_s(kill, 8.5, [kill, stop], 7.0) == 7.0

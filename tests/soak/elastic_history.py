@@ -149,8 +149,13 @@ def split_brains(lines: Iterable[Line]) -> list[str]:
     return found
 
 
+_SECONDS_TO_STRIKE = 1.0  # A step of the struck run may still end meanwhile.
+
+
 def recovery_s(fault: Fault, lines: Sequence[Line], faults: Sequence[Fault]) -> float | None:
     """Returns the seconds from a fault to the next step that a survivor completed without the struck run.
+
+    One that was stopped or cut off may come back before it is missed: until its own next step, then.
 
     Args:
         fault: The fault.
@@ -166,6 +171,9 @@ def recovery_s(fault: Fault, lines: Sequence[Line], faults: Sequence[Fault]) -> 
     if own not in seen.values():
         return None
     for line in lines:
+        is_back = line.run == own and fault.kind in ("stop", "cut") and line.time > fault.time + _SECONDS_TO_STRIKE
+        if is_back:
+            return line.time - fault.time
         if line.time <= fault.time or line.run in struck:
             continue
         if own.worker not in line.members or seen.get((line.world, own.worker), own) != own:
