@@ -30,6 +30,7 @@ from replicax.checkpoint import read_metadata
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tests.stores.proxy import Proxy
 from tests.stores.servers import BUCKET, environ, environment, store
 
 
@@ -93,7 +94,8 @@ def main() -> None:
         print("Not measured in a bucket: Orbax needs `pip install gcsfs` for it.")
         return
     os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # asks what only Google's own servers answer
-    with store("gs") as port, environ(environment("gs", port)):
+    # The proxy answers `Expect: 100-continue`, as real stores do: without, a file of 1 MiB waits for a second.
+    with store("gs") as port, Proxy(port).running() as proxy, environ(environment("gs", proxy.port)):
         in_a_bucket = saving(f"gs://{BUCKET}", options.store_mib, options.arrays, options.rounds)
     print(f"RESULT save_in_store_vs_orbax {in_a_bucket:.3f}")
 
