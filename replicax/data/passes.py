@@ -126,6 +126,7 @@ def _kept(
 ) -> Generator[InputStep]:
     """Yields the steps that are not dropped, each with the rows of its pass that were dropped before it."""
     kept, dropped = position.rows, 0
+    gave_none = True
     rows_read: list[RowsRead] = []
     begins: Position | None = None
 
@@ -149,12 +150,18 @@ def _kept(
                 dropped += 1
                 continue
             kept += 1
+            gave_none = False
             if seen.spec is None:
                 receivers = agreement.receivers
                 seen.note(agreement.split(data, receivers), receivers)
             yield InputStep(data, rows_read, begins)
             rows_read, begins = [], None
     check()
+    if gave_none and kept:
+        _log.warning(
+            "The position that was restored is the end of a pass, so this loop gets no batch: the next loop reads the "
+            "next pass. Keep the number of the epoch in the checkpoint, too, lest an epoch be left out."
+        )
 
 
 def _placed(steps: Generator[InputStep], agreement: Agreement, times: InputTimes) -> Generator[PlacedStep]:

@@ -94,6 +94,29 @@ def test_stopped_after_any_step_and_resumed_elsewhere(distribute, rows_of, kind,
         assert np.concatenate([rows_of(step) for step in again]).tolist() == ROWS.tolist()
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_loop_that_begins_at_the_end_of_a_pass_says_that_it_gets_nothing(mesh_for, caplog, prefetch):
+    """A loop that counts its epochs by its steps leaves one out there."""
+
+    def made():
+        return DistributedDataset(
+            ROWS[:18], num_replicas=2, mesh_for=mesh_for, options=InputOptions(prefetch=prefetch), batch_size=6
+        )
+
+    for stop in range(3):
+        dataset = made()
+        with iter(dataset) as iterator:
+            list(itertools.islice(iterator, stop + 1))
+        again = made()
+        again.set_state(dataset.get_state())
+        caplog.clear()
+        sizes = [len(list(again)) for _ in range(2)]
+        assert sizes == [2 - stop, 3]
+        assert [each.getMessage()[:50] for each in caplog.records] == [
+            "The position that was restored is the end of a pas"
+        ] * (stop == 2)
+
+
 @FEW
 @given(stops=st.lists(st.integers(0, 4), max_size=4), size=st.integers(1, 13))
 def test_stopped_again_and_again_with_other_batch_sizes(mesh_for, rows_of, stops, size):
