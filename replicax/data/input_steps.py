@@ -29,6 +29,7 @@ from replicax.typing import PyTree
 _log = logging.getLogger(__name__)
 _ROWS_OF_A_DIGEST = 3
 _BYTES_OF_A_ROW = 4096
+_WHOLE, WHOLE_IN_A_PASS = 1 << 16, 1 << 20  # bytes of an array of which a digest looks at all
 
 
 class InputStep(NamedTuple):
@@ -96,7 +97,8 @@ class StepByStep:
         """Makes steps of global batches that are views of arrays which all workers have, after `got` rows of them."""
         if self.channel is not None:
             source = self._source(f"batches of {batches.size} rows after row {got}")
-            told = json.dumps([count_rows(batches.arrays), digest(batches.arrays, rows=16), source]).encode()
+            own = digest(batches.arrays, 16, WHOLE_IN_A_PASS)
+            told = json.dumps([count_rows(batches.arrays), own, source]).encode()
             found = [json.loads(message) for message in self.channel.exchange(told)]
             self._check_alike([each[:2] for each in found], "The dataset")
             self._check_same_source([each[2] for each in found])
@@ -273,13 +275,16 @@ def share_of(batch_size: int, workers: InputWorkers) -> int:
     return batch_size * end // replicas - batch_size * first // replicas
 
 
-def digest(batch: PyTree, rows: int = _ROWS_OF_A_DIGEST) -> str:
-    """Returns a digest of a batch's structure and of a few of its rows: cheap, and enough to tell orders apart."""
+def digest(batch: PyTree, rows: int = _ROWS_OF_A_DIGEST, whole: int = _WHOLE) -> str:
+    """Returns a digest of a batch: of all of small arrays, of a few rows of large ones, which tells orders apart."""
     leaves, treedef = jax.tree.flatten(batch)
     found = hashlib.blake2b(str(treedef).encode(), digest_size=8)
     chosen = np.unique(np.linspace(0, count_rows(batch) - 1, rows).astype(int))
     for leaf in leaves:
         found.update(f"{leaf.dtype}{leaf.shape}".encode())
+        if leaf.nbytes <= whole and not leaf.dtype.hasobject:
+            found.update(np.ascontiguousarray(leaf).tobytes())
+            continue
         for row in chosen:
             found.update(np.ascontiguousarray(leaf[row]).tobytes()[:_BYTES_OF_A_ROW])
     return found.hexdigest()

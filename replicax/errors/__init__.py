@@ -382,7 +382,7 @@ class ReplicaDivergenceError(ReplicaxError, ValueError):
 
 
 class ReplicaDriftError(ReplicaxError, RuntimeError):
-    """Copies of a variable on several devices, which must be equal, are not: memory or a chip has failed.
+    """Copies of a variable on several devices, which must be equal, are not.
 
     Attributes:
         variables: The names (or Keras paths) of the variables.
@@ -415,8 +415,9 @@ class ReplicaDriftError(ReplicaxError, RuntimeError):
         unsure = f"The copies of replicas {where} differ, and no majority says which are right."
         super().__init__(
             f"{when}{blamed if is_sure else unsure} {len(variables)} variable(s): {names}. The copies of a mirrored "
-            "variable are equal unless memory or a chip has failed. Restore a checkpoint from before, and "
-            "look at that device; `replicax certify` finds mistakes of the program."
+            "variable are equal unless a worker has assigned what it alone has computed (`kernel * 0`; NumPy arrays "
+            "are sent to all), or memory or a chip has failed. Restore a checkpoint from before. If nothing outside of "
+            "the steps assigns it, look at that device."
         )
 
 

@@ -23,7 +23,7 @@ import replicax.runtime.activity as activity
 from replicax.compat.keras import epoch_iterator_noted, initial_epoch, set_initial_epoch
 from replicax.contracts.group import Group, current_group
 from replicax.contracts.strategy import StrategyBase
-from replicax.data.input_steps import digest
+from replicax.data.input_steps import WHOLE_IN_A_PASS, digest
 from replicax.errors import BatchError
 from replicax.keras.all_workers import check_same_names, make_alike
 from replicax.keras.chief_writes import Writers, callbacks_of_worker, listed
@@ -100,7 +100,9 @@ def _words(value: Any) -> str:
         for leaf in arrays
         if leaf.ndim and not leaf.dtype.hasobject and getattr(leaf, "is_fully_addressable", True)
     ]
-    return ", ".join(f"{leaf.dtype}{list(leaf.shape)} of digest {digest(leaf, rows=16)}" for leaf in here if len(leaf))
+    return ", ".join(
+        f"{leaf.dtype}{list(leaf.shape)} of digest {digest(leaf, 16, WHOLE_IN_A_PASS)}" for leaf in here if len(leaf)
+    )
 
 
 # Where workers may come and go.
@@ -206,7 +208,8 @@ def _alike_class() -> type:
 
         def __init__(self, strategy: StrategyBase, writers: Writers | None):
             super().__init__()
-            self._strategy, self._writers = strategy, writers
+            self._strategy: Any = strategy  # The contract knows no digests.
+            self._writers = writers
 
         def on_train_begin(self, logs: Any = None) -> None:
             if self._writers is not None and self._writers.goes_on:
@@ -218,6 +221,7 @@ def _alike_class() -> type:
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             check_same_names(sorted(logs or {}), self._strategy.placement.workers[jax.process_index()])
             self._make_variables_alike()
+            self._check_copies()
             stop = bool(self.model.stop_training)
             catch_up = None if self._writers is None else self._writers.catch_up
             self.model.stop_training = current_group().exchange("the end of an epoch of fit", stop, catch_up)[0]
@@ -227,10 +231,20 @@ def _alike_class() -> type:
         def on_train_end(self, logs: Any = None) -> None:
             self._make_variables_alike()  # Early stopping may have restored the best ones.
 
-        def _make_variables_alike(self) -> None:
+        def _variables(self) -> list[Any]:
             optimizer = self.model.optimizer
-            variables = [*self.model.variables, *(optimizer.variables if optimizer else ())]
+            return [*self.model.variables, *(optimizer.variables if optimizer else ())]
+
+        def _make_variables_alike(self) -> None:
             with activity.phase(activity.WAIT, "what callbacks have changed"):
-                make_alike(self._strategy, variables)
+                make_alike(self._strategy, self._variables())
+
+        def _check_copies(self) -> None:
+            # A value that is computed from a variable of all (`kernel * 0`) counts as one of all: a callback that
+            # assigns it on one worker, or another one on each, would make models of their own.
+            if self._writers is None:  # Else workers come and go, and are given the others' values.
+                with activity.phase(activity.WAIT, "the copies of variables"):
+                    for each in self._strategy._begin_digests(self._variables()):
+                        each.check()
 
     return DecideAlike

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.errors import BatchError, WorkersDisagreeError
+from replicax.errors import BatchError, ReplicaDriftError, WorkersDisagreeError
 from tests.multiprocess.workers import run_workers
 
 pytestmark = pytest.mark.multiprocess
@@ -123,6 +123,7 @@ def worker(folder: str) -> dict[str, Any]:
     }
     result["errors of data"] = _errors_of_data(model, strategy, x, y)
     result["error"] = _error_of_logs(model, strategy, x, y)
+    result["errors of values"] = [_error_of_values(model, strategy, x, y, alone=alone) for alone in (True, False)]
     return result
 
 
@@ -156,6 +157,23 @@ def _error_of_logs(model: keras.Model, strategy: Any, x: Any, y: Any) -> str:
     return ""
 
 
+def _error_of_values(model: keras.Model, strategy: Any, x: Any, y: Any, *, alone: bool) -> list[str]:
+    """Lets a callback assign what a worker has computed from a variable of all: on the chief alone, or other values."""
+    kernel = model.layers[0].kernel
+
+    def end(batch: int, logs: Any) -> None:
+        if batch == 1 and (strategy.is_chief or not alone):
+            kernel.assign(kernel * 0 + strategy.worker_index)
+
+    try:
+        model.fit(x, y, batch_size=8, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=end)])
+    except ReplicaDriftError as error:
+        return [name.rpartition("/")[2] for name in error.variables]
+    finally:
+        kernel.assign(np.ones(kernel.shape))
+    return []
+
+
 @pytest.mark.slow
 def test_two_workers_write_once_and_decide_alike(tmp_path: Path):
     first, second = run_workers(worker, 2, 1, 100, folder=str(tmp_path))
@@ -168,6 +186,7 @@ def test_two_workers_write_once_and_decide_alike(tmp_path: Path):
     assert len(first["predicted"]) == ROWS
     assert first.pop("loaded") == first["weights"]
     assert "worker:0 alone or with some others: only here" in first["error"]
+    assert all("kernel" in found for found in first["errors of values"]), first["errors of values"]
     named = [
         re.findall(r"call (\w+) with different data. `(\w+)`: worker:0: ", said) for said in first["errors of data"]
     ]
