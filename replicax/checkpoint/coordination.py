@@ -139,7 +139,8 @@ class Coordination:
         if len(told) > 1:
             raise CheckpointError(
                 f"{self.name}: the processes have different values for the {what} ({listed(told)}). Give all of "
-                "them the same: each writes and reads its part there, so it must be a place that all of them see."
+                "them the same: each writes and reads its part there, so it must be a place that all of them see. The "
+                "number of a step is part of it: all save the same one."
             )
 
     def all_values(self, what: str, value: str) -> list[str]:

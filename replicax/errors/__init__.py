@@ -274,8 +274,8 @@ class ProgramMismatchError(ProgramError):
             f"The workers' programs differ, at number {index + 1}: {worker} is about to run {function!r} (fingerprint "
             f"{fingerprint or 'none'}), {other_worker} {other_function!r} ({other_fingerprint or 'none'}). All workers "
             "must call the same functions in the same order, with arguments of the same shapes, and close over the "
-            "same arrays. Look for code that depends on the worker: its index, its data, random choices, different "
-            "versions of the script. (JAX_LOG_COMPILES=1 shows the programs.)"
+            "same arrays. Look for code that depends on the worker: its index, its data, random choices, other "
+            "settings of JAX or Keras, different versions of the script. (JAX_LOG_COMPILES=1 shows the programs.)"
         )
 
 
