@@ -255,6 +255,8 @@ class _Search:
         of_matvec, of_vecmat, of_solve, of_transposed = equation.params["const_lengths"]
         before = of_matvec + of_vecmat
         right_hand_side = inputs[before + of_solve + of_transposed :]
+        # JAX does not differentiate what is in it: there no sum of a gradient can be missing.
+        self._is_backward = False
         return self._inner(solve, [*inputs[before : before + of_solve], *right_hand_side], control)
 
     def _cond(self, equation: jex_core.JaxprEqn, inputs: Differences, control: Difference | None) -> Differences:
