@@ -85,7 +85,9 @@ def test_the_job_goes_on_without_a_worker_that_keeps_failing(run: Run):
         restarts=3,
     )
     assert done.code == 0
-    assert re.findall(r"workers (\d)", done.log("worker-0")) == ["3", "3", "2"]
+    *before, last = re.findall(r"workers (\d)", done.log("worker-0"))
+    assert (set(before), last) in ((set(), "2"), ({"3"}, "2"))  # It may end before it says anything.
+    assert len(before) <= 2
     assert "worker 2 is given up, 2 worker(s) go on." in done.err
 
 
