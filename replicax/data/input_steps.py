@@ -27,9 +27,9 @@ from replicax.errors import BatchError
 from replicax.typing import PyTree
 
 _log = logging.getLogger(__name__)
-_ROWS_OF_A_DIGEST = 3
 _BYTES_OF_A_ROW = 4096
-_WHOLE, WHOLE_IN_A_PASS = 1 << 16, 1 << 20  # bytes of an array of which a digest looks at all
+# How many rows a digest looks at, and up to how many bytes of an array at all: of each batch, and once for all batches.
+_QUICK, _THOROUGH = (3, 1 << 16), (16, 1 << 20)
 
 
 class InputStep(NamedTuple):
@@ -97,8 +97,7 @@ class StepByStep:
         """Makes steps of global batches that are views of arrays which all workers have, after `got` rows of them."""
         if self.channel is not None:
             source = self._source(f"batches of {batches.size} rows after row {got}")
-            own = digest(batches.arrays, 16, WHOLE_IN_A_PASS)
-            told = json.dumps([count_rows(batches.arrays), own, source]).encode()
+            told = json.dumps([count_rows(batches.arrays), digest(batches.arrays, thorough=True), source]).encode()
             found = [json.loads(message) for message in self.channel.exchange(told)]
             self._check_alike([each[:2] for each in found], "The dataset")
             self._check_same_source([each[2] for each in found])
@@ -275,8 +274,9 @@ def share_of(batch_size: int, workers: InputWorkers) -> int:
     return batch_size * end // replicas - batch_size * first // replicas
 
 
-def digest(batch: PyTree, rows: int = _ROWS_OF_A_DIGEST, whole: int = _WHOLE) -> str:
+def digest(batch: PyTree, *, thorough: bool = False) -> str:
     """Returns a digest of a batch: of all of small arrays, of a few rows of large ones, which tells orders apart."""
+    rows, whole = _THOROUGH if thorough else _QUICK
     leaves, treedef = jax.tree.flatten(batch)
     found = hashlib.blake2b(str(treedef).encode(), digest_size=8)
     chosen = np.unique(np.linspace(0, count_rows(batch) - 1, rows).astype(int))

@@ -23,7 +23,7 @@ import replicax.runtime.activity as activity
 from replicax.compat.keras import epoch_iterator_noted, initial_epoch, set_initial_epoch
 from replicax.contracts.group import Group, current_group
 from replicax.contracts.strategy import StrategyBase
-from replicax.data.input_steps import WHOLE_IN_A_PASS, digest
+from replicax.data.input_steps import digest
 from replicax.errors import BatchError
 from replicax.keras.all_workers import check_same_names, make_alike
 from replicax.keras.chief_writes import Writers, callbacks_of_worker, listed
@@ -101,7 +101,7 @@ def _words(value: Any) -> str:
         if leaf.ndim and not leaf.dtype.hasobject and getattr(leaf, "is_fully_addressable", True)
     ]
     return ", ".join(
-        f"{leaf.dtype}{list(leaf.shape)} of digest {digest(leaf, 16, WHOLE_IN_A_PASS)}" for leaf in here if len(leaf)
+        f"{leaf.dtype}{list(leaf.shape)} of digest {digest(leaf, thorough=True)}" for leaf in here if len(leaf)
     )
 
 

@@ -213,6 +213,6 @@ def stacks() -> str:
     main = threading.main_thread().ident
     own = threading.get_ident()
     with frames_of_threads() as frames:
-        stacks = {ident: "".join(traceback.format_stack(frame)) for ident, frame in frames.items() if ident != own}
-    ordered = sorted(stacks.items(), key=lambda item: item[0] != main)
+        shown = {ident: "".join(traceback.format_stack(frame)) for ident, frame in frames.items() if ident != own}
+    ordered = sorted(shown.items(), key=lambda item: item[0] != main)
     return "\n".join(f"Thread {names.get(ident, ident)!r}:\n{stack}" for ident, stack in ordered)
