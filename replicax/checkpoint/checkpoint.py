@@ -38,7 +38,7 @@ from replicax.checkpoint.encoding import (
 )
 from replicax.checkpoint.foreign import TensorMapping, is_tensorflow, tensorflow_checkpoints
 from replicax.checkpoint.load_status import LoadStatus
-from replicax.checkpoint.metadata import FILE, Metadata
+from replicax.checkpoint.metadata import FILE, KINDS, Metadata
 from replicax.checkpoint.name_matching import check_kinds, check_names, differences, warn_of_left_out
 from replicax.checkpoint.places import Directory, Place, absolute, place_of
 from replicax.checkpoint.reading import checked_metadata, read_arrays, read_state
@@ -232,7 +232,7 @@ class Checkpoint(Advised):
         self._warn_of_old_arrays(parts)
         arrays = values_of(parts.variables, parts.states.values()) | prepared.waiting
         arrays |= {name: saved_array(array) for name, array in parts.arrays.items()}
-        notes = {name: note() for name, note in self._notes.items()}
+        notes = {name: note() for name, note in self._notes.items()} | {KINDS: parts.kinds}
         return Contents(arrays, prepared.state, prepared.step, notes)
 
     def _warn_of_old_arrays(self, parts: ObjectParts) -> None:
@@ -291,8 +291,8 @@ class Checkpoint(Advised):
         Raises:
             ArgumentError: `save_path` is not a path; or there is a `mapping` and the checkpoint is replicax's own.
             CheckpointError: There is no complete checkpoint, it is damaged, a name is missing on either side, or a
-                shape differs; or it is not clear which tensor of TensorFlow's belongs to which variable. An object's
-                `build` raises it if it turns out then that it is another object.
+                shape or the kind of an optimizer or random key differs; or it is not clear which tensor of TensorFlow's
+                belongs to which variable. An object's `build` raises it if it turns out then to be another object.
         """
         return restore_within(TIMEOUT_S, self, save_path, partial or not strict, verify, mapping)
 
@@ -365,7 +365,7 @@ class Checkpoint(Advised):
         expected = [*parts.names(), *later]
         if not partial:
             check_names(path, names, expected, lambda unused: layers_without(self.objects, unused))
-        check_kinds(path, parts, metadata, written[0])
+        check_kinds(path, parts, metadata, written[0], partial)
         wanted = {name: wanted_value(variable) for name, variable in parts.variables.items()}
         wanted |= {name: wanted_array(array) for name, array in parts.arrays.items()}
         known = {name: spec for name, spec in wanted.items() if name in metadata.arrays}

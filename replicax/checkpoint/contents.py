@@ -18,8 +18,9 @@ import numpy as np
 
 from replicax.checkpoint.encoding import VALUES, HasState, SavedArray, has_state
 from replicax.checkpoint.unbuilt import how_to_build, unbuilt_objects
-from replicax.checkpoint.variable_names import is_keras_object, is_variable, key_name, walk
-from replicax.contracts.variable_access import AssignableLike, dtype_of
+from replicax.checkpoint.variable_names import is_keras_object, is_variable, key_name, kinds_of_optimizers, walk
+from replicax.compat.jax import is_random_key
+from replicax.contracts.variable_access import AssignableLike, array_of, dtype_of
 from replicax.errors import CheckpointError
 from replicax.program.flax.modules import is_of_flax
 from replicax.program.flax.variables import FlaxVariable, arrays_held_by, is_flax_variable
@@ -91,6 +92,8 @@ class ObjectParts:
     variables: dict[str, AssignableLike] = dataclasses.field(default_factory=dict)
     arrays: dict[str, SavedArray] = dataclasses.field(default_factory=dict)  # not variables; random keys among them
     states: dict[str, SavedState] = dataclasses.field(default_factory=dict)  # random generators among them
+    # Of optimizers, named tuples and random keys, by their paths: the names of their classes, the narrowest first.
+    kinds: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 
     def names(self) -> list[str]:
         return [*self.variables, *self.arrays, *self.states]
@@ -98,13 +101,13 @@ class ObjectParts:
 
 def parts_of(objects: Mapping[str, PyTree], allow_unbuilt: bool = False) -> ObjectParts:
     """Returns the parts of objects; `allow_unbuilt`: some may hold nothing yet, because they are not built."""
-    parts, seen = ObjectParts(), set[int]()
+    parts, seen = ObjectParts(kinds=kinds_of_optimizers(objects)), set[int]()
     for name, value in objects.items():
-        found = list(_leaves(value, name, seen))
+        found = list(_leaves(value, name, seen, parts.kinds))
         if (
             not found
             and not (isinstance(value, MayBeEmpty) and value.may_be_empty)
-            and not list(_leaves(value, name, set()))
+            and not list(_leaves(value, name, set(), {}))
         ):
             hints = [how_to_build(path or "root", part) for path, part in unbuilt_objects({name: value}).items()]
             if hints and allow_unbuilt:
@@ -120,8 +123,10 @@ def parts_of(objects: Mapping[str, PyTree], allow_unbuilt: bool = False) -> Obje
             if is_variable(leaf):
                 _check_dtype(dtype_of(leaf), path)
                 parts.variables[path] = leaf
+                _note_key(array_of(leaf), path, parts.kinds)
             elif isinstance(leaf, _ARRAYS):
                 parts.arrays[path] = leaf
+                _note_key(leaf, path, parts.kinds)
             else:
                 parts.states[path] = leaf
     return parts
@@ -164,7 +169,7 @@ def is_value(leaf: Leaf) -> bool:
     return isinstance(leaf, (*VALUES, *_ARRAYS))
 
 
-def _leaves(value: PyTree, path: str, seen: set[int]) -> Iterator[tuple[str, Leaf]]:
+def _leaves(value: PyTree, path: str, seen: set[int], kinds: dict[str, list[str]]) -> Iterator[tuple[str, Leaf]]:
     if isinstance(value, _ARRAYS):
         _check_numbers(value, path)
         yield path, value
@@ -175,6 +180,9 @@ def _leaves(value: PyTree, path: str, seen: set[int]) -> Iterator[tuple[str, Lea
             f"{path!r} is {value}, and numbers in a checkpoint are real. Save np.complex128(...) of it."
         )
     elif is_of_flax(value):
+        found = _named_tuples_in(value)
+        if found:
+            kinds[path] = [", ".join(found)]
         yield from flax_arrays(value, path, seen)
     elif _is_single(value):
         if has_state(value) and id(value) not in seen:
@@ -184,13 +192,33 @@ def _leaves(value: PyTree, path: str, seen: set[int]) -> Iterator[tuple[str, Lea
             yield from walk(value, path, seen)
     elif isinstance(value, Mapping):
         for key, child in value.items():
-            yield from _leaves(child, _join(path, key_name(key)), seen)
+            yield from _leaves(child, _join(path, key_name(key)), seen, kinds)
     else:
         named, treedef = _one_level(value)
         if treedef is None:
             yield from walk(value, path, seen)
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            kinds[path] = [type(value).__name__]
         for name, child in named:
-            yield from _leaves(child, _join(path, name), seen)
+            yield from _leaves(child, _join(path, name), seen, kinds)
+
+
+def _named_tuples_in(value: PyTree) -> list[str]:
+    """Returns the names of the classes of named tuples, such as the states of Optax, in their order."""
+    names: list[str] = []
+
+    def note(node: PyTree) -> bool:
+        if isinstance(node, tuple) and hasattr(node, "_fields"):
+            names.append(type(node).__name__)
+        return False
+
+    jax.tree_util.tree_flatten(value, is_leaf=note)
+    return names
+
+
+def _note_key(array: Leaf, path: str, kinds: dict[str, list[str]]) -> None:
+    if is_random_key(array):
+        kinds[path] = [f"a key of {jax.random.key_impl(array)}"]
 
 
 def _check_numbers(array: SavedArray, path: str) -> None:

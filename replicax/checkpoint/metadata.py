@@ -10,7 +10,7 @@ import dataclasses
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -22,6 +22,7 @@ from replicax.checks import is_int
 from replicax.errors import CheckpointError
 from replicax.version import __version__
 
+KINDS = "kinds of objects"  # the name of their note
 STATE = "state-{:05d}.json"  # The state that a process wrote, by its index.
 _FORMAT = 2
 _FIRST_WITH_DIGEST = 2
@@ -54,6 +55,13 @@ class Metadata:
     processes: int = 1  # that wrote it
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of replicax and JAX
     written_at: float | None = None  # seconds since the epoch; None in those of earlier versions
+
+    @property
+    def kinds(self) -> Mapping[str, Sequence[str]]:
+        """The classes of optimizers, named tuples and random keys, as `ObjectParts` has them."""
+        noted = self.notes.get(KINDS)
+        named = noted.items() if isinstance(noted, dict) else ()
+        return {path: [*map(str, kinds)] for path, kinds in named if isinstance(kinds, list) and kinds}
 
     def noted_number(self, name: str) -> int | None:
         """Returns the int that is noted under a name; None if there is none."""

@@ -44,14 +44,27 @@ def warn_of_left_out(directory: Directory, found: Iterable[str], expected: Itera
         )
 
 
-def check_kinds(directory: Directory, parts: ObjectParts, metadata: Metadata, state: Mapping[str, object]) -> None:
-    """Checks that what is an array in a checkpoint is one here, and the reverse."""
+def check_kinds(
+    directory: Directory, parts: ObjectParts, metadata: Metadata, state: Mapping[str, object], partial: bool
+) -> None:
+    """Checks that what is an array in a checkpoint is one here, and the reverse, and that numbers mean the same."""
     for name in parts.names():
         is_array, has = name not in parts.states, "an array" if name in metadata.arrays else "no array"
         if (name in metadata.arrays and not is_array) or (name in state and is_array):
             raise CheckpointError(
                 f"{name!r} is {has} in the checkpoint {directory}, and {'an' if is_array else 'no'} array here."
             )
+    # Two optimizers may have slots of the same shapes that mean something else; classes that share a base agree.
+    for name, kinds in metadata.kinds.items():
+        own = parts.kinds.get(name)
+        if own is not None and not set(own).intersection(kinds):
+            what = f"{name!r} is {kinds[0]} in the checkpoint {directory}, and {own[0]} here"
+            if not partial:
+                raise CheckpointError(
+                    f"{what}, whose numbers may mean something else. Make it as it was; or, to take them as they are, "
+                    "pass partial=True."
+                )
+            _log.warning("%s: its numbers were taken as they are.", what)
 
 
 def differences(found: Iterable[str], expected: Iterable[str]) -> tuple[list[str], list[str]]:

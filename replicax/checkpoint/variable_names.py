@@ -61,6 +61,20 @@ def keras_objects(objects: Mapping[str, PyTree]) -> dict[str, KerasObject]:
     return dict(itertools.chain.from_iterable(each))
 
 
+def kinds_of_optimizers(objects: Mapping[str, PyTree]) -> dict[str, list[str]]:
+    """Returns the names of the classes of Keras optimizers, by the paths to them, the narrowest first."""
+    if not keras_is_loaded():
+        return {}
+    import keras
+
+    base, kinds = keras.optimizers.Optimizer, {}
+    for path, each in keras_objects(objects).items():
+        while isinstance(each, base):
+            kinds[path] = [kind.__name__ for kind in type(each).__mro__ if kind is not base and issubclass(kind, base)]
+            path, each = f"{path}/inner_optimizer", getattr(each, "inner_optimizer", None)
+    return kinds
+
+
 def _found(value: PyTree, path: str, seen: set[int], is_wanted: Callable[[Leaf], bool]) -> Iterator[tuple[str, Leaf]]:
     """Yields what is wanted in `value` and the paths to it; it searches neither variables nor what was wanted."""
     if isinstance(value, _LEAVES + _CODE) or id(value) in seen:

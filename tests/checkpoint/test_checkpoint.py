@@ -87,6 +87,58 @@ def test_random_state_comes_back(tmp_path: Path):
     assert jax.random.uniform(restored["key"]) == jax.random.uniform(key)
 
 
+def keras_optimizer(
+    kind: type[keras.optimizers.Optimizer], built: bool = True, scales: bool = False
+) -> keras.optimizers.Optimizer:
+    optimizer = keras.optimizers.LossScaleOptimizer(kind(0.1)) if scales else kind(0.1)
+    if built:
+        optimizer.build([keras.Variable(np.zeros(2, np.float32))])
+    return optimizer
+
+
+class OwnAdam(keras.optimizers.Adam):
+    """An optimizer whose slots mean what those of its base do."""
+
+
+KERAS = keras.optimizers
+OTHER_KINDS = [
+    (lambda: keras_optimizer(KERAS.Adam), lambda: keras_optimizer(KERAS.Adadelta), "Adam .*Adadelta"),
+    (lambda: keras_optimizer(KERAS.Adam), lambda: keras_optimizer(KERAS.Adadelta, built=False), "Adam .*Adadelta"),
+    (
+        lambda: keras_optimizer(KERAS.Adam, scales=True),
+        lambda: keras_optimizer(KERAS.Adadelta, scales=True),
+        "inner_optimizer.*Adam .*Adadelta",
+    ),
+    (
+        lambda: {"state": optax.adam(0.1).init(jnp.ones(2))},
+        lambda: {"state": optax.adabelief(0.1).init(jnp.ones(2))},
+        "state/0.*ScaleByAdamState .*ScaleByBeliefState",
+    ),
+    (lambda: jax.random.key(0, impl="rbg"), lambda: jax.random.key(0, impl="unsafe_rbg"), "of rbg .*of unsafe_rbg"),
+    (lambda: jax.random.key(0, impl="rbg"), lambda: jax.random.key(0), "of rbg .*of threefry"),
+]
+
+
+@pytest.mark.parametrize(("saved", "own", "said"), OTHER_KINDS)
+def test_numbers_of_another_kind_are_not_restored_in_silence(tmp_path: Path, saved: Any, own: Any, said: str):
+    path = rx.Checkpoint(it=saved()).write(tmp_path / "c")
+    rx.Checkpoint(it=saved()).restore(path)
+    with pytest.raises(CheckpointError, match=f"{said}.*partial=True"):
+        rx.Checkpoint(it=own()).restore(path)
+
+
+def test_those_of_a_kind_that_shares_a_base_are_restored(tmp_path: Path):
+    path = rx.Checkpoint(it=keras_optimizer(KERAS.AdamW)).write(tmp_path / "c")
+    rx.Checkpoint(it=keras_optimizer(OwnAdam)).restore(path).assert_consumed()
+
+
+def test_those_of_another_kind_are_restored_if_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    path = rx.Checkpoint(it=optax.adam(0.1).init(jnp.full(2, 3.0))).write(tmp_path / "c")
+    own = rx.Checkpoint(it=optax.adabelief(0.1).init(jnp.ones(2)))
+    own.restore(path, partial=True)
+    assert "ScaleByBeliefState" in caplog.text
+
+
 @pytest.mark.parametrize("position", [b"bytes \0", {"epoch": 1, "rows": [1, 2]}, None, {"order": np.arange(3)}])
 def test_objects_that_know_their_state(tmp_path: Path, position: Any):
     path = rx.Checkpoint(data=Reader(position)).write(tmp_path / "c")

@@ -10,6 +10,7 @@ import pytest
 
 import replicax as rx
 from replicax.checkpoint import entries
+from replicax.errors import CheckpointError
 
 nnx = pytest.importorskip("flax.nnx")
 
@@ -41,6 +42,14 @@ def test_variables_are_restored_in_place(tmp_path):
     assert (int(its_optimizer.step[...]), int(other.layers[1].rngs.count[...])) == (4, 1)
     keys = [jax.random.key_data(each.layers[1].rngs.key[...]) for each in (model, other)]
     np.testing.assert_array_equal(*keys)
+
+
+def test_an_optimizer_of_another_kind_is_refused(tmp_path):
+    model, optimizer = trainer(0)
+    saved = rx.Checkpoint(optimizer=optimizer).save(tmp_path / "c")
+    other = nnx.Optimizer(model, optax.adabelief(1e-2), wrt=nnx.Param)
+    with pytest.raises(CheckpointError, match=r"ScaleByAdamState.*ScaleByBeliefState"):
+        rx.Checkpoint(optimizer=other).restore(saved)
 
 
 def test_a_state_and_a_variable_with_a_pytree(tmp_path):
