@@ -257,6 +257,7 @@ def compare(kind: str, devices: int, rounds: int) -> tuple[list[tuple[str, ...]]
         for whose, each in found.items():
             command = [sys.executable, __file__, kind, whose, str(devices)]
             environment = {**os.environ, **NOTHING_KEPT}
+            environment.pop("NPROC", None)  # This process may have told XLA to have threads for eight devices.
             done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True, timeout=600)
             each.append(json.loads(done.stdout.splitlines()[-1]))
     ratios = {
