@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from problem import (
@@ -52,7 +53,9 @@ class HandWritten:
     def __init__(self, step: Callable[..., Any], mesh: Mesh, sizes: tuple[int, ...], batch: Any):
         replicated = NamedSharding(mesh, PartitionSpec())
         params = init_params(sizes)
-        state = (params, adam().init(params))
+        # In NumPy's memory, which is copied: JAX 0.10 shares an array of its own with the copy on several devices,
+        # may_alias=False or not, and a donated step then deletes the caller's.
+        state = (params, jax.tree.map(np.array, adam().init(params)))
         self.state = jax.device_put(state, replicated, may_alias=False)
         self.batch = jax.device_put(batch, NamedSharding(mesh, PartitionSpec("replica")))
         self.compiled = jax.jit(step, donate_argnums=(0, 1))
