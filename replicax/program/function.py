@@ -23,7 +23,8 @@ from replicax.errors import ArgumentError, ProgramError
 from replicax.program.call_checks import check_function
 from replicax.program.capture_changes import Change
 from replicax.program.global_view import GlobalView
-from replicax.program.hints.advice import advise_of_changed_object
+from replicax.program.hints.advice import advise_of_changed_object, advise_of_parted
+from replicax.program.host_arguments import argument_name, parameters_of
 from replicax.program.input_signature import InputSignature
 from replicax.program.lifting import Program
 from replicax.program.pytrees import Structure, flatten_inputs, per_replica_arrays
@@ -60,6 +61,8 @@ class ProgramCache:
     ):
         self._get_fn, self._view, self._get_users = get_fn, view, get_users
         self._changes: collections.Counter[str] = collections.Counter()
+        # By what a replica gets of each array: which arrays had a component for each replica when that came first.
+        self._stacked: dict[Hashable, list[bool]] = {}
         self._donate_argnums = frozenset(donate_argnums)
         self._programs: dict[Hashable, list[Program]] = {}
         self._lock = threading.Lock()
@@ -128,11 +131,28 @@ class ProgramCache:
         structure: Structure,
         earlier: Sequence[tuple[Program, Change]],
     ) -> Program:
-        _, replicas = per_replica_arrays((args, kwargs))
+        stacked, replicas = per_replica_arrays((args, kwargs))
+        self._look_at_state(stacked, arrays, structure)
         donate = [False] * len(arrays)
         if self._donate_argnums:
             donate = _donated(args, kwargs, self._donate_argnums)
         return Program(self._get_fn, structure, arrays, donate, replicas, self._view, self._get_users, earlier)
+
+    def _look_at_state(
+        self, stacked: Sequence[bool], arrays: Sequence[jax.Array | np.ndarray], structure: Structure
+    ) -> None:
+        """Says that what was one value for all replicas has become a value of each replica's own, as a state may."""
+        kinds = tuple((np.shape(x)[each:], getattr(x, "dtype", None)) for x, each in zip(arrays, stacked, strict=True))
+        before = self._stacked.setdefault(kinds, list(stacked))
+        parted = [
+            i
+            for i, (_, dtype) in enumerate(kinds)
+            if stacked[i] and not before[i] and dtype is not None and jax.numpy.issubdtype(dtype, np.floating)
+        ]
+        if parted:
+            fn, paths = (self._get_users or self._get_fn)(), structure.paths()
+            names = [argument_name(paths[i][:-1], parameters_of(fn)) for i in parted]  # without the stack's own key
+            advise_of_parted(context.current().strategy, getattr(fn, "__name__", "step"), names)
 
     def __len__(self) -> int:
         return sum(map(len, self._programs.values()))

@@ -42,8 +42,8 @@ class HostArguments:
         given = opened(held(structure.rebuild(arrays)))
         stacked, _ = per_replica_arrays(given)
         found, _ = jax.tree_util.tree_flatten_with_path(given)
-        parameters = _parameters(fn)
-        names = [_name(path, parameters) for path, _ in found]
+        parameters = parameters_of(fn)
+        names = [argument_name(path, parameters) for path, _ in found]
         of_arrays = [name for i, name in enumerate(names) if i not in fixed]
         kinds = zip(of_arrays, arrays, stacked, strict=True)
         own = {i: name for i, (name, each, differs) in enumerate(kinds) if _is_own(each) and not differs}
@@ -92,7 +92,7 @@ def _shown(array: np.ndarray, checksum: int) -> str:
     return f"{array.dtype}{array.shape} [{first}{more}"
 
 
-def _parameters(fn: PyTreeFunction) -> list[str]:
+def parameters_of(fn: PyTreeFunction) -> list[str]:
     """Returns the names of a function's positional parameters, as far as they are known."""
     try:
         # A wrapper may be given other arguments than what it wraps.
@@ -103,7 +103,7 @@ def _parameters(fn: PyTreeFunction) -> list[str]:
     return [name for name, parameter in signature.parameters.items() if parameter.kind in kinds]
 
 
-def _name(path: Sequence[Hashable], parameters: Sequence[str]) -> str:
+def argument_name(path: Sequence[Hashable], parameters: Sequence[str]) -> str:
     """Returns how a user calls a leaf of `(args, kwargs)`."""
     (which, given), rest = path[:2], path[2:]
     if isinstance(which, jax.tree_util.SequenceKey) and which.idx == 0:

@@ -310,3 +310,24 @@ def test_run_eagerly_says_that_an_array_is_not_one_number(two, per_replica, use)
             two.run(lambda b: jnp.asarray(use(b)), args=(rows,))
     finally:
         rx.config.run_eagerly(False)
+
+
+@pytest.mark.parametrize("wrap", [lambda fn: fn, lambda fn: rx.function(lambda *args: fn(*args))])
+def test_a_state_that_each_replica_computes_for_itself_is_spoken_of(two, x, caplog, wrap):
+    def step(state, x):
+        return {"w": state["w"] - x, "mean": state["mean"] + rx.get_replica_context().all_reduce("mean", x)}
+
+    call = wrap(lambda state, x: two.run(step, args=(state, x)))
+    state = call({"w": jnp.ones(3), "mean": jnp.zeros(())}, x)
+    assert not caplog.records
+    call(call(state, x), x)
+    [record] = caplog.records
+    assert "['w'] for all replicas" in record.message
+
+
+def test_keys_of_each_replicas_own_are_what_they_should_be(two, x, caplog):
+    def step(key, x):
+        return jax.random.fold_in(key, rx.get_replica_context().replica_id_in_sync_group)
+
+    two.run(step, args=(two.run(step, args=(jax.random.key(0), x)), x))
+    assert not caplog.records

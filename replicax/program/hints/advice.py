@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from replicax.contracts.strategy import StrategyBase, or_null
@@ -13,6 +13,7 @@ from replicax.program.hints.gradient_scale import LocalMean
 from replicax.program.hints.metric_totals import NotSummable
 
 _log = logging.getLogger(__name__)
+_SHOWN = 3  # names in a message
 
 
 class _Advised(Protocol):
@@ -89,6 +90,18 @@ def advise_of_local_mean(
         "Divide the sum by the global number of rows: rx.compute_average_loss of the loss per example (of a Keras loss "
         'with reduction="none"). Or, if all replicas have equally many, ask for aggregation="mean" in '
         "rx.value_and_grad.",
+    )
+
+
+def advise_of_parted(strategy: StrategyBase | None, name: str, arguments: Sequence[str]) -> None:
+    """Says that a state has become one of each replica's own, which trains as many models as there are replicas."""
+    shown = ", ".join(arguments[:_SHOWN]) + (f" and {len(arguments) - _SHOWN} more" if arguments[_SHOWN:] else "")
+    advise(
+        strategy,
+        f"the replicas of {name}",
+        f"{name} was first called with one value of {shown} for all replicas; now each replica has its own, computed "
+        "from its own rows. If that decides what is trained, there are as many models as replicas. Make it one in the "
+        "step: rx.get_replica_context().all_reduce('mean', value). Ignore this if each replica shall have its own.",
     )
 
 
