@@ -10,7 +10,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -143,8 +143,10 @@ def name_of(place: Sequence[int]) -> str:
     return ".".join(map(str, place)) or "0"
 
 
-def begin_reading(files: Mapping[str, bytes], spec: jax.ShapeDtypeStruct) -> Callable[[], jax.Array | np.ndarray]:
+def begin_reading(files: dict[str, bytes], spec: jax.ShapeDtypeStruct) -> Callable[[], jax.Array | np.ndarray]:
     """Begins to read an array from its files, in TensorStore's threads. Returns what waits for it, and returns it.
+
+    The dict is empty afterwards: TensorStore has the files, until they are read.
 
     It is an array as `spec` wants it, one of NumPy's without a sharding. Both calls raise TensorStore's errors, and the
     second an `OverflowError` if the dtype of `spec` cannot hold a value.
@@ -153,8 +155,8 @@ def begin_reading(files: Mapping[str, bytes], spec: jax.ShapeDtypeStruct) -> Cal
 
     context = tensorstore.Context()
     memory = tensorstore.KvStore.open({"driver": "memory"}, context=context).result()
-    for name, data in files.items():
-        memory.write(name, data).result()
+    while files:
+        memory.write(*files.popitem()).result()
     opened = {"driver": "zarr", "kvstore": {"driver": "memory"}, "open": True, "fill_missing_data_reads": False}
     array = tensorstore.open(opened, context=context).result()
     shape, sharding = tuple(spec.shape), spec.sharding

@@ -53,6 +53,7 @@ from replicax.contracts.variable_access import AssignableLike, restorations_of
 from replicax.errors import ArgumentError, CheckpointError, ElasticError
 from replicax.runtime import clock
 from replicax.runtime.ending import uninterrupted
+from replicax.runtime.memory import give_freed_memory_back
 from replicax.typing import PyTree
 from replicax.values.tracebacks import entry_point
 from replicax.variables import Variable
@@ -468,6 +469,7 @@ def restore_within(
     path = absolute(save_path)
     status = checkpoint._restore(place_of(save_path), path.parent, partial, verify, mapping, timeout_s)
     checkpoint.keepers.note_restored(path)
+    give_freed_memory_back()  # The buffers of files.
     return status
 
 

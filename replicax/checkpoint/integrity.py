@@ -60,11 +60,15 @@ def read_in_turn(place: Place, groups: Sequence[Files], verify: bool = True) -> 
             for files in [*groups, {}]:
                 begun.append({name: pool.submit(_read, place, name, files[name], verify) for name in files})
                 if len(begun) > 1:
-                    found = {name: future.result() for name, future in begun.popleft().items()}
-                    _raise_damage(place, {name: problem for name, (_, problem) in found.items()})
-                    yield {name: data for name, (data, _) in found.items()}
+                    yield _checked(place, begun.popleft())  # Who takes a file from the dict is the last to have it.
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _checked(place: Place, begun: Mapping[str, Future[tuple[bytes, str]]]) -> dict[str, bytes]:
+    found = {name: future.result() for name, future in begun.items()}
+    _raise_damage(place, {name: problem for name, (_, problem) in found.items()})
+    return {name: data for name, (data, _) in found.items()}
 
 
 def _raise_damage(place: Place, found: Mapping[str, str]) -> None:

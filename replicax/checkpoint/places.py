@@ -192,9 +192,10 @@ def absolute(directory: Directory) -> Place:
     """Returns the absolute path of a directory, or the place in a store that a URL names."""
     if isinstance(directory, StorePath):
         return directory
-    if not isinstance(directory, (str, os.PathLike)) or not isinstance(os.fspath(directory), str):
+    path = os.fspath(directory) if isinstance(directory, (str, os.PathLike)) else None
+    if not isinstance(path, str) or not path or "\0" in path:
         raise ArgumentError(f"A directory is a string or a pathlib.Path, got {directory!r:.100}.")
-    url = _URL.fullmatch(os.fspath(directory))
+    url = _URL.fullmatch(path)
     if url is None:
         return Path(directory).absolute()
     parts = [part for part in url["rest"].split("/") if part]

@@ -64,9 +64,9 @@ def read_arrays(
     read: dict[str, jax.Array | np.ndarray] = {}
     for group, files in _read_groups(place, metadata, folders, verify):
         own: dict[str, dict[str, bytes]] = {}
-        for name, data in files.items():
+        for name in list(files):  # Nothing but `own` holds them then, and that until they are read.
             folder, _, file = name.partition("/")
-            own.setdefault(folder, {})[file] = data
+            own.setdefault(folder, {})[file] = files.pop(name)
         read.update(_arrays(place, names, own, group))
     return {
         name: read[folder] if (folder := metadata.arrays[name].folder) else _empty(spec)
@@ -112,7 +112,7 @@ def _state(name: str, data: bytes) -> dict[str, object]:
 
 def _read_groups(
     place: Place, metadata: Metadata, wanted: _Wanted, verify: bool
-) -> Iterator[tuple[_Wanted, Mapping[str, bytes]]]:
+) -> Iterator[tuple[_Wanted, dict[str, bytes]]]:
     """Yields the folders to read in groups, each with the files of it that this process reads."""
     folders = {entry.folder for entry in metadata.arrays.values() if entry.folder}
     described = {f"{folder}/{DESCRIPTION}" for folder in wanted}
@@ -141,7 +141,8 @@ def _read_groups(
         size += sum(length for length, _ in parts.values())
     read = read_in_turn(place, [files for _, files in groups], verify)
     for (group, _), files in zip(groups, read, strict=True):
-        yield group, {**{name: descriptions[name] for name in described if name.partition("/")[0] in group}, **files}
+        files.update({name: descriptions[name] for name in described if name.partition("/")[0] in group})
+        yield group, files
 
 
 def _grid(place: Place, folder: str, files: Mapping[str, bytes]) -> list[int]:

@@ -5,8 +5,8 @@ larger than 32 MiB back to the system at once, and the next call gets new pages,
 zeros and map, 4 KiB at a time: of an all-reduce of 64 MiB that is 40 % of the time. Here glibc is set to keep such
 memory (`M_MMAP_THRESHOLD`, `M_TRIM_THRESHOLD`), and to serve all threads from one heap (`M_ARENA_MAX`), since the other
 heaps cannot hold a buffer of more than 64 MiB. The price: what the process needed at its peak, up to 1 GiB, stays with
-it. Where programs come and go, small blocks that live split the heap, and the peak rises with each of them:
-`give_freed_memory_back` is for their end.
+it. Where programs come and go, and where a checkpoint was read, small blocks that live split the heap, and the peak
+rises with each of them: `give_freed_memory_back` is for their end.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def test_each_part_is_written_once_and_read_by_who_needs_it(shape, axes, largest
     grid = grid_of(files[array_files.DESCRIPTION])
     other = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding())
     assert read_by(other, grid) == files.keys() - {array_files.DESCRIPTION}
-    np.testing.assert_array_equal(begin_reading(files, other)(), array)
+    np.testing.assert_array_equal(begin_reading(dict(files), other)(), array)
     own = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=array.sharding)
     np.testing.assert_array_equal(
         begin_reading({name: files[name] for name in {*read_by(own, grid), ".zarray"}}, own)(), array
