@@ -67,8 +67,8 @@ BY_ELEMENT = frozenset([
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil",
     "clamp", "convert_element_type", "copy", "cos", "cosh", "div", "eq", "erf", "erf_inv", "erfc",
     "exp", "exp2", "expm1", "floor", "ge", "gt", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p",
-    "logistic", "lt", "max", "min", "mul", "name", "ne", "neg", "nextafter", "not", "or", "pow", "real",
-    "reduce_precision", "rem", "round", "rsqrt", "select_n", "sign", "sin", "sinh", "sqrt", "square",
+    "log2", "logistic", "lt", "max", "min", "mul", "name", "ne", "neg", "nextafter", "not", "one_minus_square", "or",
+    "pow", "real", "reduce_precision", "rem", "round", "rsqrt", "select_n", "sign", "sin", "sinh", "sqrt", "square",
     "stop_gradient", "sub", "tan", "tanh", "xor",
 ])  # fmt: skip
 # So are these of bits: each result has as many as the number it is made of; shifts and counts are numbers, too.
@@ -110,8 +110,8 @@ ARITHMETIC = frozenset([
 LARGEST_OR_SMALLEST = frozenset(["reduce_max", "reduce_min", "max", "min", "argmax", "argmin", "cummax", "cummin"])
 # Of a sum they do not make the sum of what they make of its parts, whatever the other operand is.
 NOT_ADDITIVE = LARGEST_OR_SMALLEST | {
-    "reduce_prod", "integer_pow", "pow", "exp", "exp2", "log", "sqrt", "rsqrt", "cbrt", "square", "sign", "tanh",
-    "logistic", "and", "or", "not", "xor", "eq", "ne", "lt", "le", "gt", "ge",
+    "reduce_prod", "integer_pow", "pow", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "cbrt", "square", "sign",
+    "tanh", "logistic", "and", "or", "not", "xor", "eq", "ne", "lt", "le", "gt", "ge",
 }  # fmt: skip
 # They move, choose or convert numbers, and compute none.
 WITHOUT_WORK = frozenset(["convert_element_type", "copy", "name", "select_n", "stop_gradient", "real", "clamp"])

@@ -9,6 +9,7 @@ import jax.ad_checkpoint
 import jax.experimental
 import jax.experimental.custom_partitioning
 import jax.experimental.pallas
+import jax.numpy as jnp
 import jax.random
 import jax.scipy.special
 import pytest
@@ -16,12 +17,13 @@ from jax.extend import core as jex_core
 
 import replicax.compat.jax_names as jax_names
 import replicax.compat.jax_primitives  # noqa: F401  # makes replicax's own
+from replicax.program.ir.jaxprs import equations_in
 from tests.compat.guards import needs
 from tests.each import each
 
 PACKAGE = Path(jax_names.__file__).parents[1]
 # Names that only some of the supported versions have.
-FIRST_WITH = {"vary_unreduced_cast": (0, 12)}
+FIRST_WITH = {"log2": (0, 12), "one_minus_square": (0, 12), "vary_unreduced_cast": (0, 12)}
 LAST_WITH = {"closed_call": (0, 10)}
 
 # What is called with rules, or with names.
@@ -156,6 +158,23 @@ def test_programs_have_the_calls_and_their_parameters():
         [equation] = jax.make_jaxpr(fn)(1.0).eqns
         parameter = (jax_names.CALLS | jax_names.RECOMPUTED)[equation.primitive.name]
         assert hasattr(needs("jax", f"{equation.primitive}.{parameter}", lambda: equation.params[parameter]), "eqns")  # noqa: B023
+
+
+UNARY = [
+    jnp.abs, jnp.arcsin, jnp.arctan, jnp.arctanh, jnp.cbrt, jnp.ceil, jnp.cos, jnp.cosh, jnp.exp, jnp.exp2, jnp.expm1,
+    jnp.log, jnp.log10, jnp.log1p, jnp.log2, jnp.negative, jnp.reciprocal, jnp.sign, jnp.sin, jnp.sinh, jnp.sqrt,
+    jnp.square, jnp.tan, jnp.tanh, jax.lax.rsqrt, jax.nn.celu, jax.nn.elu, jax.nn.gelu, jax.nn.hard_swish,
+    jax.nn.leaky_relu, jax.nn.log_sigmoid, jax.nn.mish, jax.nn.relu, jax.nn.relu6, jax.nn.selu, jax.nn.sigmoid,
+    jax.nn.silu, jax.nn.soft_sign, jax.nn.softplus, jax.nn.tanh, lambda x: x**-2.5, lambda x: jnp.where(x > 0, x, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", UNARY, ids=lambda fn: fn.__name__)
+def test_what_is_done_number_by_number_is_known_as_that_and_so_is_its_gradient(fn):
+    known = jax_names.BY_ELEMENT | {"broadcast_in_dim", "polynomial", "reduce_sum", "symbolic_zeros"}
+    program = jax.make_jaxpr(jax.value_and_grad(lambda x: jnp.sum(fn(x))))(jnp.full(3, 0.5))
+    found = {equation.primitive.name for equation in equations_in(program.jaxpr)}
+    assert found <= known | jax_names.CALLS.keys() | jax_names.RECOMPUTED.keys()
 
 
 def test_no_two_places_hold_tables_of_names():
