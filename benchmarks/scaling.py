@@ -1,4 +1,4 @@
-"""How costs grow: with devices, variables, parameters, workers, servers and embedding rows; JAX by hand beside.
+"""How costs grow: with devices, variables, parameters, workers, servers, embedding rows and steps; JAX by hand beside.
 
     python benchmarks/scaling.py [--quick] [--only devices,variables] [--output runs/scaling]
 
@@ -77,6 +77,7 @@ def on_servers(servers: int) -> list[Entry]:
 
 
 FEW = Plan(rounds=3, steps=3, launches=1, check_steps=2)
+ONCE = Plan(rounds=1, steps=1, launches=1, check_steps=1)
 SWEEPS = {
     "devices": Sweep("devices (virtual), the network of 784-700-500-10", (1, 2, 4, 8, 16, 32, 64, 128), (1, 4, 16),
                      lambda n: pair("network", devices=n), FEW),
@@ -90,6 +91,8 @@ SWEEPS = {
                      Plan(rounds=3, steps=30, launches=1)),
     "rows": Sweep("rows of an embedding of 16, 512 looked up, one device", (10**4, 10**5, 10**6, 10**7),
                   (10**4, 10**5, 10**6), lambda n: pair("embedding", rows=n), FEW),
+    "steps": Sweep("steps of a tiny network, all together", (10**3, 10**4, 10**5, 10**6), (10**3, 10**4),
+                   lambda n: pair("steps", count=n), dataclasses.replace(ONCE, deadline=900.0)),
 }  # fmt: skip
 
 

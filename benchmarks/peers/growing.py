@@ -126,3 +126,20 @@ def embedding(ours: bool, rows: int) -> Any:
         return jnp.sum(values[0][ids] ** 2)
 
     return _made(ours, 1, [table], loss_of, rng.integers(0, rows, 512, np.int32))
+
+
+class _Repeated:
+    """So many steps of a contestant as one."""
+
+    def __init__(self, step: Any, count: int):
+        self._step, self._count = step, count
+        self.wait, self.last = step.wait, step.last
+
+    def __call__(self) -> None:
+        for _ in range(self._count):
+            self._step()
+
+
+def steps(ours: bool, count: int) -> Any:
+    """So many steps of a network that computes next to nothing, one after the other."""
+    return _Repeated(_layers([8, 8, 8], ours, 1, rows=8), count)
