@@ -140,6 +140,13 @@ NNX = {
 }
 
 
+if hasattr(nnx, "RoPE"):  # newer than flax 0.12.8
+    NNX["RoPE"] = (
+        lambda: nnx.Sequential(nnx.Linear(4, 4, rngs=rngs()), nnx.RoPE(embedding_size=4, max_seq_len=5)),
+        rows(5, 4),
+    )
+
+
 class ByName(nnx.Module):
     """Layers in one of flax's containers."""
 
