@@ -60,7 +60,7 @@ def read_in_turn(place: Place, groups: Sequence[Files], verify: bool = True) -> 
             for files in [*groups, {}]:
                 begun.append({name: pool.submit(_read, place, name, files[name], verify) for name in files})
                 if len(begun) > 1:
-                    yield _checked(place, begun.popleft())  # Who takes a file from the dict is the last to have it.
+                    yield _checked(place, begun.popleft())  # Nothing but the dict holds the files.
         finally:
             pool.shutdown(cancel_futures=True)
 
