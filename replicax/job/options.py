@@ -18,6 +18,7 @@ from replicax.group.membership.launcher_news import ElasticRange, parse_range
 _GRACE_OF_SURVIVORS = 5.0  # `--grace` replaces both: of those that are left when one has failed,
 _GRACE_OF_ALL = 30.0  # and of all when the job is told to end. They may have to save.
 _MOST_SINGLE_RESTARTS = 1000
+_LEAST_BYTES = 100 * 2**20  # that a process takes which has imported JAX
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,6 +179,18 @@ def check_script(options: Options) -> None:
         _check_module(options.script)
     elif not Path(options.script).is_file():
         raise LaunchError(f"There is no file {options.script!r} in {Path.cwd()}.{_hint(options.script)}")
+
+
+def check_memory(options: Options) -> None:
+    """Raises a `LaunchError` if this machine has too little memory for so many processes, before it starts any."""
+    count = options.workers + options.ps
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if count * _LEAST_BYTES > memory:
+        raise LaunchError(
+            f"{count:,} processes take {count * _LEAST_BYTES / 2**30:,.0f} GiB at the least, and this machine has "
+            f"{memory / 2**30:,.0f}. Start fewer workers, with several devices each (--devices-per-worker), or use more "
+            "machines (--hosts, --on)."
+        )
 
 
 def _hint(script: str) -> str:

@@ -22,6 +22,10 @@ from replicax.cli.app import app
         (["run", "--workers", "0", "train.py"], "replicax run: --workers must be a whole number of at least 1, got 0."),
         (["run", "--workers", "4:2", "train.py"], "replicax run: --workers 4:2 is not a range"),
         (["run", "--workers", "x", "train.py"], "replicax run: --workers must be a number such as 4, or a range"),
+        (
+            ["run", "--workers", "10000000", "train.py"],
+            "replicax run: 10,000,000 processes take 976,562 GiB at the least",
+        ),
         (["run", "--devices-per-worker", "0", "train.py"], "replicax run: --devices-per-worker must be"),
         (["run", "--log-dir", "train.py/logs", "train.py"], "replicax run: The folder for the logs cannot be made: "),
         (["run", "--grace", "nan", "train.py"], "replicax run: --grace must be a number of seconds"),

@@ -16,7 +16,7 @@ from replicax.compat.systems import check_system
 from replicax.errors import LaunchError
 from replicax.job.launching.membership import job_store, membership_log
 from replicax.job.launching.snapshot_memory import memory_for_snapshots
-from replicax.job.options import Options, check_script, make_log_dir
+from replicax.job.options import Options, check_memory, check_script, make_log_dir
 from replicax.job.plan import Job, count_ports, make_plan, meeting_address, meeting_host
 from replicax.job.processes.compile_cache import keep_within
 from replicax.job.processes.events import Event, Events
@@ -41,6 +41,7 @@ def launch(
     """Runs a script as a cluster of processes on this machine; returns its exit code. Call it in the main thread."""
     check_system()
     check_script(options)
+    check_memory(options)
     log_dir = make_log_dir(options)
     inherited = dict(os.environ if environment is None else environment)
     terminal = terminal or Terminal(sys.stdout, sys.stderr)
