@@ -188,7 +188,7 @@ def check_memory(options: Options) -> None:
     if count * _LEAST_BYTES > memory:
         raise LaunchError(
             f"{count:,} processes take {count * _LEAST_BYTES / 2**30:,.0f} GiB at the least, and this machine has "
-            f"{memory / 2**30:,.0f}. Start fewer workers, with several devices each (--devices-per-worker), or use more "
+            f"{memory / 2**30:,.0f}. Start fewer workers, with several devices each (--devices-per-worker), or more "
             "machines (--hosts, --on)."
         )
 
