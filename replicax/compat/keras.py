@@ -327,13 +327,21 @@ def epoch_iterator_noted(model: keras.Model, note: Callable[[object], None]) -> 
         del vars(model)["_symbolic_build"]
 
 
-def build_otherwise(trainer: Any, build: Callable[[keras.Model, PyTree], bool]) -> None:
-    """Has `build` build models where Keras fails to build one by calling it with a part of the first batch."""
-    # `build` returns False if it cannot either. Without the method: Keras's error about a model that it cannot build.
+def build_otherwise(
+    trainer: Any, build: Callable[[keras.Model, PyTree], bool], batch_of: Callable[[Any], PyTree]
+) -> None:
+    """Has `build` build models where Keras fails to build one by calling it with a part of the first batch.
+
+    `build` returns False if it cannot either. `batch_of` returns, for what yields batches to a loop, a batch like the
+    first one, so that Keras need not begin a pass to see that; None if Keras has to.
+    """
+    # Without the method: Keras's error about a model that it cannot build, and passes that begin too early.
     original = trainer._symbolic_build
 
     @functools.wraps(original)
     def symbolic_build(self: keras.Model, iterator: Any = None, data_batch: PyTree = None) -> None:
+        if iterator is not None and (found := batch_of(iterator.data_adapter)) is not None:
+            iterator, data_batch = None, found
         seen = [] if data_batch is None else [data_batch]
 
         def noted() -> Iterator[tuple[Any, Any, Iterator[PyTree]]]:
@@ -348,6 +356,29 @@ def build_otherwise(trainer: Any, build: Callable[[keras.Model, PyTree], bool]) 
                 raise
 
     trainer._symbolic_build = symbolic_build
+
+
+def let_epochs_differ(is_sized_anew: Callable[[Any], bool]) -> None:
+    """Lets each epoch over some data have as many steps as there are batches."""
+    # Without the method: Keras takes the length of the first epoch for that of all, which leaves out the rest of longer
+    # ones, and says after each that the data has ended too early.
+    from keras.src.trainers.epoch_iterator import EpochIterator
+
+    original = EpochIterator.catch_stop_iteration
+
+    @contextlib.contextmanager
+    def catch_stop_iteration(self: Any) -> Iterator[None]:
+        if self.steps_per_epoch or not is_sized_anew(self.data_adapter):
+            with original(self):
+                yield
+            return
+        try:
+            yield
+        except StopIteration:
+            self._current_iterator = None
+            self.data_adapter.on_epoch_end()
+
+    EpochIterator.catch_stop_iteration = catch_stop_iteration
 
 
 def let_values_stay(stays: Callable[[Any], bool]) -> None:

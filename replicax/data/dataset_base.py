@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterable, Mapping
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -169,6 +170,13 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
             self._peeked = self._begin().peeked(keep=self._keeps_peeked_pass)
         return self._seen.spec
 
+    def first_rows(self) -> PyTree:
+        """Returns zeros in the shapes and dtypes of the first batch, of all its rows; loses no batch."""
+        spec = self.element_spec
+        return jax.tree.map(
+            lambda leaf: np.zeros((self._seen.replicas * leaf.shape[0], *leaf.shape[1:]), leaf.dtype), spec
+        )
+
     def shard_report(self) -> str:
         """Runs through the source and returns a line for each worker; all workers must call it together."""
         self._check_can_continue()
@@ -212,6 +220,17 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
         position = Position.of(state)
         self._forget_peeked()
         self._next_position = self._position = position
+
+    @property
+    def next_pass(self) -> int:
+        """The number of the pass that the next loop begins or goes on with."""
+        return self._next_position.number
+
+    def begin_at(self, number: int) -> None:
+        """Makes the next loop begin with another pass, in whose order the rows are shuffled then."""
+        self._check_can_continue()
+        self._forget_peeked()
+        self._next_position = self._position = Position(number)
 
     def _forget_peeked(self) -> None:
         begun, self._peeked = self._peeked, None

@@ -66,6 +66,7 @@ class SeenBatches:
 
     def __init__(self, advice: set[str]):
         self.spec: PyTree = None  # shapes and dtypes that one replica gets in the first step; None before any
+        self.replicas = 0  # of the first step
         self.advice = advice  # subjects of the warnings that the strategy has given already; more are added
 
     def note(self, split: SplitBatch, receivers: Receivers) -> None:
@@ -73,6 +74,7 @@ class SeenBatches:
         self.spec = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], device_dtype(leaf.dtype)), split.parts
         )
+        self.replicas = split.replicas
         # Once for each strategy and number of rows: some loops make a dataset of every batch.
         rows = split.replicas * jax.tree.leaves(split.parts)[0].shape[1]
         about = f"first batches of {rows} rows"

@@ -357,6 +357,11 @@ class RowBatches(Iterable[PyTree]):
         new._passes, new._functions = 0, (*self._functions, _checked(function, "function"))
         return new
 
+    @property
+    def epochs(self) -> int:
+        """How many epochs a loop over the batches takes, as given to `repeat`; 0 for no end."""
+        return self._epochs
+
     def is_last(self, epoch: int) -> bool:
         """Returns whether an epoch, counted from 0, is the last one before a loop over the batches ends."""
         return self._epochs > 0 and (epoch + 1) % self._epochs == 0

@@ -13,7 +13,14 @@ from jax.sharding import Sharding
 
 from replicax.compat.keras import data_adapter_class
 from replicax.contracts.strategy import StrategyBase
-from replicax.data import DatasetCreator, DistributedDataset, DistributedDatasetFromFunction, FileSource, RowBatches
+from replicax.data import (
+    DatasetCreator,
+    DistributedDataset,
+    DistributedDatasetFromFunction,
+    FileSource,
+    InputOptions,
+    RowBatches,
+)
 from replicax.data.batch_placement import owned_copy
 from replicax.errors import BatchError, StrategyMismatchError
 from replicax.program.ir.jaxprs import aval_of
@@ -112,12 +119,13 @@ def _rows(leaf: Any) -> Any:
     return leaf
 
 
-def as_keras_data(data: Any, strategy: StrategyBase) -> Any:
+def as_keras_data(data: Any, strategy: StrategyBase, loop: str) -> Any:
     """Returns the data of a loop as Keras takes it: datasets and per-replica values become global rows."""
     if isinstance(data, DatasetCreator):
         data = strategy.distribute_datasets_from_function(data.dataset_fn, data.input_options)
-    elif isinstance(data, (FileSource, RowBatches)):
-        data = strategy.distribute_dataset(data)
+    elif is_source(data):
+        # Predictions come in the order of the rows, which workers that read files of their own do not keep.
+        data = strategy.distribute_dataset(data, InputOptions(auto_shard_policy="data") if loop == "predict" else None)
     if not isinstance(data, (DistributedDataset, DistributedDatasetFromFunction)):
         return jax.tree_util.tree_map(_rows, data, is_leaf=is_per_replica) if _has_per_replica(data) else data
     if not data.belongs_to(strategy.placement.mesh_for):
@@ -127,9 +135,29 @@ def as_keras_data(data: Any, strategy: StrategyBase) -> Any:
     return _adapter_class()(data, strategy.placement.group.may_change)
 
 
+def is_source(data: Any) -> bool:
+    """Returns whether data are a source whose passes differ, and of which a loop makes a dataset."""
+    return isinstance(data, (FileSource, RowBatches))
+
+
+def passes_of_epoch(source: Any) -> int:
+    """Returns how many passes an epoch over a source is; 0 if it does not end."""
+    return source.epochs if isinstance(source, RowBatches) else 1
+
+
+def is_of_dataset(adapter: Any) -> bool:
+    """Returns whether batches come from a distributed dataset."""
+    return isinstance(adapter, _adapter_class())
+
+
+def first_batch_of(adapter: Any) -> PyTree:
+    """Returns zeros like the first batch of a distributed dataset, of which no batch is lost; None for other data."""
+    return adapter.dataset.first_rows() if is_of_dataset(adapter) else None
+
+
 def dataset_of(data: Any) -> Any:
     """Returns the distributed dataset in the data of a loop, as `as_keras_data` has returned them; None for others."""
-    return getattr(data, "dataset", None) if isinstance(data, _adapter_class()) else None
+    return getattr(data, "dataset", None) if is_of_dataset(data) else None
 
 
 def _has_per_replica(data: Any) -> bool:

@@ -12,6 +12,7 @@ import functools
 import inspect
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,6 +26,7 @@ from replicax.compat.keras import (
     build_otherwise,
     compilation_of,
     is_of_empty_generator,
+    let_epochs_differ,
     let_values_stay,
     trainer_class,
 )
@@ -37,7 +39,14 @@ from replicax.keras.all_workers import check_same_weights, has_workers
 from replicax.keras.backup import backups_last
 from replicax.keras.chief_writes import listed, save_on_workers, write_atomically
 from replicax.keras.custom_objects import remembering_arguments
-from replicax.keras.feeding import as_keras_data, dataset_of
+from replicax.keras.feeding import (
+    as_keras_data,
+    dataset_of,
+    first_batch_of,
+    is_of_dataset,
+    is_source,
+    passes_of_epoch,
+)
 from replicax.keras.loop_state import Progress
 from replicax.keras.model_pickling import ModelParcel, like_a_row
 from replicax.keras.steps import accept_state, takes_data
@@ -76,6 +85,9 @@ class _Membership:
         self.progress: Progress | None = None  # of the running `fit`, where workers may come and go
         self.kept: KeptSteps | None = None  # those of the running `fit`, where `ReplicaDigest` keeps them
         self.dataset: Any = None  # the distributed dataset that the latest `fit` reads; None for other data
+        self.source: Any = None  # what the user gave for it
+        # With which pass over a source the next `fit` begins, so that it goes on with other orders and other draws.
+        self.passes = weakref.WeakKeyDictionary[object, int]()
         self.batch: PyTree = None  # one row of zeros like a batch with targets; None before the first
         self.compilation: object = None  # on a client, how the model was compiled when it came back from a loop
 
@@ -83,6 +95,8 @@ class _Membership:
         """Notes that a loop has ended, in so many others."""
         self.loops = outer
         self.kept = self.kept if outer else None
+        if self.dataset is not None and is_source(self.source):
+            self.passes[self.source] = self.dataset.next_pass
 
     def count_step(self, batch: PyTree) -> None:
         if batch is not None and self.batch is None:
@@ -140,7 +154,8 @@ def install_trainer_hooks() -> None:
     keras.Model.__new__ = staticmethod(remembering_arguments(keras.Model.__new__))
     for name in _LOOPS:
         setattr(trainer, name, _in_global_view(getattr(trainer, name)))
-    build_otherwise(trainer, _built_by_its_step)
+    build_otherwise(trainer, _built_by_its_step, first_batch_of)
+    let_epochs_differ(is_of_dataset)
     let_values_stay(lambda model: getattr(model, "_replicax", None) is not None)
     for name, kind in _STEPS.items():
         setattr(trainer, name, _with_strategy_steps(getattr(trainer, name), kind))
@@ -184,10 +199,12 @@ def _in_global_view(original: Callable[..., Any]) -> Callable[..., Any]:
             loops = strategy.keras_loops(self)
             if loops is not None:
                 return getattr(loops, original.__name__)(*given.args[1:], **given.kwargs)
+            source = given.arguments.get("x")
             for name in _DATA & given.arguments.keys():
-                given.arguments[name] = as_keras_data(given.arguments[name], strategy)
+                given.arguments[name] = as_keras_data(given.arguments[name], strategy, original.__name__)
             if original.__name__ == "fit":
-                self._replicax.dataset = dataset_of(given.arguments.get("x"))
+                self._replicax.dataset, self._replicax.source = dataset_of(given.arguments.get("x")), source
+                _begin_where_fits_have_ended(self._replicax, given)
                 _put_backups_last(given)
             around = strategy.around_loop(self, original.__name__, given)
             if around is not None:
@@ -199,6 +216,17 @@ def _in_global_view(original: Callable[..., Any]) -> Callable[..., Any]:
                 return _run_loop(original, self, given)
 
     return loop
+
+
+def _begin_where_fits_have_ended(membership: _Membership, given: inspect.BoundArguments) -> None:
+    """Lets a `fit` begin with the pass after those of earlier ones, or with that of `initial_epoch`."""
+    dataset, source = membership.dataset, membership.source
+    if dataset is None or not dataset.can_continue or dataset.next_pass:
+        return
+    epoch = 0 if given.arguments.get("steps_per_epoch") else given.arguments.get("initial_epoch", 0)
+    following = membership.passes.get(source, 0) if is_source(source) else 0
+    if following or epoch:
+        dataset.begin_at(following or epoch * passes_of_epoch(source))
 
 
 def _put_backups_last(given: inspect.BoundArguments) -> None:

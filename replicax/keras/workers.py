@@ -79,6 +79,8 @@ def _begin_alike(given: inspect.BoundArguments, strategy: StrategyBase, loop: st
 def _described(given: inspect.BoundArguments) -> dict[str, str]:
     """Returns words for the arguments of a loop, the same where the data are; nothing for what cannot be compared."""
     if isinstance(given.arguments.get("x"), types.GeneratorType):
+        if given.arguments["self"]._replicax.loops:
+            return {}  # The validation of a `fit`, in which Keras reads the generator from the first epoch's on.
         first = list(itertools.islice(given.arguments["x"], 1))
         given.arguments["x"] = _again(first, given.arguments["x"])
         return {"x": _words(first)}
@@ -88,7 +90,9 @@ def _described(given: inspect.BoundArguments) -> dict[str, str]:
 def _again(first: Sequence[Any], rest: Iterator[Any]) -> Iterator[Any]:
     """Yields what was looked at, and then the rest; Keras wants a generator."""
     yield from first
-    yield from rest
+    # `yield from` would close the user's generator at the end of the loop.
+    for each in rest:  # noqa: UP028
+        yield each
 
 
 def _words(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -276,3 +277,70 @@ def test_a_batch_that_does_not_divide_looks_up_right_rows_where_several_devices_
         weights.append(model.get_weights())
     for value, expected in zip(*weights, strict=True):
         np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-7)
+
+
+# Passes.
+
+
+class Sums(keras.callbacks.Callback):
+    """Notes for each epoch the sum of the labels of each batch: SGD with a rate of 0 leaves zeros to be predicted."""
+
+    def __init__(self):
+        super().__init__()
+        self.epochs = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epochs.append([])
+
+    def on_train_batch_end(self, batch, logs=None):
+        before = sum(self.epochs[-1])
+        self.epochs[-1].append(round(logs["loss"] * (len(self.epochs[-1]) + 1)) - before)
+
+
+def fitted(model, data, **options):
+    sums = Sums()
+    model.fit(data, verbose=0, callbacks=[sums], **options)
+    return sums.epochs
+
+
+def summing(strategy):
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="zeros")])
+        model.compile(keras.optimizers.SGD(0.0), lambda y, p: keras.ops.sum(y) + 0 * keras.ops.sum(p))
+    return model
+
+
+def shuffled():
+    rows = rx.data.Rows([(np.ones(1, np.float32), np.float32([i])) for i in range(12)])
+    return rows.shuffle(seed=1).batch(4)
+
+
+def sums_of_passes(batches, count):
+    each = [round(float(y.sum())) for _, y in batches.repeat(count)]
+    return [each[start : start + 3] for start in range(0, len(each), 3)]
+
+
+def test_an_epoch_of_fit_reads_the_pass_of_its_number(mirrored):
+    batches = shuffled()
+    passes = sums_of_passes(batches, 6)
+    strategy = mirrored(2)
+    model = summing(strategy)
+    assert fitted(model, batches, epochs=2) == passes[:2]
+    assert fitted(model, batches) == passes[2:3], "the next fit begins where the one before has ended"
+    assert fitted(model, batches, initial_epoch=1, epochs=2) == passes[3:4]
+    assert fitted(summing(strategy), batches, initial_epoch=3, epochs=5) == passes[3:5]
+    evaluated = summing(strategy)
+    evaluated.evaluate(batches, verbose=0)
+    assert fitted(evaluated, batches, epochs=2) == passes[:2]
+    assert fitted(summing(strategy), strategy.distribute_dataset(batches), epochs=2) == passes[:2]
+
+
+@pytest.mark.filterwarnings("error:Your input ran out of data")
+def test_epochs_may_have_other_numbers_of_batches(mirrored):
+    strategy, numbers = mirrored(2), itertools.chain([2, 1, 5, 3], itertools.repeat(0))
+
+    def batches():
+        return ((np.ones((4, 1), np.float32), np.full((4, 1), i, np.float32)) for i in range(next(numbers)))
+
+    dataset = strategy.distribute_dataset(batches)  # Keras looks at the first pass, to build the model.
+    assert [len(each) for each in fitted(summing(strategy), dataset, epochs=3)] == [1, 5, 3]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,55 @@ def losses_of_fits(strategy: rx.Strategy | None) -> list[list[float]]:
     return [[loss for each in sorted(log) for loss in log[each]] for log in logs]
 
 
+def numbered() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields batches without an end; the labels of each are its number."""
+    for number in itertools.count():
+        yield np.ones((4, 1), np.float32), np.full((4, 1), number, np.float32)
+
+
+def losses_of_generators(strategy: rx.Strategy | None) -> list[float]:
+    """Returns what a model that predicts zeros finds in generators: the mean number of the batches that it gets."""
+    with contextlib.nullcontext() if strategy is None else strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+        model.compile(keras.optimizers.SGD(0.0), "mae")
+    generator = numbered()
+    found = [model.evaluate(generator, steps=2, verbose=0) for _ in range(2)]
+    model.predict(generator, steps=2, verbose=0)
+    found.append(float(next(generator)[1][0, 0]))
+    ends = {"validation_data": numbered(), "validation_steps": 2, "steps_per_epoch": 2, "epochs": 3, "verbose": 0}
+    logs = [model.fit(generator, **ends).history for _ in range(2)]
+    return [*found, *(loss for log in logs for name in ("loss", "val_loss") for loss in log[name])]
+
+
+class Counted(keras.metrics.Metric):
+    """How many rows there were."""
+
+    def __init__(self) -> None:
+        super().__init__(name="rows")
+        self.rows = self.add_weight(shape=(), initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.rows.assign_add(keras.ops.sum(keras.ops.ones_like(y_true)))
+
+    def result(self) -> Any:
+        return keras.ops.cast(self.rows, "float32")
+
+
+def rows_of_files(strategy: rx.Strategy, folder: str) -> dict[str, list[float]]:
+    """Counts the rows of files of other sizes in each epoch of `fit`, and predicts them in their order."""
+    files = [Path(folder) / f"{number}.csv" for number in range(3)]
+    if strategy.worker_index == 0:  # type: ignore[attr-defined]
+        for path, rows in zip(files, (range(5), range(5, 27), range(27, 30)), strict=True):
+            path.write_text("\n".join(["x", *map(str, rows)]) + "\n")
+    strategy.barrier("files")
+    rows = rx.data.read_csv([str(path) for path in files]).map(lambda row: (np.float32([row["x"]]), np.float32([0])))
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        model.compile(keras.optimizers.SGD(0.0), "mae", metrics=[Counted()])
+    history = model.fit(rows.shuffle(3, buffer=8).batch(4), epochs=6, verbose=0).history
+    return {"rows": history["rows"], "predicted": np.ravel(model.predict(rows.batch(4), verbose=0)).tolist()}
+
+
 def worker(folder: str) -> dict[str, Any]:
     strategy = rx.MultiWorkerMirroredStrategy(start_timeout=60)
     x = np.random.default_rng(0).normal(size=(ROWS, 4)).astype(np.float32)
@@ -120,6 +171,8 @@ def worker(folder: str) -> dict[str, Any]:
         "drawn": [float(np.random.rand()), random.random()],
         "trained": trained,
         "prepared": prepared,
+        "generators": losses_of_generators(strategy),
+        "files": rows_of_files(strategy, folder),
     }
     result["errors of data"] = _errors_of_data(model, strategy, x, y)
     result["error"] = _error_of_logs(model, strategy, x, y)
@@ -181,6 +234,8 @@ def test_two_workers_write_once_and_decide_alike(tmp_path: Path):
     alone = losses_of_fits(None)
     for found, wanted in zip(first["trained"], alone, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    np.testing.assert_allclose(first["generators"], losses_of_generators(None), rtol=1e-6)
+    assert first["files"] == {"rows": [30.0] * 6, "predicted": [*range(30)]}, "files are dealt anew for each epoch"
     assert first["prepared"]
     assert first["epochs"] == EPOCHS, "only worker 1 had a reason to stop"
     assert len(first["predicted"]) == ROWS
