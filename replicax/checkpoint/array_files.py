@@ -168,14 +168,14 @@ def begin_reading(files: dict[str, bytes], spec: jax.ShapeDtypeStruct) -> Callab
 
     @functools.cache
     def part(index: str) -> np.ndarray:
-        return _converted(np.asarray(begun[index].result()), np.dtype(spec.dtype))
+        return converted(np.asarray(begun[index].result()), np.dtype(spec.dtype))
 
     if sharding is None:
         return lambda: part(repr(()))
     return lambda: jax.make_array_from_callback(shape, sharding, lambda index: part(repr(index)))
 
 
-def _converted(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def converted(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Returns values in another dtype; an `OverflowError` says which of them it cannot hold."""
     if values.dtype == dtype:
         return values
@@ -186,6 +186,14 @@ def _converted(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
         if here.min <= there.min and there.max <= here.max:
             return new
         lost = (values < here.min) | (values > here.max)
+    elif jnp.issubdtype(dtype, jnp.inexact) and jnp.issubdtype(values.dtype, jnp.integer):
+        digits = jnp.finfo(dtype).nmant + 1
+        if jnp.iinfo(values.dtype).bits <= digits:
+            return new
+        # A float has so many digits from the first that is not 0 to the last; a comparison would round large numbers.
+        size = values.astype(np.uint64)
+        size = np.where(values < 0, -size, size)
+        lost = (size // np.maximum(size & -size, 1) >= 2**digits) | ~np.isfinite(new)
     elif jnp.issubdtype(dtype, jnp.inexact) and not np.isfinite(new).all():
         lost = np.isfinite(values) & ~np.isfinite(new)
     else:

@@ -95,7 +95,7 @@ class Checkpoint(Advised):
         {'params': {'b': Array([1., 1.], dtype=float32)}, 'step': 3}
     """
 
-    def __init__(self, root: PyTree = None, **objects: PyTree):
+    def __init__(self, /, root: PyTree = None, **objects: PyTree):
         is_dict = isinstance(root, Mapping)
         clashes = [name for name in objects if (name in root if is_dict else hasattr(root, name))]
         if clashes:
@@ -132,7 +132,7 @@ class Checkpoint(Advised):
 
     @entry_point
     @called_as("tf.train.Checkpoint.write")
-    def write(self, directory: Directory, *, step: int | None = None, **objects: PyTree) -> Place:
+    def write(self, /, directory: Directory, *, step: int | None = None, **objects: PyTree) -> Place:
         """Writes the objects to a new directory and returns its path when everything is on disk.
 
         The directory appears only when it is complete. With several processes all of them call this, with a directory
@@ -231,9 +231,11 @@ class Checkpoint(Advised):
         """Returns the contents, with the values that they have now."""
         parts = prepared.parts
         self._warn_of_old_arrays(parts)
-        arrays = values_of(parts.variables, parts.states.values()) | prepared.waiting
+        arrays = values_of(parts.variables, parts.states.values()) | prepared.waiting.arrays
         arrays |= {name: saved_array(array) for name, array in parts.arrays.items()}
-        notes = {name: note() for name, note in self._notes.items()} | {KINDS: parts.kinds}
+        # Before it is built, an object may have other variables under the names of values that wait.
+        kinds = {name: kinds for name, kinds in parts.kinds.items() if name not in prepared.waiting.arrays}
+        notes = {name: note() for name, note in self._notes.items()} | {KINDS: kinds | prepared.waiting.kinds}
         return Contents(arrays, prepared.state, prepared.step, notes)
 
     def _warn_of_old_arrays(self, parts: ObjectParts) -> None:
@@ -359,10 +361,12 @@ class Checkpoint(Advised):
         parts, metadata = self.current_parts(), checked_metadata(path)
         written = read_state(path, metadata, verify)
         names = [*metadata.arrays, *written[0]]
-        waiting = deferred_restores(path, self.objects, parts, metadata.arrays, partial)
+        waiting = deferred_restores(path, self.objects, parts, metadata, partial)
         later = {name: spec for each in waiting for name, spec in each.wanted.items()}
-        variables = {name: v for name, v in parts.variables.items() if not any(each.covers(name) for each in waiting)}
-        parts = dataclasses.replace(parts, variables=variables)
+        covered = {name for name in parts.variables if any(each.covers(name) for each in waiting)}
+        variables = {name: v for name, v in parts.variables.items() if name not in covered}
+        kinds = {name: each for name, each in parts.kinds.items() if name not in covered}
+        parts = dataclasses.replace(parts, variables=variables, kinds=kinds)
         expected = [*parts.names(), *later]
         if not partial:
             check_names(path, names, expected, lambda unused: layers_without(self.objects, unused))
@@ -428,7 +432,7 @@ class Prepared:
     """The contents of a checkpoint that is to be written, as known before any variable's value is read."""
 
     parts: ObjectParts
-    waiting: dict[str, np.ndarray]  # restored values that wait for objects to be built
+    waiting: ObjectParts  # restored values that wait for objects to be built
     state: dict[str, dict[str, object]]  # encoded, by name
     step: int | None
 
@@ -436,7 +440,7 @@ class Prepared:
         """Returns what all processes must have alike, for `Save.agree`."""
         arrays = {name: wanted_value(variable) for name, variable in self.parts.variables.items()}
         arrays |= {name: wanted_array(array) for name, array in self.parts.arrays.items()}
-        return document_of({**arrays, **self.waiting}, self.state, self.step)
+        return document_of({**arrays, **self.waiting.arrays}, self.state, self.step)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -92,7 +92,7 @@ class ObjectParts:
     variables: dict[str, AssignableLike] = dataclasses.field(default_factory=dict)
     arrays: dict[str, SavedArray] = dataclasses.field(default_factory=dict)  # not variables; random keys among them
     states: dict[str, SavedState] = dataclasses.field(default_factory=dict)  # random generators among them
-    # Of optimizers, named tuples and random keys, by their paths: the names of their classes, the narrowest first.
+    # What the numbers of optimizers, named tuples and random keys mean, by path: of each class, the narrowest first.
     kinds: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 
     def names(self) -> list[str]:
@@ -219,6 +219,8 @@ def _named_tuples_in(value: PyTree) -> list[str]:
 def _note_key(array: Leaf, path: str, kinds: dict[str, list[str]]) -> None:
     if is_random_key(array):
         kinds[path] = [f"a key of {jax.random.key_impl(array)}"]
+    elif getattr(array, "dtype", None) == np.uint32:  # as the numbers of a key are
+        kinds[path] = ["numbers without the type of a key"]
 
 
 def _check_numbers(array: SavedArray, path: str) -> None:

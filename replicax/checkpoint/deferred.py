@@ -10,17 +10,18 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import jax
 import numpy as np
 
 from replicax.checkpoint.contents import ObjectParts
-from replicax.checkpoint.metadata import Entry
+from replicax.checkpoint.metadata import Entry, Metadata
+from replicax.checkpoint.name_matching import check_meanings
 from replicax.checkpoint.places import Place
-from replicax.checkpoint.reading import check_wanted
+from replicax.checkpoint.reading import check_wanted, converted_to
 from replicax.checkpoint.unbuilt import how_to_build, is_append_only, is_unbuilt, layers_left, unbuilt_objects
-from replicax.checkpoint.variable_names import keras_objects
+from replicax.checkpoint.variable_names import keras_objects, kinds_of_optimizers
 from replicax.contracts.variable_access import AssignableLike, dtype_of, shape_of
 from replicax.errors import CheckpointError
 from replicax.program.keras.state import give_value
@@ -29,6 +30,8 @@ from replicax.typing import PyTree
 if TYPE_CHECKING:
     from replicax.checkpoint.variable_names import KerasObject
 
+_T = TypeVar("_T")
+
 _WAITING = "_replicax_waiting"  # the attribute of a `build` that restores values with the `DeferredRestore`
 
 
@@ -36,11 +39,18 @@ class DeferredRestore:
     """The values of a checkpoint that wait for one object to be built. A checkpoint of the object stores them."""
 
     def __init__(
-        self, directory: Place, path: str, target: KerasObject, found: Mapping[str, Entry], restored: Iterable[str] = ()
+        self,
+        directory: Place,
+        path: str,
+        target: KerasObject,
+        found: Mapping[str, Entry],
+        restored: Iterable[str] = (),
+        kinds: Mapping[str, Sequence[str]] | None = None,
     ):
         self.directory, self.path, self.target = directory, path, target
         # Where no values wait, the object must not make more variables than it has.
         self._found, self._restored = dict(found), frozenset(restored)
+        self._kinds = {name: list(each) for name, each in (kinds or {}).items() if name in found}
         self._variables_before = len(target.variables)
         self.values: dict[str, np.ndarray] = {}  # to be set before `wait`
         self.is_done = False  # The variables have the values, or those of a later restore.
@@ -122,8 +132,11 @@ class DeferredRestore:
                 f"{path or 'root'!r} made its variables without `build` since it was restored, so that it has other "
                 "values than the checkpoint. Build it first (model.build(input_shape)), or restore again."
             )
-        numbers = {name: name.rpartition("/")[2] for name in self.values}
-        return {f"{path}/{number}" if path else number: self.values[name] for name, number in numbers.items()}
+        return _named_at(path, self.values)
+
+    def kinds_to_write(self, path: str) -> dict[str, list[str]]:
+        """Returns what those values mean, as the checkpoint says."""
+        return _named_at(path, self._kinds)
 
     def _assign(self, variables: Mapping[str, AssignableLike], partial: bool) -> None:
         is_own = _is_variable_of(self.path)
@@ -138,9 +151,13 @@ class DeferredRestore:
             )
         common = {name: variable for name, variable in own.items() if name in self._found}
         wanted = {name: jax.ShapeDtypeStruct(shape_of(v), dtype_of(v)) for name, v in common.items()}
+        check_meanings(self.directory, self._kinds, kinds_of_optimizers({self.path: self.target}), partial)
         check_wanted(self.directory, self._found, wanted)
+        values = {
+            name: converted_to(spec.dtype, self.values[name], self.directory, name) for name, spec in wanted.items()
+        }
         for name, variable in common.items():
-            give_value(variable, self.values[name])
+            give_value(variable, values[name])
         self.is_done = True
         self.values = {}
 
@@ -163,24 +180,24 @@ class DeferredRestore:
 
 
 def deferred_restores(
-    directory: Place, objects: Mapping[str, PyTree], parts: ObjectParts, found: Mapping[str, Entry], partial: bool
+    directory: Place, objects: Mapping[str, PyTree], parts: ObjectParts, metadata: Metadata, partial: bool
 ) -> list[DeferredRestore]:
     """Returns what has to wait for objects that are not built and lack variables of the checkpoint."""
     waiting = []
-    known = set(parts.names())
+    known, kinds = set(parts.names()), metadata.kinds
     for path, target in unbuilt_objects(objects).items():
         before = waiting_for(target)
         if before is not None and before.failure is not None:
             continue  # It has made its variables.
         is_own = _is_variable_of(path)
-        stored = {name: entry for name, entry in found.items() if is_own(name)}
+        stored = {name: entry for name, entry in metadata.arrays.items() if is_own(name)}
         if all(name in parts.variables for name in stored):
             if not partial:  # The object must not make more variables.
                 waiting.append(DeferredRestore(directory, path, target, {}, stored))
             continue
         restored = known.intersection(stored) if is_append_only(target) else set()
         found_later = {name: entry for name, entry in stored.items() if name not in restored}
-        waiting.append(DeferredRestore(directory, path, target, found_later, restored))
+        waiting.append(DeferredRestore(directory, path, target, found_later, restored, kinds))
     return waiting
 
 
@@ -190,14 +207,15 @@ def waiting_for(target: KerasObject) -> DeferredRestore | None:
     return None if waiting is None or waiting.is_done else waiting
 
 
-def values_to_write(objects: Mapping[str, PyTree]) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Returns the restored values that no variable has yet, by name, and what to do about unbuilt objects without."""
-    values: dict[str, np.ndarray] = {}
+def values_to_write(objects: Mapping[str, PyTree]) -> tuple[ObjectParts, list[str]]:
+    """Returns the restored values that no variable has yet, and what to do about unbuilt objects without."""
+    values = ObjectParts()
     hints = []
     for path, target in keras_objects(objects).items():
         waiting = waiting_for(target)
         if waiting is not None and not waiting.is_empty:
-            values |= waiting.to_write(path)
+            values.arrays |= waiting.to_write(path)
+            values.kinds |= waiting.kinds_to_write(path)
         elif is_unbuilt(target):
             hints.append(how_to_build(path or "root", target))
     return values, hints
@@ -218,6 +236,12 @@ def drop_replaced(objects: Mapping[str, PyTree], names: Iterable[str], waiting: 
         before = waiting_for(target)
         if before is not None and before not in kept and any(map(_is_variable_of(path), names)):
             before.drop()
+
+
+def _named_at(path: str, found: Mapping[str, _T]) -> dict[str, _T]:
+    """Returns what there is for the variables of a Keras object, by their names when the object is at `path`."""
+    numbers = {name: name.rpartition("/")[2] for name in found}
+    return {f"{path}/{number}" if path else number: found[name] for name, number in numbers.items()}
 
 
 def _is_variable_of(path: str) -> Callable[[str], bool]:

@@ -87,7 +87,7 @@ class CheckpointState:
 
     def is_boundary(self, places: Sequence[object]) -> bool:
         """Returns whether this is where the loop asks for the next batch of the first dataset in the checkpoint."""
-        if values_to_write(self.checkpoint.objects)[0]:
+        if values_to_write(self.checkpoint.objects)[0].arrays:
             return False  # Values that were restored from disk wait for objects which the next step builds.
         if not places:
             return True

@@ -180,6 +180,7 @@ class CheckpointManager(Advised):
     @clock.section(clock.CHECKPOINT)
     def save(
         self,
+        /,
         step: int | jax.Array | VariableLike | None = None,
         check_interval: bool = True,
         *,

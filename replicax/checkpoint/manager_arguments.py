@@ -71,6 +71,14 @@ def checkpoint_of(checkpoint: Checkpoint | None, objects: Mapping[str, PyTree] |
         raise ArgumentError("Pass either `objects` or a `checkpoint`, and not both.")
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         raise ArgumentError(f"`checkpoint` is an rx.Checkpoint, got {checkpoint!r:.100}.")
+    taken = [
+        name for name in ("check_interval", "force") if name in (checkpoint.objects if checkpoint else objects or {})
+    ]
+    if taken:
+        raise ArgumentError(
+            f"{taken} in the checkpoint are arguments of a manager's `save`, which also takes new values of objects by "
+            "name: rename these objects."
+        )
     return Checkpoint(dict(objects or {})) if checkpoint is None else checkpoint
 
 

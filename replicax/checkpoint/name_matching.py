@@ -54,17 +54,25 @@ def check_kinds(
             raise CheckpointError(
                 f"{name!r} is {has} in the checkpoint {directory}, and {'an' if is_array else 'no'} array here."
             )
+    check_meanings(directory, metadata.kinds, parts.kinds, partial)
+
+
+def check_meanings(
+    directory: Directory, found: Mapping[str, Sequence[str]], own: Mapping[str, Sequence[str]], partial: bool
+) -> None:
+    """Checks that numbers mean the same in a checkpoint and here, as the kinds of both say."""
     # Two optimizers may have slots of the same shapes that mean something else; classes that share a base agree.
-    for name, kinds in metadata.kinds.items():
-        own = parts.kinds.get(name)
-        if own is not None and not set(own).intersection(kinds):
-            what = f"{name!r} is {kinds[0]} in the checkpoint {directory}, and {own[0]} here"
-            if not partial:
-                raise CheckpointError(
-                    f"{what}, whose numbers may mean something else. Make it as it was; or, to take them as they are, "
-                    "pass partial=True."
-                )
-            _log.warning("%s: its numbers were taken as they are.", what)
+    others = [name for name, kinds in found.items() if name in own and not set(own[name]).intersection(kinds)]
+    if not others:
+        return
+    name, more = others[0], f" ({len(others) - 1} more differ)" if len(others) > 1 else ""
+    what = f"{name!r} is {found[name][0]} in the checkpoint {directory}, and {own[name][0]} here{more}"
+    if not partial:
+        raise CheckpointError(
+            f"{what}: the numbers may mean something else. Make it as it was; or, to take them as they are, pass "
+            "partial=True."
+        )
+    _log.warning("%s: the numbers were taken as they are.", what)
 
 
 def differences(found: Iterable[str], expected: Iterable[str]) -> tuple[list[str], list[str]]:

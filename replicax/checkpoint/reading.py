@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax.runtime.activity as activity
-from replicax.checkpoint.array_files import DESCRIPTION, begin_reading, grid_of, name_of, read_by
+from replicax.checkpoint.array_files import DESCRIPTION, begin_reading, converted, grid_of, name_of, read_by
 from replicax.checkpoint.integrity import check_no_others, check_sizes, problems, read_files, read_in_turn
 from replicax.checkpoint.json_fields import parsed
 from replicax.checkpoint.metadata import STATE, Entry, Metadata, read_metadata
@@ -174,6 +174,12 @@ def _arrays(
             yield first()
     while begun:
         yield first()
+
+
+def converted_to(dtype: np.dtype, values: np.ndarray, place: Place, name: str) -> np.ndarray:
+    """Returns values that were read, under `name`, in another dtype, which must be able to hold them."""
+    with _reading(place, name):
+        return converted(values, dtype)
 
 
 @contextlib.contextmanager

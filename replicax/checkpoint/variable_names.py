@@ -8,13 +8,15 @@ names depend on how many others were made before. A variable that is found twice
 from __future__ import annotations
 
 import itertools
+import re
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 import jax
 import numpy as np
 
+import replicax.compat.keras as keras_door
 from replicax.compat.keras_backend import keras_is_loaded
 from replicax.contracts.variable_access import AssignableLike
 from replicax.errors import CheckpointError
@@ -62,17 +64,37 @@ def keras_objects(objects: Mapping[str, PyTree]) -> dict[str, KerasObject]:
 
 
 def kinds_of_optimizers(objects: Mapping[str, PyTree]) -> dict[str, list[str]]:
-    """Returns the names of the classes of Keras optimizers, by the paths to them, the narrowest first."""
+    """Returns what the variables of Keras optimizers mean, by name: a slot of each class, the narrowest first."""
     if not keras_is_loaded():
         return {}
     import keras
 
-    base, kinds = keras.optimizers.Optimizer, {}
+    base, kinds = keras.optimizers.Optimizer, dict[str, list[str]]()
     for path, each in keras_objects(objects).items():
-        while isinstance(each, base):
-            kinds[path] = [kind.__name__ for kind in type(each).__mro__ if kind is not base and issubclass(kind, base)]
-            path, each = f"{path}/inner_optimizer", getattr(each, "inner_optimizer", None)
+        meanings: dict[int, list[str]] = {}
+        optimizer = each
+        while isinstance(optimizer, base):  # One that wraps another lists the variables of both.
+            classes = [kind.__name__ for kind in type(optimizer).__mro__ if kind is not base and issubclass(kind, base)]
+            own = keras_door.trainable_variables_of(optimizer)
+            paths, names = {re.sub("[/:]", "_", getattr(v, "path", v.name)) for v in own}, {v.name for v in own}
+            for variable in optimizer.variables:
+                slot = _slot(variable.name, paths, names)
+                meanings[id(variable)] = [f"the {slot} of {kind}" for kind in classes]
+            optimizer = getattr(optimizer, "inner_optimizer", None)
+        if meanings:
+            named = _children(each)
+            kinds |= {f"{path}/{name}" if path else name: meanings[id(variable)] for name, variable in named}
     return kinds
+
+
+def _slot(name: str, paths: Collection[str], names: Collection[str]) -> str:
+    """Returns the name of an optimizer's variable without what differs between two runs of a script."""
+    ends = (found.start() for found in reversed([*re.finditer("_", name)]))
+    slot = next((name[end + 1 :] for end in ends if name[:end] in paths), None)
+    if slot is not None:
+        return slot
+    # One that was made without a name has a number, or the name of what it belongs to (in Adafactor).
+    return "variable" if name in names or re.fullmatch(r"variable_\d+", name) else name
 
 
 def _found(value: PyTree, path: str, seen: set[int], is_wanted: Callable[[Leaf], bool]) -> Iterator[tuple[str, Leaf]]:

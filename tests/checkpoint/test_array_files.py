@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -14,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import replicax as rx
 from replicax.checkpoint import array_files, read_arrays, read_metadata, write_arrays
 from replicax.checkpoint.array_files import begin_reading, chunks_of, grid_of, read_by
+from replicax.errors import CheckpointError
 
 
 def sharding(*axes):
@@ -86,3 +88,41 @@ def test_dtypes(dtype, tmp_path: Path):
     found = read_arrays(path, {"a": jax.ShapeDtypeStruct((3,), array.dtype)})["a"]
     assert found.dtype == array.dtype
     np.testing.assert_array_equal(found, array)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "held", "lost"),
+    [
+        ("float32", [2**24, -(2**24), 2**30, 0, -(2**31)], [2**24 + 1, -(2**24) - 1]),
+        ("bfloat16", [256, 258, -(2**20)], [257, -2049]),
+        ("float16", [2048, 2050, 65504], [2049, 65520]),
+        ("complex64", [2**24 + 2], [2**24 + 1]),
+    ],
+)
+@pytest.mark.parametrize("size", [32, 64])
+def test_integers_are_restored_into_floats_that_hold_them(
+    dtype: str, held: list[int], lost: list[int], size: int, tmp_path: Path
+):
+    wanted = {"a": jax.ShapeDtypeStruct((), jnp.dtype(dtype))}
+    for i, number in enumerate([*held, *lost]):
+        path = write_arrays(tmp_path / str(i), {"a": np.array(number, f"int{size}")})
+        if number in held:
+            assert complex(read_arrays(path, wanted)["a"]) == number
+        else:
+            with pytest.raises(CheckpointError, match=f"{number} does not fit into {dtype}"):
+                read_arrays(path, wanted)
+
+
+def test_the_largest_integers_are_not_rounded(tmp_path: Path):
+    path = write_arrays(tmp_path / "c", {"a": np.array([0, 2**63 - 1]), "b": np.array([2**63, -0, 0], np.uint64)})
+    with pytest.raises(CheckpointError, match=f"{2**63 - 1} does not fit into float64"):
+        read_arrays(path, {"a": jax.ShapeDtypeStruct((2,), np.float64)})
+    assert read_arrays(path, {"b": jax.ShapeDtypeStruct((3,), np.float32)})["b"][0] == 2.0**63
+
+
+def test_integers_that_wait_for_a_float_are_not_rounded(tmp_path: Path):
+    path = rx.Checkpoint({"model/0": np.full((4, 1), 2**24 + 1)}).write(tmp_path / "c")
+    layer = keras.layers.Dense(1, use_bias=False)
+    rx.Checkpoint(model=layer).restore(path)
+    with pytest.raises(CheckpointError, match=r"'model/0'.*16777217 does not fit into float32"):
+        layer.build((None, 4))

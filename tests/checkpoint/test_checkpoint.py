@@ -18,6 +18,7 @@ import pytest
 import replicax as rx
 from replicax.checkpoint import read_metadata
 from replicax.errors import ArgumentError, CheckpointError
+from tests.checkpoint.models import X, sequential
 
 
 class Reader:
@@ -88,9 +89,11 @@ def test_random_state_comes_back(tmp_path: Path):
 
 
 def keras_optimizer(
-    kind: type[keras.optimizers.Optimizer], built: bool = True, scales: bool = False
+    kind: type[keras.optimizers.Optimizer], built: bool = True, scales: bool = False, **settings: Any
 ) -> keras.optimizers.Optimizer:
-    optimizer = keras.optimizers.LossScaleOptimizer(kind(0.1)) if scales else kind(0.1)
+    optimizer = kind(0.1, **settings)
+    if scales:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     if built:
         optimizer.build([keras.Variable(np.zeros(2, np.float32))])
     return optimizer
@@ -107,7 +110,7 @@ OTHER_KINDS = [
     (
         lambda: keras_optimizer(KERAS.Adam, scales=True),
         lambda: keras_optimizer(KERAS.Adadelta, scales=True),
-        "inner_optimizer.*Adam .*Adadelta",
+        "iteration of Adam .*iteration of Adadelta",
     ),
     (
         lambda: {"state": optax.adam(0.1).init(jnp.ones(2))},
@@ -116,7 +119,73 @@ OTHER_KINDS = [
     ),
     (lambda: jax.random.key(0, impl="rbg"), lambda: jax.random.key(0, impl="unsafe_rbg"), "of rbg .*of unsafe_rbg"),
     (lambda: jax.random.key(0, impl="rbg"), lambda: jax.random.key(0), "of rbg .*of threefry"),
+    (lambda: jax.random.PRNGKey(0), lambda: jax.random.key(0), "without the type of a key .*of threefry"),
+    (lambda: jax.random.key(0), lambda: jax.random.PRNGKey(0), "of threefry.*without the type of a key"),
+    (lambda: rx.Variable(jax.random.PRNGKey(0)), lambda: jax.random.key(0), "without the type of a key .*of threefry"),
+    (
+        lambda: keras_optimizer(KERAS.SGD, momentum=0.9),
+        lambda: keras_optimizer(KERAS.Lion),
+        "iteration of SGD .*iteration of Lion",
+    ),
 ]
+
+OTHER_SETTINGS = [
+    (KERAS.SGD, {"momentum": 0.9}, {"use_ema": True}, "momentum of SGD .*average of SGD"),
+    (KERAS.SGD, {"use_ema": True}, {"gradient_accumulation_steps": 2}, "average of SGD .*gradient_accumulator of SGD"),
+    (KERAS.Adam, {"amsgrad": True}, {"use_ema": True}, "momentum of Adam .*average of Adam"),
+    (KERAS.RMSprop, {"momentum": 0.9}, {"centered": True}, "momentum of RMSprop .*average_gradient of RMSprop"),
+]
+
+
+@pytest.mark.parametrize(("kind", "saved", "own", "said"), OTHER_SETTINGS)
+@pytest.mark.parametrize("scales", [False, True])
+def test_a_slot_is_not_restored_into_one_that_means_something_else(
+    tmp_path: Path, kind: Any, saved: dict[str, Any], own: dict[str, Any], said: str, scales: bool
+):
+    path = rx.Checkpoint(it=keras_optimizer(kind, scales=scales, **saved)).write(tmp_path / "c")
+    rx.Checkpoint(it=keras_optimizer(kind, scales=scales, **saved)).restore(path).assert_consumed()
+    with pytest.raises(CheckpointError, match=f"{said}.*partial=True"):
+        rx.Checkpoint(it=keras_optimizer(kind, scales=scales, **own)).restore(path)
+    unbuilt = keras_optimizer(kind, built=False, scales=scales, **own)
+    rx.Checkpoint(it=unbuilt).restore(path)
+    with pytest.raises(CheckpointError, match=said):
+        unbuilt.build([keras.Variable(np.zeros(2, np.float32))])
+
+
+@pytest.mark.parametrize("kind", [KERAS.SGD, KERAS.Adafactor, KERAS.Nadam, KERAS.Ftrl])
+@pytest.mark.parametrize("scales", [False, True])
+def test_slots_mean_the_same_whatever_the_layers_are_called(tmp_path: Path, kind: Any, scales: bool):
+    def built_for(model: Any) -> Any:
+        optimizer = keras_optimizer(kind, built=False, scales=scales, use_ema=True)
+        optimizer.build(model.trainable_variables)
+        return optimizer
+
+    first, second = sequential(), sequential()
+    first.build(X.shape)
+    second.build(X.shape)
+    path = rx.Checkpoint(it=built_for(first)).write(tmp_path / "c")
+    rx.Checkpoint(it=built_for(second)).restore(path).assert_consumed()
+
+
+def test_values_that_wait_are_written_with_their_meaning(tmp_path: Path):
+    def optimizer(built: bool, **settings: Any) -> rx.Checkpoint:
+        return rx.Checkpoint(it=keras_optimizer(KERAS.SGD, built=built, scales=True, **settings))
+
+    path = optimizer(True, momentum=0.9).write(tmp_path / "c")
+    waits = optimizer(False, momentum=0.9)
+    waits.restore(path)
+    again = waits.write(tmp_path / "again")
+    optimizer(True, momentum=0.9).restore(again).assert_consumed()
+    with pytest.raises(CheckpointError, match=r"momentum of SGD .*average of SGD"):
+        optimizer(True, use_ema=True).restore(again)
+
+
+def test_a_slot_that_means_something_else_is_said_before_its_shape(tmp_path: Path):
+    other = keras_optimizer(KERAS.SGD, built=False, use_ema=True)
+    other.build([keras.Variable(np.zeros(3, np.float32))])
+    path = rx.Checkpoint(it=keras_optimizer(KERAS.SGD, momentum=0.9)).write(tmp_path / "c")
+    with pytest.raises(CheckpointError, match="momentum of SGD"):
+        rx.Checkpoint(it=other).restore(path)
 
 
 @pytest.mark.parametrize(("saved", "own", "said"), OTHER_KINDS)
@@ -367,3 +436,18 @@ def test_objects_are_attributes(tmp_path: Path):
     assert rx.Checkpoint(step=step, n=0, later=w).restore(path) == {"n": 5}
     with pytest.raises(AttributeError, match="no attribute 'model'"):
         _ = checkpoint.model
+
+
+def test_an_object_may_be_called_self(tmp_path: Path):
+    path = rx.Checkpoint(self=1).write(tmp_path / "c", self=2)
+    assert rx.Checkpoint(self=0).restore(path) == {"self": 2}
+    with rx.CheckpointManager(tmp_path / "m", objects={"self": 1}) as manager:
+        manager.save(1, self=3)
+    assert manager.restore() == {"self": 3}
+
+
+def test_names_of_the_arguments_of_save_are_refused(tmp_path: Path):
+    with pytest.raises(ArgumentError, match=r"\['force'\].*rename"):
+        rx.CheckpointManager(tmp_path / "m", objects={"force": jnp.ones(2)})
+    with pytest.raises(ArgumentError, match=r"\['check_interval'\].*rename"):
+        rx.CheckpointManager(rx.Checkpoint(check_interval=1), tmp_path / "m")
