@@ -63,9 +63,10 @@ class SharedReading(DatasetReading):
                 yield _whole_step(batch, batches.lasts)
 
     def _rows_got(self, position: Position) -> int:
+        rows = _rows_of_one(position)
         if isinstance(self._batches, ArrayBatches):
             position.check_source(f"{count_rows(self._batches.arrays)} rows", 1)
-        return _rows_of_one(position)
+        return rows
 
     def summarize(self, agreement: StepByStep) -> tuple[ShardSummary, np.ndarray | None]:
         return summarized(iter(self._batches), agreement.own_part)

@@ -32,7 +32,7 @@ def test_arrays_of_all_libraries_become_numpy(leaf):
         ([[1, 2], [3, 4]], r"leaf \[0\]\[0\]: a scalar \(1\).*lists of numbers into arrays"),
         ({"x": np.array(["a", "b"])}, r"leaf \['x'\]: values of dtype <U1"),
         (np.array([None, 1]), "values of dtype object cannot"),
-        ({"v": np.array([None, [1], [2, 3]], object)}, r"leaf \['v'\]: .* arrays or lists, .*several lengths.*`padded_batch`"),
+        ({"v": np.array([None, [1], [2, 3]], object)}, r"\['v'\]: .* arrays or lists.*`padded_batch`"),
         (np.array(["2020-01-01"], "M8[s]"), "values of dtype datetime64"),
         (np.array([1, 2], "m8[s]"), "values of dtype timedelta64"),
         (np.ma.masked_less([1, -2], 0), r"a masked array.*\.filled"),
