@@ -43,7 +43,7 @@ class SharedReading(DatasetReading):
         return 1
 
     def steps(self, agreement: StepByStep, position: Position) -> Generator[InputStep]:
-        rows = _rows_of_one(position)
+        rows = self._rows_got(position)
         if isinstance(self._batches, ArrayBatches):
             yield from agreement.of_arrays(self._batches, rows)
             return
@@ -53,7 +53,7 @@ class SharedReading(DatasetReading):
             yield from agreement.of_shared_batches(iter([OpenedPass(position, found)]))
 
     def whole(self, position: Position, replicas: int) -> Generator[InputStep]:
-        rows, batches = _rows_of_one(position), self._batches
+        rows, batches = self._rows_got(position), self._batches
         with contextlib.ExitStack() as stack:
             if isinstance(batches, ArrayBatches):
                 found = batches.after(rows)
@@ -61,6 +61,12 @@ class SharedReading(DatasetReading):
                 found = skip_rows(stack.enter_context(contextlib.closing(iter(batches))), rows)
             for batch in found:
                 yield _whole_step(batch, batches.lasts)
+
+    def _rows_got(self, position: Position) -> int:
+        rows = _rows_of_one(position)
+        if isinstance(self._batches, ArrayBatches):
+            position.check_source(f"{count_rows(self._batches.arrays)} rows", 1)
+        return rows
 
     def summarize(self, agreement: StepByStep) -> tuple[ShardSummary, np.ndarray | None]:
         return summarized(iter(self._batches), agreement.own_part)

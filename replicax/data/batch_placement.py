@@ -40,7 +40,7 @@ def _as_values(split: SplitBatch, receivers: Receivers) -> PyTree:
 def _as_rows(split: SplitBatch, receivers: Receivers) -> PyTree:
     if split.replicas == receivers.num_replicas:
         return place_rows(split.parts, receivers.mesh_for(split.replicas), first=split.first, lasts=split.lasts)
-    return jax.tree.map(lambda leaf: _fitting(leaf.reshape(-1, *leaf.shape[2:])), split.parts)
+    return jax.tree.map(lambda leaf: _owned(leaf.reshape(-1, *leaf.shape[2:]), split.lasts), split.parts)
 
 
 #: A `PerReplica` for each array; with one replica, the array.
@@ -75,10 +75,7 @@ def place_rows(parts: PyTree, mesh: Mesh, *, first: int = 0, lasts: bool = False
 
 def _placed(own: np.ndarray, length: int, first: int, sharding: NamedSharding, lasts: bool) -> jax.Array:
     """Returns a global array of `length` rows, of which this process has the rows `own`, from index `first` on."""
-    # Unless `own` lasts, the caller may overwrite it as soon as this returns, so JAX gets a copy: it would use the
-    # memory of a NumPy array forever on a CPU device, and elsewhere until the transfer is done.
-    given = _as_it_is(own) if lasts else owned_copy(own)
-
+    given = _owned(own, lasts)
     shape = (length, *own.shape[1:])
     places = sharding.addressable_devices_indices_map(shape)
     # A worker may have rows of replicas between its own, too.
@@ -89,13 +86,6 @@ def _placed(own: np.ndarray, length: int, first: int, sharding: NamedSharding, l
 
 def owned_copy(array: np.ndarray) -> np.ndarray:
     """Returns a copy of `array` in memory that nothing else writes to, in the dtype that devices use."""
-    copy = aligned(array.shape, device_dtype(array.dtype))
-    np.copyto(copy, _fitting(array), casting="unsafe")
-    return copy
-
-
-def _fitting(array: np.ndarray) -> np.ndarray:
-    """Returns an array whose integers have been found to fit into the dtype that devices use."""
     dtype = device_dtype(array.dtype)
     if array.dtype.kind in "iu" and dtype.itemsize < array.dtype.itemsize and array.size:
         limits = np.iinfo(dtype)
@@ -106,11 +96,24 @@ def _fitting(array: np.ndarray) -> np.ndarray:
                     f"{limits.min} to {limits.max}: it would become another number. Make such numbers smaller in a "
                     "`map`, for example by `% 2**31`, or leave them out."
                 )
-    return array
+    copy = aligned(array.shape, dtype)
+    try:
+        with np.errstate(over="raise"):
+            np.copyto(copy, array, casting="unsafe")
+    except FloatingPointError:
+        parts = np.stack([array.real, array.imag])
+        raise BatchError(
+            f"A number is as large as {abs(parts[np.isfinite(parts)]).max():g}, and devices hold {dtype} unless "
+            f"jax_enable_x64 is set, up to {np.finfo(dtype).max:g}: it would become infinity. Scale or clip such "
+            "numbers in a `map`, or leave them out."
+        ) from None
+    return copy
 
 
-def _as_it_is(array: np.ndarray) -> np.ndarray:
-    fits = array.dtype == device_dtype(array.dtype) and array.flags.c_contiguous
+def _owned(array: np.ndarray, lasts: bool) -> np.ndarray:
+    """Returns an array that JAX may keep: it uses the memory forever on a CPU device, elsewhere until it is copied."""
+    # Unless an array lasts, the caller may overwrite it as soon as this returns.
+    fits = lasts and array.dtype == device_dtype(array.dtype) and array.flags.c_contiguous
     return array if fits and array.ctypes.data % _ALIGNMENT == 0 else owned_copy(array)
 
 

@@ -15,6 +15,11 @@ from replicax.typing import Leaf, PyTree
 from replicax.values import MASKED
 
 _NUMBERS = "biufc"  # kinds of NumPy's own dtypes; others, such as bfloat16, only JAX knows
+#: A way out, for messages.
+TO_ONE_SHAPE = (
+    "Let `padded_batch` in the place of `batch` of rx.data.Rows pad them to the longest of each batch, or a `map` pad, "
+    "crop or resize them to one shape."
+)
 
 
 class Signature(NamedTuple):
@@ -38,7 +43,7 @@ def host_batch(batch: PyTree, where: str) -> PyTree:
     for index, array in enumerate(arrays):
         if array.ndim == 0:
             raise BatchError(
-                f"{where}{_leaf_name(batch, index)}: a scalar ({leaves[index]!r}) has no rows that replicas could "
+                f"{where}{leaf_name(batch, index)}: a scalar ({leaves[index]!r}) has no rows that replicas could "
                 "share. The first dimension of a leaf is the batch's rows: batch the dataset; turn lists of numbers "
                 "into arrays; repeat a constant once per row, or pass it to `strategy.run` as an argument of its own."
             )
@@ -58,7 +63,7 @@ def _host_arrays(leaves: list[Leaf], tree: PyTree, where: str) -> list[np.ndarra
         try:
             arrays.append(_host_array(leaf))
         except _LeafError as error:
-            raise BatchError(f"{where}{_leaf_name(tree, index)}: {error}") from error.__cause__
+            raise BatchError(f"{where}{leaf_name(tree, index)}: {error}") from error.__cause__
     return arrays
 
 
@@ -122,6 +127,11 @@ def _host_array(leaf: Leaf) -> np.ndarray:
     array = _as_numpy(leaf)
     # A difference of times is an integer to NumPy.
     if array.dtype.kind == "m" or (array.dtype.kind not in _NUMBERS and not jnp.issubdtype(array.dtype, np.number)):
+        if array.dtype == object and any(isinstance(value, (np.ndarray, list)) for value in array.flat):
+            raise _LeafError(
+                "values of dtype object: they are arrays or lists, as those of several lengths are, and devices hold "
+                f"arrays of one shape. {TO_ONE_SHAPE}"
+            )
         raise _LeafError(
             f"values of dtype {array.dtype} cannot be placed on a device. Encode them as numbers, or leave them out of "
             "the batch."
@@ -160,12 +170,13 @@ def _from_torch(tensor: Leaf) -> np.ndarray:
 
 def _check_rows(rows: list[int], batch: PyTree, where: str) -> None:
     if len(set(rows)) > 1:
-        listed = "; ".join(f"{count} rows{_leaf_name(batch, index)}" for index, count in enumerate(rows))
+        listed = "; ".join(f"{count} rows{leaf_name(batch, index)}" for index, count in enumerate(rows))
         raise BatchError(f"{where}: the leaves disagree in their number of rows (first dimension): {listed}.")
     if rows[0] == 0:
         raise BatchError(f"{where} has zero rows. Leave empty batches out: there is nothing to compute a step from.")
 
 
-def _leaf_name(batch: PyTree, index: int) -> str:
+def leaf_name(batch: PyTree, index: int) -> str:
+    """Returns the name of a leaf in a message: `, leaf ['x']`; nothing if the batch is a leaf itself."""
     path, _ = jax.tree_util.tree_flatten_with_path(batch)[0][index]
     return f", leaf {jax.tree_util.keystr(path)}" if path else ""

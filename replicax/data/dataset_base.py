@@ -130,7 +130,7 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
 
     @property
     def bad_rows(self) -> int:
-        """How many rows of this pass no worker could read; they were left out (`rows.batch(on_error="skip")`)."""
+        """How many rows of the latest pass no worker could read; they were left out (`rows.batch(on_error="skip")`)."""
         return self._position.bad
 
     def input_times(self) -> str:

@@ -159,7 +159,7 @@ def _kept(
             yield InputStep(data, rows_read, begins)
             rows_read, begins = [], None
     check()
-    if gave_none and kept:
+    if gave_none and kept and agreement.receivers.workers.index == 0:
         _log.warning(
             "The position that was restored is the end of a pass, so this loop gets no batch: the next loop reads the "
             "next pass. Keep the number of the epoch in the checkpoint, too, lest an epoch be left out."

@@ -92,6 +92,15 @@ class Position:
             self.done.add(shard)
             del self.begun[shard], self._ends[shard]
 
+    def check_source(self, source: str, shards: int) -> None:
+        """Checks that the pass may go on with the rows of a source, and notes what they are of."""
+        if self.rows and (self.shards != shards or self.source not in (None, source)):
+            raise ArgumentError(
+                f"The state is of other data: {self.source or f'{self.shards} part(s)'}, but this is {source}. "
+                "Give the same data in the same order, and the same shuffle."
+            )
+        self.source = source
+
     def skipped(self, shard: int) -> int:
         """Returns how many rows of a shard that is not done the loop has got already."""
         return self.begun.get(shard, 0)
@@ -99,7 +108,9 @@ class Position:
     def finish(self) -> None:
         """Ends the pass: the next one begins at the start."""
         if self.rows or self.batches:
+            bad = self.bad
             self.go_on(Position(self.number + 1))
+            self.bad = bad  # Until the next one has begun, they are those of the latest pass.
 
     def go_on(self, following: Position) -> None:
         """Becomes the position at which a following pass begins."""
@@ -134,7 +145,7 @@ class Position:
             if self.source is not None:
                 units["source"] = self.source
             state["units"] = units
-        if self.bad:
+        if self.bad and self.rows:
             state["bad"] = self.bad
         if self.replicas is not None:
             state["replicas"] = self.replicas

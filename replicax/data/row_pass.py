@@ -17,7 +17,16 @@ import jax
 import numpy as np
 
 from replicax.data.batch_placement import aligned, owned_copy
-from replicax.data.batches import Signature, array_of_row, count_rows, host_batch, is_like, signature
+from replicax.data.batches import (
+    TO_ONE_SHAPE,
+    Signature,
+    array_of_row,
+    count_rows,
+    host_batch,
+    is_like,
+    leaf_name,
+    signature,
+)
 from replicax.data.input_times import DECODING, READING, InputTimes
 from replicax.data.rebatching import WorkerBatch, concatenated
 from replicax.data.row_groups import Group, Grouping, RowFaultError
@@ -260,7 +269,8 @@ class RowPass:
         except _MisfitError as error:
             used = [item for item in items if not any(item is each for each in bad)]
             place = f" (file, record) = {self._name(used[0])} and {self._name(used[error.row])}"
-            raise BatchError(f"The rows of a batch differ,{place}: {error}") from None
+            leaf = "" if error.leaf is None else leaf_name(rows[0], error.leaf)
+            raise BatchError(f"The rows of a batch differ{leaf},{place}: {error}") from None
         entries = _entries(items, bad)
         return WorkerBatch(self._checked(batch, entries), entries)
 
@@ -470,8 +480,8 @@ def _entries(items: Sequence[Item], bad: Sequence[Item]) -> list[tuple[int, ...]
 class _MisfitError(Exception):
     """A row that has another structure or other shapes than the first of its batch."""
 
-    def __init__(self, row: int, text: str):
-        self.row = row
+    def __init__(self, row: int, text: str, leaf: int | None = None):
+        self.row, self.leaf = row, leaf
         super().__init__(text)
 
 
@@ -482,25 +492,38 @@ def _stacked(rows: Sequence[Any]) -> PyTree:
         found, structure = jax.tree.flatten(row)
         differs: bool = structure != treedef  # type: ignore[operator]  # JAX types it too narrowly.
         if differs:
-            raise _MisfitError(index, f"{treedef} and {structure}")
+            raise _MisfitError(index, _difference(rows[0], row))
         leaves.append(found)
-    return jax.tree.unflatten(treedef, [_column(each) for each in zip(*leaves, strict=True)])
+    return jax.tree.unflatten(treedef, [_column(*each) for each in enumerate(zip(*leaves, strict=True))])
 
 
-def _column(values: Sequence[Any]) -> np.ndarray:
+def _difference(first: PyTree, second: PyTree) -> str:
+    """Returns how the structures of two rows differ: of dicts, where only one of them has a value."""
+    rows = (first, second)
+    if all(isinstance(row, dict) for row in rows):
+        has = [{jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(row)} for row in rows]
+        alone = {"first": has[0] - has[1], "second": has[1] - has[0]}
+        told = [f"only the {row} has a value at {', '.join(sorted(keys))}" for row, keys in alone.items() if keys]
+        if told:
+            return f"{', '.join(told)}. Let a `map` give all rows the same keys, and values instead of None."
+    return " and ".join(str(jax.tree.structure(row)) for row in rows)
+
+
+def _column(leaf: int, values: Sequence[Any]) -> np.ndarray:
     arrays = [array_of_row(value) for value in values]
     first = arrays[0].shape
     for index, array in enumerate(arrays):
         if array.shape != first:
-            shapes = f"values of shapes {first} and {array.shape}"
-            raise _MisfitError(index, f"{shapes}. Let a `map` bring them to one shape: pad, crop or resize them.")
+            raise _MisfitError(index, f"values of shapes {first} and {array.shape}. {TO_ONE_SHAPE}", leaf)
     dtypes = {array.dtype for array in arrays}
     scalars = None if first else np.array(values)
     dtype = np.result_type(*dtypes) if scalars is None else scalars.dtype
     if dtype.kind == "f" and all(each.kind in "iu" for each in dtypes):
         index = next(at for at, array in enumerate(arrays) if array.dtype.kind == "u")
         raise _MisfitError(
-            index, f"integers that no dtype holds together, {sorted(map(str, dtypes))}: they would become floats"
+            index,
+            f"integers that no dtype holds together, {sorted(map(str, dtypes))}: they would become floats",
+            leaf,
         )
     if scalars is not None:
         return scalars

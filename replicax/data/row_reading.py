@@ -98,7 +98,7 @@ class RowReading(DatasetReading):
         return itertools.chain([first], following)
 
     def _read(self, position: Position, worker: int, workers: int) -> Generator[WorkerBatch]:
-        self._check(position)
+        position.check_source(self._batches.identity, self.num_shards(position))
         if self._batches.files is not None:
             position.deal_to(workers if self._deals_files else 1)
         position = position.at_start()  # The loop counts in the other one, while this one is read.
@@ -110,16 +110,6 @@ class RowReading(DatasetReading):
         share = share and functools.cache(share)  # Nearly all batches have as many rows.
         dealt = (worker, workers) if self._deals_files else (0, 1)
         return self._batches.read(position, share, *dealt, times=self.times)
-
-    def _check(self, position: Position) -> None:
-        shards = self.num_shards(position)
-        found = self._batches.identity
-        if position.rows and (position.shards != shards or position.source not in (None, found)):
-            raise ArgumentError(
-                f"The state is of other data: {position.source or f'{position.shards} part(s)'}, but this is {found}. "
-                "Give the same files in the same order, and the same shuffle."
-            )
-        position.source = found
 
 
 def _own_share(workers: InputWorkers, rows: int) -> tuple[int, int]:

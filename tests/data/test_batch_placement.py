@@ -5,7 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from replicax.data.batch_placement import owned_copy, place
+from replicax.data import InputWorkers
+from replicax.data.batch_placement import ROWS, owned_copy, place
+from replicax.data.batch_split import SplitBatch
+from replicax.data.receivers import Receivers
+from replicax.errors import BatchError
 from replicax.runtime import mirrored_sharding, stacked_sharding
 from replicax.values import PerReplica
 
@@ -44,6 +48,24 @@ def test_float64_stays_where_x64_is_on(mesh_for):
 def test_nan_and_infinity_pass_through(mesh_for):
     placed = place(np.array([[np.nan], [np.inf]]), mesh_for(2), bare=False)
     np.testing.assert_array_equal(placed.stacked, [[np.nan], [np.inf]])
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("lasts", [False, True])
+@pytest.mark.parametrize("dtype", ["f8", ">f8", "c16"])
+@pytest.mark.parametrize("large", [1e300, -1e300, 3.4028236e38])
+def test_numbers_that_would_become_infinity_are_refused(mesh_for, dtype, large, lasts):
+    rows = np.array([1, np.inf, -np.inf, np.nan, 1e-300, 3.4028234e38] * 3).astype(dtype).reshape(2, -1)
+    kept = np.concatenate(place(rows, mesh_for(2), bare=False, lasts=lasts).values)
+    np.testing.assert_array_equal(kept, rows.ravel().astype(kept.dtype))
+    rows[1, 4] = large
+    says = rf"{abs(large):g}, and devices hold (float32|complex64) .* up to 3\.40282e\+38.*map".replace("e+", r"e\+")
+    with pytest.raises(BatchError, match=says):
+        place(rows, mesh_for(2), bare=False, lasts=lasts)
+    with pytest.raises(BatchError, match=says):  # in a step in which not all replicas take part
+        ROWS.put(SplitBatch(1, rows, lasts=lasts), Receivers(2, mesh_for, InputWorkers(0, ("",), (2,))))
+    with jax.enable_x64(True):
+        assert place(rows, mesh_for(2), bare=False, lasts=lasts).values[1][4] == large
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 8])

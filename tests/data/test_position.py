@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from replicax.data import DistributedDataset, DistributedDatasetFromFunction, FileSource, InputOptions
+import replicax.data.passes as passes
+from replicax.data import DistributedDataset, DistributedDatasetFromFunction, FileSource, InputOptions, Rows
 from replicax.data.position import Position, RowsRead
 from replicax.errors import ArgumentError, BatchError
+from tests.data.fake_workers import Team, reading, step_by_step
 
 FEW = settings(max_examples=30)
 ROWS = np.arange(50)
@@ -115,6 +117,16 @@ def test_a_loop_that_begins_at_the_end_of_a_pass_says_that_it_gets_nothing(mesh_
         assert [each.getMessage()[:50] for each in caplog.records] == [
             "The position that was restored is the end of a pas"
         ] * (stop == 2)
+
+
+def test_one_worker_says_that_a_loop_gets_nothing(caplog):
+    for workers in Team([1, 1, 1]).workers:
+        position = Position()
+        position.add(1, [RowsRead(0, 0, 6)])
+        steps = reading([ROWS[:6]] * 3, InputOptions(), 6)(workers).whole(position, 3)
+        agreement = step_by_step(workers, None, InputOptions())
+        assert not list(passes._kept(steps, agreement, position, passes.SeenBatches(set())))
+    assert ["gets no batch" in each.getMessage() for each in caplog.records] == [True]
 
 
 @FEW
@@ -238,6 +250,48 @@ def test_states_of_other_sources(distribute):
     dataset.set_state({"format": 1, "pass": 0, "rows": 7, "batches": 7, "units": units(7)})
     with pytest.raises(ArgumentError, match="same files"):
         list(dataset)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_position_in_other_arrays_is_refused(mesh_for, rows_of, prefetch):
+    def of_rows(rows, **options):
+        options = InputOptions(prefetch=prefetch)
+        return DistributedDataset(ROWS[:rows], num_replicas=2, mesh_for=mesh_for, options=options, batch_size=5)
+
+    dataset = of_rows(20)
+    with iter(dataset) as iterator:
+        next(iterator)
+    other, state = of_rows(12), dataset.get_state()
+    other.set_state(state)
+    with pytest.raises(ArgumentError, match="state is of other data: 20 rows, but this is 12 rows"):
+        list(other)
+    del state["units"]["source"]  # as they were saved before
+    other.set_state(state)
+    assert [rows_of(step).tolist() for step in other] == [[*range(5, 10)], [10, 11]]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_bad_rows_are_those_of_the_latest_pass_until_the_next_one_begins(mesh_for, prefetch):
+    def read(row):
+        if row in bad:
+            raise ValueError("damaged")
+        return row
+
+    bad = {3, 9}
+    dataset = DistributedDataset(
+        Rows(range(10)).map(read).batch(4, on_error="skip"),
+        num_replicas=2,
+        mesh_for=mesh_for,
+        options=InputOptions(prefetch=prefetch),
+    )
+    list(dataset)
+    assert dataset.bad_rows == 2
+    assert dataset.get_state() == {"format": 1, "pass": 1, "rows": 0, "batches": 0}
+    bad = {7}
+    with iter(dataset) as iterator:
+        assert dataset.bad_rows == 0
+        list(iterator)
+    assert dataset.bad_rows == 1
 
 
 def test_used_up_units_are_ranges():

@@ -466,6 +466,15 @@ def test_integers_of_json_lines_stay_integers(tmp_path):
     assert rx.data.read_json_lines(tmp_path / "b.jsonl").batch(1).first()["x"].dtype == np.uint64
 
 
+def test_lists_of_several_lengths_are_padded(tmp_path):
+    pq, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    pq.write_table(pa.table({"v": [[1, 2], [3], [4, 5, 6]]}), tmp_path / "a.parquet")
+    rows = rx.data.read_parquet(tmp_path / "a.parquet")
+    with pytest.raises(BatchError, match=r"leaf \['v'\].*`padded_batch`"):
+        list(rows.batch(3))
+    assert rows.padded_batch(3).first()["v"].tolist() == [[1, 2, 0], [3, 0, 0], [4, 5, 6]]
+
+
 def test_integers_with_nulls_are_not_made_floats(tmp_path):
     pq, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
     table = pa.table({"n": pa.array([1, None, 3], pa.int32()), "x": pa.array([1.0, None, 3.0])})

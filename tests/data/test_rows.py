@@ -198,6 +198,28 @@ def test_rows_that_differ_and_states_of_other_data():
         list(rx.data.Rows(range(500)).map(bad_at(*range(200))).batch(2, on_error="skip"))
 
 
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (
+            [{"feat": np.ones(7), "y": 1}, {"feat": np.ones(6), "y": 1}],
+            r"differ, leaf \['feat'\], .*1\): values of shapes \(7,\) and \(6,\)\. .*`padded_batch`.*pad, crop",
+        ),
+        ([{"n": 1}, {"n": np.uint64(2**63)}], r"differ, leaf \['n'\], .* no dtype holds together"),
+        (
+            [{"x": {"a": 1, "b": 2}, "y": 3}, {"x": {"b": 2, "c": 3}, "y": None}],
+            r"first has a value at \['x'\]\['a'\], \['y'\], only the second has a value at \['x'\]\['c'\]\. ",
+        ),
+        ([{"x": 1, "y": 2}, {"x": 1}], r"1\): only the first has a value at \['y'\]\. "),
+        ([{"x": (1, 2)}, {"x": [1, 2]}], r"\(\*, \*\)}\) and PyTreeDef\({'x': \[\*, \*\]}\)"),
+        ([1, {"x": 1}], r"PyTreeDef\(\*\) and PyTreeDef\({'x': \*}\)"),
+    ],
+)
+def test_how_rows_differ(rows, says):
+    with pytest.raises(BatchError, match=says):
+        rx.data.Rows(rows).batch(2).first()
+
+
 def test_a_file_that_got_shorter():
     _, position = steps_of(rx.data.Rows(Counted()).batch(5), [1], most=4)
     with pytest.raises(DataError, match=r"file2.*fewer"):
