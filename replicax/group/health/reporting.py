@@ -78,7 +78,7 @@ def alarm_report(
     first = sorted(range(len(lines)), key=lambda i: (i not in diagnosis.culprits, i))[:_LINES_OF_WORKERS]
     left_out = len(lines) - len(first)
     told = [lines[i] for i in sorted(first)] + ([f"  ... and {left_out} others"] if left_out else [])
-    blamed = [i for i in diagnosis.culprits if i in answers][:1]
+    blamed = [i for i in diagnosis.culprits if i in answers and not answers[i][0].ended][:1]  # No script, no stack.
     summary = [*head, f"{found} Workers:", *told, *(_main_stack(stacks_of[i]) for i in blamed), end]
     return AlarmReport("\n".join(text) + "\n", "\n".join(summary) + "\n")
 

@@ -228,6 +228,7 @@ class RemoteProcess:
             return
         for stream in self._outlets.streams:
             stream.feed(b"", final=True)
-        self.last_words = self.last_words or last_words(self._outlets.streams)
+        if self.told is None and not self.is_lost:
+            self.last_words = last_words(self._outlets.streams)
         self._outlets.log.close()
         self._is_over.set()

@@ -60,12 +60,9 @@ def main(arguments: list[str]) -> None:
         {"module": _run_module, "file": _run_file, "call": _run_call}[kind](target)
         if kind == "call" and os.getpid() == _process:
             _tell_return(int(news))
-    except SystemExit as error:
-        _tell(int(news), _code_of(error))
-        raise
     except BaseException as error:
-        code = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", _FAILED)
-        _tell(int(news), code, _told_by_hook(_without_our_frames(error)))
+        code, words = _end_of(error)
+        _tell(int(news), code, words)
         sys.exit(code)
     finally:
         _end_ledger()
@@ -191,10 +188,14 @@ def _tell_return(news: int) -> None:
         os.write(news, f"{json.dumps({'returned': threads[:_MOST_NAMES]})}\n".encode())
 
 
-def _code_of(error: SystemExit) -> int:
-    if error.code is None:
-        return 0
-    return error.code & 0xFF if isinstance(error.code, int) else _FAILED
+def _end_of(error: BaseException) -> tuple[int, str]:
+    """Returns the exit code of an uncaught error, and the text that Python prints for it."""
+    if not isinstance(error, SystemExit):
+        code = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", _FAILED)
+        return code, _told_by_hook(_without_our_frames(error))
+    if error.code is None or isinstance(error.code, int):
+        return (error.code or 0) & 0xFF, ""
+    return _FAILED, f"{error.code}\n"
 
 
 def _without_our_frames(error: BaseException) -> BaseException:

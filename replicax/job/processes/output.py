@@ -19,6 +19,13 @@ _LONGEST_TRACEBACK = 300
 _LINES_WITHOUT_TRACEBACK = 20
 _LINES_SHOWN_FIRST, _LINES_SHOWN_LAST = 10, 29  # of a traceback
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)|^Fatal Python error: ")
+# Of a dump of stacks only those of the thread that crashed ("Current thread") and of the one that runs the script say
+# something about it. A stack that was cut may be that one.
+_OTHER_STACKS = re.compile(
+    r'(?:^Thread 0x.*\n(?:  (?!\.\.\.$|.*\bchild\.py", line \d+ in <module>$).*(?:\n|\Z))*(?!  )\n?'
+    r"|^Extension modules: .*(?:\n|\Z))+",
+    re.MULTILINE,
+)
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 # A process that dies without a Python error prints many lines of stacks, which only the log shows.
 _DEATH = re.compile(
@@ -161,6 +168,7 @@ def last_words(streams: Sequence[StreamLike]) -> str:
 
 def last_traceback(lines: Sequence[str]) -> str:
     """Returns the last traceback among `lines`, with those chained to it, and all that follows; or the last lines."""
+    lines = _OTHER_STACKS.sub("  ... more of this is in the log ...\n", "\n".join(lines)).split("\n")
     starts = [number for number, line in enumerate(lines) if _TRACEBACK.search(line)]
     if not starts or len(lines) - starts[-1] > _LONGEST_TRACEBACK:  # An old traceback belongs to something else.
         return "\n".join(lines[-_LINES_WITHOUT_TRACEBACK:]).strip("\n")

@@ -157,7 +157,8 @@ class Process:
             stream.feed(b"", final=True)
             os.close(source)
         os.close(news)
-        self.last_words = self.last_words or last_words(self._streams)
+        if self.told is None:  # Otherwise what came later is not of its script: JAX may abort the process at its end.
+            self.last_words = last_words(self._streams)
 
     def _read(self, source: int, stream: StreamLike, selector: selectors.BaseSelector) -> None:
         """Reads until there is nothing more, or the other end is closed."""

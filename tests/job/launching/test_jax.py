@@ -69,3 +69,29 @@ def test_a_worker_that_vanishes_with_0_in_a_strategy_is_named_and_not_the_one_th
     assert done.code == 71
     assert "worker 1 failed first: exit code 71: it was gone, and others needed it" in done.err
     assert "worker 1 ended with exit code 0 in the middle of the job" in done.err
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "words"),
+    [
+        ("'no more data'", 1, "\n\nno more data\n"),
+        ("3", 3, "\n\nIt printed nothing.\n"),
+        ("0", 71, "has ended, and others wait"),
+    ],
+)
+def test_a_script_that_exits_while_others_train_is_shown_without_our_own_stacks(
+    end: str, code: int, words: str, run: Callable[..., Done]
+):
+    body = f"""
+    import replicax as rx
+    strategy = rx.MultiWorkerMirroredStrategy(stall_timeout=60.0)
+    import jax.numpy as jnp
+    for step in range(4):
+        if step == 2 and index == 1: sys.exit({end})
+        strategy.reduce("sum", strategy.run(lambda: jnp.ones(())), axis=None)
+    """
+    done = run(body, environment=ENVIRONMENT)
+    assert done.code == code
+    assert words in done.err
+    assert "threading.py" not in done.err
+    assert "[worker 1]" not in done.err

@@ -236,6 +236,8 @@ def test_survivors_are_asked_first_and_have_the_grace_to_end(run: Run):
     ("body", "code", "words"),
     [
         ("sys.exit(7)", 7, "exit code 7 "),
+        ("import atexit; atexit.register(os.abort); sys.exit(7)", 7, "\n\nIt printed nothing.\n"),
+        ("import atexit; atexit.register(os.abort); sys.exit('no data')", 1, "\n\nno data\n"),
         ("sys.exit('no data')", 1, "no data\n"),
         ("os.abort()", 134, "Fatal Python error: Aborted"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "ended by SIGSEGV"),

@@ -93,20 +93,26 @@ def test_an_error_that_knows_its_exit_code_ends_the_process_with_it(tmp_path: Pa
     assert ours.returncode == json.loads(told)["code"] == 72
 
 
-@pytest.mark.parametrize(("call", "code"), [("sys.exit(75)", 75), ("sys.exit('no')", 1), ("exit()", 0), ("1", 0)])
-def test_an_exit_is_told_as_what_it_is(call: str, code: int, tmp_path: Path):
+CALLS = [("sys.exit(75)", 75), ("sys.exit(-1)", 255), ("sys.exit('no')", 1), ("sys.exit(['a', 1])", 1), ("exit()", 0)]
+CALLS += [("sys.exit(0)", 0), ("sys.exit(None)", 0), ("1", 0)]
+
+
+@pytest.mark.parametrize(("call", "code"), CALLS)
+def test_an_exit_is_told_as_what_it_is_with_its_message(call: str, code: int, tmp_path: Path):
     script = tmp_path / "script.py"
     script.write_text(f"import sys\n{call}")
     ours, told = as_a_child("file", script, cwd=tmp_path)
-    assert ours.returncode == code
+    plain = as_python(script, cwd=tmp_path)
+    assert (ours.stderr, json.loads(told)["words"] if told else "") == ("", plain.stderr)
+    assert ours.returncode == plain.returncode == code
     assert (json.loads(told)["code"] if told else None) == (code or None)
 
 
 def test_a_package_without_a_main_module(place: Path):
     (place / "package" / "__main__.py").unlink()
     ours, told = as_a_child("module", "package", cwd=place)
-    assert "'package' is a package without a module __main__" in ours.stderr
-    assert json.loads(told)["code"] == 1
+    assert (ours.stderr, json.loads(told)["code"]) == ("", 1)
+    assert "'package' is a package without a module __main__" in json.loads(told)["words"]
 
 
 def test_who_starts_after_the_launcher_has_died_ends_at_once(place: Path):

@@ -250,6 +250,48 @@ def test_last_traceback(text: str, found: str):
     assert last_traceback(text.split("\n")) == found
 
 
+OURS = """Thread 0x7f01 (most recent call first):
+  File "/lib/threading.py", line 629 in wait
+  File "/lib/threading.py", line 1002 in _bootstrap
+
+Thread 0x7f02 (most recent call first):
+  File "/lib/python3.11/selectors.py", line 415 in select
+  File "/lib/threading.py", line 1002 in _bootstrap
+
+"""
+MODULES = "\nExtension modules: numpy, jaxlib.utils (total: 2)"
+LEFT_OUT = "  ... more of this is in the log ..."
+
+
+@pytest.mark.parametrize(
+    ("stack", "stays"),
+    [
+        (
+            'Thread 0x1 (most recent call first):\n  File "a.py", line 1 in f\n  File "child.py", line 2 in <module>',
+            True,
+        ),
+        ('Thread 0x1 (most recent call first):\n  File "a.py", line 1 in f\n  ...', True),
+        ('Current thread 0x1 (most recent call first):\n  File "a.py", line 1 in f', True),
+        ('Current thread 0x1 [MainThread] (most recent call first):\n  File "a.py", line 1 in f', True),
+        (
+            'Thread 0x1 (most recent call first):\n  File "a.py", line 1 in _at_exit\n  File "b.py", line 1 in here',
+            False,
+        ),
+    ],
+)
+@pytest.mark.parametrize("modules", [MODULES, f"{MODULES}\n", ""])
+def test_of_a_dump_of_stacks_those_of_the_script_are_shown(stack: str, stays: bool, modules: str):
+    died = "Fatal Python error: Aborted"
+    found = last_traceback(f"before\n{died}\n\n{OURS}{stack}\n{modules}".split("\n"))
+    shown = f"{LEFT_OUT}\n{stack}\n\n{LEFT_OUT if modules else ''}" if stays else LEFT_OUT
+    assert found == f"{died}\n\n{shown}".strip("\n")
+
+
+def test_a_dump_of_many_threads_is_no_old_one():
+    found = last_traceback(f"Fatal Python error: Aborted\n\n{60 * OURS}Current thread 0x1".split("\n"))
+    assert found == f"Fatal Python error: Aborted\n\n{LEFT_OUT}\nCurrent thread 0x1"
+
+
 @pytest.mark.parametrize(
     ("words", "found"),
     [
