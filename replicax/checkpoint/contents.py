@@ -92,7 +92,7 @@ class ObjectParts:
     variables: dict[str, AssignableLike] = dataclasses.field(default_factory=dict)
     arrays: dict[str, SavedArray] = dataclasses.field(default_factory=dict)  # not variables; random keys among them
     states: dict[str, SavedState] = dataclasses.field(default_factory=dict)  # random generators among them
-    # What the numbers of optimizers, named tuples and random keys mean, by path: of each class, the narrowest first.
+    # By path, the meaning of the numbers of optimizers, named tuples and keys: of each class, the narrowest first.
     kinds: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 
     def names(self) -> list[str]:

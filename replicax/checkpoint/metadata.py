@@ -58,7 +58,7 @@ class Metadata:
 
     @property
     def kinds(self) -> Mapping[str, Sequence[str]]:
-        """What the numbers of optimizers, named tuples and random keys mean, as `ObjectParts` has it."""
+        """The meaning of the numbers of optimizers, named tuples and random keys, as `ObjectParts` has it."""
         noted = self.notes.get(KINDS)
         named = noted.items() if isinstance(noted, dict) else ()
         return {path: [*map(str, kinds)] for path, kinds in named if isinstance(kinds, list) and kinds}

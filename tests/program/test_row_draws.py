@@ -102,6 +102,7 @@ DRAWS = {
     "permuted_rows": lambda key, x: jax.random.permutation(key, x, axis=1, independent=True),
     "permuted_columns": lambda key, x: x[:, jax.random.permutation(key, 3)],
     "choice": lambda key, x: jax.random.choice(key, 100, (rows(x),)),
+    "choice_from_others": lambda key, x: jax.random.choice(key, jnp.arange(9.0), (rows(x),), p=jnp.full(9, 1 / 9)),
     "chosen_columns": lambda key, x: x[:, jax.random.choice(key, 3, (2,), replace=False)],
     "fori_loop": lambda key, x: jax.lax.fori_loop(
         0, 3, lambda i, h: h + jax.random.normal(jax.random.fold_in(key, i), h.shape), x
@@ -224,6 +225,9 @@ REFUSED = {
     "each replica repeats": loop_of_replica,
     "permutation of row numbers": lambda key, x: x[jax.random.permutation(key, rows(x))],
     "choice without replacement": lambda key, x: jax.random.choice(key, 100, (rows(x),), replace=False),
+    "choice among rows": lambda key, x: jax.random.choice(key, x, (2,)),
+    "choice among row": lambda key, x: x[jax.random.choice(key, rows(x), (rows(x),))],
+    "choice among": lambda key, x: jax.random.choice(key, x, p=jax.nn.softmax(x[:, 0])),
     "split of an RBG key": lambda key, x: jax.random.split(jax.random.key(1, impl="rbg"), rows(x)),
 }
 

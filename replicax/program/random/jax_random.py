@@ -133,10 +133,14 @@ def _shuffled(sampler: Callable[..., jax.Array], given: inspect.BoundArguments) 
 
 
 def _chosen(sampler: Callable[..., jax.Array], given: inspect.BoundArguments) -> jax.Array:
-    """Chooses from an array; without replacement a row may not have what another one has."""
+    """Chooses from an array: not from rows, and without replacement a row may not have what another one has."""
     draws = _draws_of(given.arguments["key"])
     given.apply_defaults()
-    shape = tuple(given.arguments["shape"])
+    shape, among = tuple(given.arguments["shape"]), given.arguments["a"]
+    if draws is not None:
+        of_numbers = not np.ndim(among)
+        sizes = (int(among),) if of_numbers else np.shape(among)
+        draws.dimension("choice among rows", sizes, refused=(0 if of_numbers else given.arguments["axis"],))
     if draws is not None and shape and not given.arguments["replace"]:
         draws.dimension("choice without replacement", shape, refused=tuple(range(len(shape))))
     return sampler(*given.args, **given.kwargs)
