@@ -226,6 +226,12 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
         """The number of the pass that the next loop begins or goes on with."""
         return self._next_position.number
 
+    @property
+    def is_unread(self) -> bool:
+        """Whether no loop has begun, and no position was restored."""
+        position = self._next_position
+        return not (self._passes or position.number or position.rows)
+
     def begin_at(self, number: int) -> None:
         """Makes the next loop begin with another pass, in whose order the rows are shuffled then."""
         self._check_can_continue()

@@ -219,14 +219,14 @@ def _in_global_view(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _begin_where_fits_have_ended(membership: _Membership, given: inspect.BoundArguments) -> None:
-    """Lets a `fit` begin with the pass after those of earlier ones, or with that of `initial_epoch`."""
+    """Lets a `fit` begin with the pass of `initial_epoch`, or with the one after those of earlier calls."""
     dataset, source = membership.dataset, membership.source
-    if dataset is None or not dataset.can_continue or dataset.next_pass:
+    if dataset is None or not dataset.can_continue or not dataset.is_unread:
         return
     epoch = 0 if given.arguments.get("steps_per_epoch") else given.arguments.get("initial_epoch", 0)
-    following = membership.passes.get(source, 0) if is_source(source) else 0
-    if following or epoch:
-        dataset.begin_at(following or epoch * passes_of_epoch(source))
+    first = epoch * passes_of_epoch(source) or (membership.passes.get(source, 0) if is_source(source) else 0)
+    if first:
+        dataset.begin_at(first)
 
 
 def _put_backups_last(given: inspect.BoundArguments) -> None:

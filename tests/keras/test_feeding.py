@@ -327,12 +327,18 @@ def test_an_epoch_of_fit_reads_the_pass_of_its_number(mirrored):
     model = summing(strategy)
     assert fitted(model, batches, epochs=2) == passes[:2]
     assert fitted(model, batches) == passes[2:3], "the next fit begins where the one before has ended"
-    assert fitted(model, batches, initial_epoch=1, epochs=2) == passes[3:4]
+    assert fitted(model, batches, initial_epoch=1, epochs=2) == passes[1:2]
     assert fitted(summing(strategy), batches, initial_epoch=3, epochs=5) == passes[3:5]
     evaluated = summing(strategy)
     evaluated.evaluate(batches, verbose=0)
     assert fitted(evaluated, batches, epochs=2) == passes[:2]
-    assert fitted(summing(strategy), strategy.distribute_dataset(batches), epochs=2) == passes[:2]
+    dataset = strategy.distribute_dataset(batches)
+    assert fitted(summing(strategy), dataset, epochs=2) == passes[:2]
+    for _, first in zip(range(1), dataset, strict=False):
+        del first
+    state, restored = dataset.get_state(), strategy.distribute_dataset(batches)
+    restored.set_state(state)
+    assert fitted(summing(strategy), restored, initial_epoch=5, epochs=6) == [passes[2][1:]], "its own position counts"
 
 
 @pytest.mark.filterwarnings("error:Your input ran out of data")
