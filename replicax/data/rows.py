@@ -293,7 +293,8 @@ def _checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 class RowBatches(Iterable[PyTree]):
     """Global batches of `Rows`, made by `Rows.batch`; for `strategy.distribute_dataset` and `fit`.
 
-    Iterating over it reads batches of NumPy arrays in this process, each time those of the next epoch.
+    Iterating over it reads batches of NumPy arrays in this process, each time those of the next epoch. Epoch `e` of
+    `fit` has those of epoch `e`; a later `fit` of the same model goes on, unless `initial_epoch` says where it begins.
 
     Example:
         >>> batches = rx.data.Rows(range(5)).batch(2)
