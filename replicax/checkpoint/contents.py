@@ -19,7 +19,6 @@ import numpy as np
 from replicax.checkpoint.encoding import VALUES, HasState, SavedArray, has_state
 from replicax.checkpoint.unbuilt import how_to_build, unbuilt_objects
 from replicax.checkpoint.variable_names import is_keras_object, is_variable, key_name, kinds_of_optimizers, walk
-from replicax.compat.jax import is_random_key
 from replicax.contracts.variable_access import AssignableLike, array_of, dtype_of
 from replicax.errors import CheckpointError
 from replicax.program.flax.modules import is_of_flax
@@ -123,10 +122,10 @@ def parts_of(objects: Mapping[str, PyTree], allow_unbuilt: bool = False) -> Obje
             if is_variable(leaf):
                 _check_dtype(dtype_of(leaf), path)
                 parts.variables[path] = leaf
-                _note_key(array_of(leaf), path, parts.kinds)
+                _note_key(dtype_of(leaf), lambda: array_of(leaf), path, parts.kinds)  # noqa: B023
             elif isinstance(leaf, _ARRAYS):
                 parts.arrays[path] = leaf
-                _note_key(leaf, path, parts.kinds)
+                _note_key(leaf.dtype, lambda: leaf, path, parts.kinds)  # noqa: B023
             else:
                 parts.states[path] = leaf
     return parts
@@ -216,11 +215,12 @@ def _named_tuples_in(value: PyTree) -> list[str]:
     return names
 
 
-def _note_key(array: Leaf, path: str, kinds: dict[str, list[str]]) -> None:
-    if is_random_key(array):
-        kinds[path] = [f"a key of {jax.random.key_impl(array)}"]
-    elif getattr(array, "dtype", None) == np.uint32:  # as the numbers of a key are
-        kinds[path] = ["numbers without the type of a key"]
+def _note_key(dtype: jax.typing.DTypeLike, array: Callable[[], Leaf], path: str, kinds: dict[str, list[str]]) -> None:
+    # The array is asked for a key's algorithm alone: that of a variable may be on a server.
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        kinds[path] = [f"a key of {jax.random.key_impl(array())}"]
+    elif not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) and jnp.dtype(dtype) == jnp.uint32:
+        kinds[path] = ["numbers without the type of a key"]  # as those of a key are
 
 
 def _check_numbers(array: SavedArray, path: str) -> None:
