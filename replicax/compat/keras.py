@@ -340,12 +340,12 @@ def build_otherwise(
 
     @functools.wraps(original)
     def symbolic_build(self: keras.Model, iterator: Any = None, data_batch: PyTree = None) -> None:
-        if iterator is not None and (found := batch_of(iterator.data_adapter)) is not None:
-            iterator, data_batch = None, found
         seen = [] if data_batch is None else [data_batch]
 
-        def noted() -> Iterator[tuple[Any, Any, Iterator[PyTree]]]:
-            for begin, end, data in iterator:
+        def noted() -> Iterator[tuple[int, int, Iterator[PyTree]]]:
+            # Keras asks only where something is not built; nothing is read for the others.
+            alike = batch_of(iterator.data_adapter)
+            for begin, end, data in iterator if alike is None else [(0, 0, [alike])]:
                 seen.extend(itertools.islice(data, 1))  # There may be none: Keras says so.
                 yield begin, end, iter(seen)
 

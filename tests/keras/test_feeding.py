@@ -350,3 +350,18 @@ def test_epochs_may_have_other_numbers_of_batches(mirrored):
 
     dataset = strategy.distribute_dataset(batches)  # Keras looks at the first pass, to build the model.
     assert [len(each) for each in fitted(summing(strategy), dataset, epochs=3)] == [1, 5, 3]
+
+
+def test_a_built_model_reads_nothing_before_its_loop(mirrored):
+    begun = []
+
+    def batches():
+        begun.append(1)
+        return iter([(np.ones((4, 1), np.float32), np.ones((4, 1), np.float32))])
+
+    strategy = mirrored(2)
+    model = summing(strategy)
+    model.fit(np.ones((4, 1)), np.ones((4, 1)), verbose=0)
+    for _ in range(2):
+        model.evaluate(strategy.distribute_dataset(batches), verbose=0)
+    assert len(begun) == 2
