@@ -77,7 +77,7 @@ def on_servers(servers: int) -> list[Entry]:
 
 
 FEW = Plan(rounds=3, steps=3, launches=1, check_steps=2)
-ONCE = Plan(rounds=1, steps=1, launches=1, check_steps=1)
+ONCE = Plan(rounds=1, steps=1, launches=1, check_steps=1, deadline=900.0)
 SWEEPS = {
     "devices": Sweep("devices (virtual), the network of 784-700-500-10", (1, 2, 4, 8, 16, 32, 64, 128), (1, 4, 16),
                      lambda n: pair("network", devices=n), FEW),
@@ -92,7 +92,7 @@ SWEEPS = {
     "rows": Sweep("rows of an embedding of 16, 512 looked up, one device", (10**4, 10**5, 10**6, 10**7),
                   (10**4, 10**5, 10**6), lambda n: pair("embedding", rows=n), FEW),
     "steps": Sweep("steps of a tiny network, all together", (10**3, 10**4, 10**5, 10**6), (10**3, 10**4),
-                   lambda n: pair("steps", count=n), dataclasses.replace(ONCE, deadline=900.0)),
+                   lambda n: pair("steps", count=n), ONCE),
 }  # fmt: skip
 
 

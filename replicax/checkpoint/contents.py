@@ -196,10 +196,14 @@ def _leaves(value: PyTree, path: str, seen: set[int], kinds: dict[str, list[str]
         named, treedef = _one_level(value)
         if treedef is None:
             yield from walk(value, path, seen)
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
+        if _is_named_tuple(value):
             kinds[path] = [type(value).__name__]
         for name, child in named:
             yield from _leaves(child, _join(path, name), seen, kinds)
+
+
+def _is_named_tuple(value: PyTree) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
 def _named_tuples_in(value: PyTree) -> list[str]:
@@ -207,7 +211,7 @@ def _named_tuples_in(value: PyTree) -> list[str]:
     names: list[str] = []
 
     def note(node: PyTree) -> bool:
-        if isinstance(node, tuple) and hasattr(node, "_fields"):
+        if _is_named_tuple(node):
             names.append(type(node).__name__)
         return False
 

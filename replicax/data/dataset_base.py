@@ -234,9 +234,7 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
 
     def begin_at(self, number: int) -> None:
         """Makes the next loop begin with another pass, in whose order the rows are shuffled then."""
-        self._check_can_continue()
-        self._forget_peeked()
-        self._next_position = self._position = Position(number)
+        self.set_state(Position(number).state())
 
     def _forget_peeked(self) -> None:
         begun, self._peeked = self._peeked, None

@@ -14,6 +14,7 @@ from pathlib import Path
 from replicax.checks import is_int
 from replicax.errors import LaunchError
 from replicax.group.membership.launcher_news import ElasticRange, parse_range
+from replicax.runtime.memory import memory_of_machine
 
 _GRACE_OF_SURVIVORS = 5.0  # `--grace` replaces both: of those that are left when one has failed,
 _GRACE_OF_ALL = 30.0  # and of all when the job is told to end. They may have to save.
@@ -184,7 +185,7 @@ def check_script(options: Options) -> None:
 def check_memory(options: Options) -> None:
     """Raises a `LaunchError` if this machine has too little memory for so many processes, before it starts any."""
     count = options.workers + options.ps
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = memory_of_machine()
     if count * _LEAST_BYTES > memory:
         raise LaunchError(
             f"{count:,} processes take {count * _LEAST_BYTES / 2**30:,.0f} GiB at the least, and this machine has "
