@@ -33,3 +33,8 @@ def kill_group(leader: int) -> None:
             os.kill(leader, signal.SIGTERM)
         else:
             os.killpg(leader, signal.SIGKILL)
+
+
+def memory_of_machine() -> int:
+    """Returns the bytes of memory that this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

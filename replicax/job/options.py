@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from replicax.checks import is_int
+from replicax.compat.systems import memory_of_machine
 from replicax.errors import LaunchError
 from replicax.group.membership.launcher_news import ElasticRange, parse_range
-from replicax.runtime.memory import memory_of_machine
 
 _GRACE_OF_SURVIVORS = 5.0  # `--grace` replaces both: of those that are left when one has failed,
 _GRACE_OF_ALL = 30.0  # and of all when the job is told to end. They may have to save.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 
-from replicax.runtime.memory import memory_of_machine
+from replicax.compat.systems import memory_of_machine
 
 # Far less than Ray's own default: gradients and batches pass through the store and do not stay.
 _MOST, _LEAST = 2**30, 100 * 2**20  # Ray refuses less than 75 MiB.

@@ -35,11 +35,6 @@ def keep_freed_memory(environ: Mapping[str, str] = os.environ) -> bool:
     return all(mallopt(parameter, value) == 1 for parameter, value in settings.items())
 
 
-def memory_of_machine() -> int:
-    """Returns the bytes of memory that this machine has."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def give_freed_memory_back() -> None:
     """Gives the system all pages of freed memory back, once; this process goes on keeping what it frees later."""
     if _is_glibc():
