@@ -66,7 +66,12 @@ SECTIONS = {
         Example("multi_worker_custom_loop.py", "", "--workers 3"),
         Example("imagenet_like.py"),
     ],
-    "JAX, optax and flax": [Example("custom_loop_optax.py"), Example("flax_mnist.py"), Example("flax_vae.py")],
+    "JAX, optax and flax": [
+        Example("custom_loop_optax.py"),
+        Example("resumable_loop.py", "runs/resumable_loop --kill 20", "--workers 2 --restarts 1"),
+        Example("flax_mnist.py"),
+        Example("flax_vae.py"),
+    ],
     "Large models and tables": [
         Example("finetune_gemma_lora.py"),
         Example("recommender.py", "--rows 20000 --kinds one_device mirrored"),

@@ -7,8 +7,10 @@ import itertools
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -21,9 +23,10 @@ print("imported:", *sorted({"keras", "tensorflow", "torch"} & set(sys.modules)))
 """
 
 
-def run(name: str, *arguments: object) -> str:
+def run(name: str, *arguments: object, launcher: Sequence[str] = ()) -> str:
     """Runs an example; returns what it printed and, in the last line, which of some packages it imported."""
-    command = [sys.executable, "-c", RUN, EXAMPLES / name, *map(str, arguments)]
+    starts = ["-m", "replicax", "run", *launcher] if launcher else ["-c", RUN]
+    command = [sys.executable, *starts, EXAMPLES / name, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -72,6 +75,24 @@ def test_optax_loop_needs_no_keras():
     assert falls(losses)
     assert numbers(r"test accuracy ([\d.]+)", output)[-1] > 0.9
     assert output.splitlines()[-1].strip() == "imported:"
+
+
+@pytest.mark.nightly
+@pytest.mark.multiprocess
+def test_a_loop_that_is_killed_ends_with_the_numbers_of_one_that_is_not(tmp_path: Path):
+    loss = r"step (\d+): loss ([\d.]+)"
+    alone = dict(re.findall(loss, run("resumable_loop.py", tmp_path / "alone")))
+    assert len(alone) == 4 * 12
+    output = run("resumable_loop.py", tmp_path / "killed", "--kill", 20, launcher=("--workers", "2", "--restarts", "1"))
+    (begun,) = numbers(r"continues after step (\d+)", output)
+    found = re.findall(loss, output)
+    steps = [int(step) for step, _ in found]
+    last = steps.index(int(begun) + 1, int(begun) + 1)  # Another worker may be dead before the chief prints step 20.
+    assert last in (19, 20)
+    assert steps == [*range(1, last + 1), *range(int(begun) + 1, 49)]
+    np.testing.assert_allclose(
+        [float(value) for _, value in found], [float(alone[step]) for step, _ in found], rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.nightly

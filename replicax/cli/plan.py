@@ -50,6 +50,9 @@ Calibrate = Annotated[
 Plot = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Draw memory over the step, PNG, SVG or PDF.", show_default=False)
 ]
+Whole = Annotated[
+    bool, typer.Option("--whole", help="Wait for the code of TPUs, too: minutes, and its size is all that it adds.")
+]
 Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="How long the script may take to its step.")]
 
 
@@ -63,6 +66,7 @@ def plan(
     jobs: Jobs = None,
     is_calibration: Calibrate = False,
     plot: Plot = None,
+    whole: Whole = False,
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
     """Runs a script, unchanged, on devices that need not exist, and reports on its first training step.
@@ -92,7 +96,7 @@ def plan(
                 raise PlanError(f"--search ranks training steps; leave out --steps {steps!r}.")
             found = _search(Script(script, arguments), topology, jobs, timeout, as_json)
         else:
-            found = planned(topology, Script(script, arguments), steps=wanted, timeout=timeout)
+            found = planned(topology, Script(script, arguments), steps=wanted, timeout=timeout, whole=whole)
             typer.echo(
                 json.dumps([each.as_dict() for each in found], indent=2) if as_json else "\n\n".join(map(str, found))
             )

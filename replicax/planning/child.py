@@ -2,9 +2,9 @@
 
     python -m replicax.planning.child PLAN.json SETTINGS train.py [ARGUMENTS]
 
-`SETTINGS` are JSON: `on`, `hosts`, `steps`, and the `variation` in which it trains, or null. The plans are written to
-the file, one object for each, when the last step that was asked for has been planned; then the process ends. With
-`--call` in the place of the script a pickled function is called.
+`SETTINGS` are JSON: `on`, `hosts`, `steps`, `whole`, and the `variation` in which it trains, or null. The plans are
+written to the file, one object for each, when the last step that was asked for has been planned; then the process ends.
+With `--call` in the place of the script a pickled function is called.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 import replicax.context as context
 from replicax.errors import PlanError
+from replicax.planning.compiling import PATIENCE_S
 from replicax.planning.planner import kind_of, plan_of, variables_of
 from replicax.planning.process import CALL
 from replicax.planning.report import Plan
@@ -36,17 +37,20 @@ class Planned(BaseException):
 class Planner:
     """Plans the first step of each kind that is wanted."""
 
-    def __init__(self, on: Topology, wanted: Sequence[str], compiles_all: bool = True):
+    def __init__(self, on: Topology, wanted: Sequence[str], compiles_all: bool, patience: float | None):
         self._on, self._hosts, self._wanted = on, on.num_hosts(), list(wanted)
-        self._compiles_all = compiles_all
+        self._compiles_all, self._patience = compiles_all, patience
         self.plans: list[Plan] = []
 
     def __call__(self, program: Program, arrays: Sequence[Any]) -> None:
         kind = kind_of(program, arrays, program.trace(arrays))
         if kind not in self._wanted:
             return
-        others = _unused(program)
-        self.plans.append(plan_of(program, arrays, self._on, self._hosts, others, compiles_all=self._compiles_all))
+        plan = plan_of(
+            program, arrays, self._on, self._hosts, _unused(program),
+            compiles_all=self._compiles_all, patience=self._patience,
+        )  # fmt: skip
+        self.plans.append(plan)
         self._wanted.remove(kind)
         if not self._wanted:
             raise Planned
@@ -114,7 +118,8 @@ def main(arguments: list[str]) -> int:
         varied = settings["variation"]
         if varied is not None and target != CALL:
             finished = Variation(**varied).install()
-        planner = Planner(on, settings["steps"], compiles_all=varied is None)
+        patience = None if settings["whole"] else PATIENCE_S if varied is None else 0.0
+        planner = Planner(on, settings["steps"], compiles_all=varied is None, patience=patience)
         plans = planner.plans
         with context.entered(planner=planner):
             _run(target)

@@ -28,6 +28,7 @@ from replicax.contracts.variable_access import (
 )
 from replicax.planning.buffers import BATCH, buffers_of, refused_buffers
 from replicax.planning.calibration import Calibration, kept
+from replicax.planning.compiling import NOT_COMPILED, compiled
 from replicax.planning.report import ESTIMATED, OPTIMIZER, OTHER, PARAMETERS, Held, Memory, Plan, Sent
 from replicax.planning.topologies import Chip, Topology
 from replicax.planning.work import Work, work_of
@@ -70,10 +71,12 @@ def plan_of(
     others: Iterable[VariableLike] = (),
     *,
     compiles_all: bool = True,
+    patience: float | None = None,
 ) -> Plan:
     """Returns the plan of a program with arguments like `arrays`; `others` are variables that it does not use.
 
-    It is compiled; unless `compiles_all`, only if its state and batch fit.
+    It is compiled; unless `compiles_all`, only if its state and batch fit. `patience` is for how many seconds to wait
+    for the code of TPUs (`compiling.compiled`).
 
     Raises:
         ProgramError: The strategy cuts steps in parts.
@@ -86,26 +89,23 @@ def plan_of(
     state += [_held_argument(each) for each, is_own in zip(arguments, is_state, strict=True) if is_own]
     batch = sum(each.bytes for each, is_own in zip(arguments, is_state, strict=True) if not is_own)
     work = work_of(traced.jaxpr)
-    begin, refused, compiled = time.perf_counter(), "", None
+    begin, refused, by = time.perf_counter(), "", _compiler(on)
+    memory, text, accessed = NOT_COMPILED
     fits = on.memory is None or sum(each.bytes for each in state) + batch <= on.memory
     try:
         if compiles_all or fits:
             with whole_stacks():
-                compiled = traced.lower().compile()
+                lowered = traced.lower()
+                memory, text, accessed = compiled(lowered, by, patience if on.platform == "tpu" else None, on.memory)
     except Exception as error:
         if not lacks_memory(error):
             raise
         refused = str(error)
     seconds = time.perf_counter() - begin
-    compiler = _compiler(on)
-    memory = None if compiled is None else _memory(compiled, compiler)
-    text = "" if compiled is None else compiled.as_text() or ""
     sent = _sent(text, strategy.placement, work) if text else ()
     has = buffers_of(text, _names(program, arrays, arguments, is_state)) if text else None
     seconds_of_step, seconds_by = None, ""
-    if memory is not None and compiled is not None:
-        costs: Any = compiled.cost_analysis() or {}
-        accessed = float(costs.get("bytes accessed", 0.0))  # of each device; XLA takes a loop once
+    if memory is not None:
         calibration = kept() if on.platform == "cpu" else None
         if on.chip is not None:
             seconds_of_step = _range(on.chip, on.size, work, memory, sent, accessed, _sizes(strategy.placement))
@@ -274,23 +274,6 @@ def _compiler(on: Topology) -> str:
         return f"libtpu {importlib.metadata.version('libtpu')}"
     by = f"XLA for CPUs, jaxlib {importlib.metadata.version('jaxlib')}"
     return by if on.platform == "cpu" else f"{by} ({ESTIMATED})"
-
-
-def _memory(compiled: jax.stages.Compiled, by: str) -> Memory | None:
-    found: Any = compiled.memory_analysis()
-    if found is None:
-        return None
-    # For CPUs XLA leaves temporaries out of the peak.
-    peak = getattr(found, "peak_memory_in_bytes", None) if by.startswith("libtpu") else None
-    return Memory(
-        arguments=found.argument_size_in_bytes,
-        outputs=found.output_size_in_bytes,
-        aliased=found.alias_size_in_bytes,
-        temporaries=found.temp_size_in_bytes,
-        code=found.generated_code_size_in_bytes,
-        peak=peak or None,
-        by=by,
-    )
 
 
 def _sizes(placement: Placement) -> Mapping[str, int]:

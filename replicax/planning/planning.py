@@ -30,6 +30,7 @@ def plan(
     hosts: int | None = None,
     steps: str = KINDS[0],
     timeout: float = TIMEOUT_S,
+    whole: bool = False,
 ) -> Plan:
     """Returns what is known of a step before it runs: its memory, its collectives, its work.
 
@@ -48,6 +49,8 @@ def plan(
         hosts: How many hosts the devices belong to, where `on` does not say it.
         steps: With `on`, the kind of step: `"train"`, or `"predict"` for the first that changes no state.
         timeout: With `on`, the seconds that it may take.
+        whole: With `on`, for TPUs: whether to wait until libtpu has generated the code of a large program, which takes
+            it minutes. All else in a plan is known before that, but for the size of the code.
 
     Raises:
         ArgumentError: `step` cannot be called; `strategy` does not go with `on`, or is missing.
@@ -81,7 +84,7 @@ def plan(
                 f"such as strategy=rx.{type(strategy).__name__}, and let `step` make the model, too."
             )
         script = called(step, args, strategy)
-        (found,) = planned(Topology.of(on, hosts), script, steps=(steps,), timeout=timeout)
+        (found,) = planned(Topology.of(on, hosts), script, steps=(steps,), timeout=timeout, whole=whole)
         return found
     if hosts is not None:
         raise ArgumentError(f"hosts={hosts!r} goes with `on`.")

@@ -78,10 +78,12 @@ def planned(
     timeout: float = TIMEOUT_S,
     variation: Variation | None = None,
     running: set[int] | None = None,
+    whole: bool = False,
 ) -> list[Plan]:
     """Returns the plans of a script's first steps, one for each kind; its output goes to standard error.
 
-    With a `variation` it trains in that way, and is not compiled if its state alone does not fit. While it runs, its
+    With a `variation` it trains in that way, and is not compiled if its state alone does not fit. `whole` waits for the
+    code of TPUs, however long that takes. While it runs, its
     process is in `running`, for `kill_group`.
 
     Raises:
@@ -94,7 +96,7 @@ def planned(
     environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in found_in if path))
     varied = None if variation is None else dataclasses.asdict(variation)
     hosts = None if on.platform == "tpu" else on.hosts
-    told = json.dumps({"on": on.name, "hosts": hosts, "steps": list(steps), "variation": varied})
+    told = json.dumps({"on": on.name, "hosts": hosts, "steps": list(steps), "variation": varied, "whole": whole})
     with tempfile.TemporaryDirectory(prefix="replicax-plan-") as folder:
         out = Path(folder, "plans.json")
         command = [sys.executable, "-m", "replicax.planning.child", str(out), told, script.target, *script.arguments]

@@ -70,7 +70,7 @@ class Memory:
         outputs: Results.
         aliased: Those results that take the place of arguments, as a variable's new value does: they count once.
         temporaries: What the step needs meanwhile.
-        code: The program itself.
+        code: The program itself; None where it was not waited for.
         peak: The most at any time as the compiler reports it; None where it reports none.
         by: Who says it, such as `"libtpu 0.0.52"`.
     """
@@ -79,14 +79,14 @@ class Memory:
     outputs: int
     aliased: int
     temporaries: int
-    code: int
+    code: int | None
     peak: int | None
     by: str
 
     @property
     def needed(self) -> int:
         """Bytes that the device must have: a result in an argument's place is not counted again."""
-        return self.arguments + self.outputs - self.aliased + self.temporaries + self.code
+        return self.arguments + self.outputs - self.aliased + self.temporaries + (self.code or 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +165,8 @@ class Plan:
             )
         has = f"{size(self.on.memory)} of a device of {self.on.name}"
         if self.fits:
-            return f"It fits: {size(self.needed)} of the {has}, {size(self.on.memory - self.needed)} are left."
+            code = " and the code" * (self.memory is not None and self.memory.code is None)
+            return f"It fits: {size(self.needed)}{code} of the {has}, {size(self.on.memory - self.needed)} are left."
         parts = {kind: self.bytes_of(kind) for kind in (PARAMETERS, OPTIMIZER, OTHER)} | {"the batch": self.batch}
         if self.memory is not None:
             parts["temporaries"] = self.memory.temporaries

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import abc
 import math
-from typing import TypedDict
+from collections.abc import Iterable, Mapping
+from typing import Any, TypedDict
 
 from replicax.cluster import Task
+from replicax.errors import ClusterError
+from replicax.ray_cluster.calls_with_deadline import done_within
+from replicax.ray_cluster.deadline import PATIENCE
 from replicax.ray_cluster.task_counts import TaskCounts
 from replicax.ray_cluster.tasks import WORKER, resource_name
 
@@ -65,7 +69,7 @@ class OneNode(ActorPlacement):
         return {}
 
     def _gpus(self, worker: int) -> float:
-        return gpu_share(_nodes_resources().get("GPU", 0), self._workers)
+        return gpu_share(gpus_of(alive_resources()), self._workers)
 
 
 class Spread(OneNode):
@@ -92,14 +96,22 @@ class ByTask(ActorPlacement):
         return self._known.get(worker, 0)
 
 
-def alive_resources() -> list[dict[str, float]]:
-    """Returns the resources of each node that is alive."""
+def alive_resources(seconds: float = PATIENCE.start) -> list[dict[str, float]]:
+    """Returns the resources of each node that is alive; raises where Ray does not tell it within so many seconds."""
     import ray
 
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes: list[dict[str, Any]] = []
+    # Where its head is gone, Ray waits for another one, some minutes.
+    if not done_within(seconds, lambda: nodes.extend(ray.nodes())):
+        raise ClusterError(
+            "The head of the Ray cluster",
+            None,
+            f"has not answered within {seconds:.0f} s",
+            "Is it still there? If it has ended, start the cluster and the job again.",
+        )
+    return [node["Resources"] for node in nodes if node["Alive"]]
 
 
-def _nodes_resources() -> dict[str, float]:
-    import ray
-
-    return dict(ray.cluster_resources())
+def gpus_of(nodes: Iterable[Mapping[str, float]]) -> float:
+    """Returns how many GPUs there are among the resources of nodes."""
+    return sum(node.get("GPU", 0) for node in nodes)

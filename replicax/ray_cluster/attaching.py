@@ -117,7 +117,9 @@ def attach_to_tasks(
             _connect_with_head(spec, ending, deadline, who)
 
         def missing() -> list[str]:
-            there = {name for resources in alive_resources() for name in resources}
+            if not answers(head_address(spec)):  # It has ended meanwhile.
+                return [describe(spec, task) for task in serving_tasks(spec)]
+            there = {name for resources in alive_resources(deadline.left + PATIENCE.silence) for name in resources}
             return [describe(spec, task) for task in missing_tasks(spec, there)]
 
         if waits:

@@ -11,7 +11,7 @@ from replicax.checks import is_int
 from replicax.cluster import ClusterSpec, Task
 from replicax.cluster.own_address import own_ip
 from replicax.errors import ClusterError, ClusterTimeoutError
-from replicax.ray_cluster.actor_placement import alive_resources, gpu_share
+from replicax.ray_cluster.actor_placement import alive_resources, gpu_share, gpus_of
 from replicax.ray_cluster.attaching import attach, attach_to_tasks
 from replicax.ray_cluster.calls_with_deadline import done_within
 from replicax.ray_cluster.deadline import PATIENCE, Deadline
@@ -158,7 +158,7 @@ def connect_workers(
     if not is_int(count) or count < 1:
         raise ClusterError("workers", count, "must be an int of at least 1", "Say how many workers shall run there.")
     ending = contextlib.ExitStack() if connected or address is None else attach(address, deadline, CLIENT)
-    gpus = gpu_share(_gpus(), int(count)) if most is None else _gpu_if_any()
+    gpus = gpu_share(gpus_of(alive_resources()), int(count)) if most is None else _gpu_if_any()
     return WorkerCluster(_places(int(count), "CPU", gpus), None, ending, address)
 
 
@@ -167,7 +167,7 @@ def _places_of(spec: ClusterSpec) -> list[Place]:
     found = []
     for task in serving_tasks(spec):
         name = resource_name(task)
-        gpus = sum(node.get("GPU", 0) for node in nodes if name in node)
+        gpus = gpus_of(node for node in nodes if name in node)
         found.append(Place(task, describe(spec, task), {name: 1.0, ROOM: 1.0, **({"GPU": gpus} if gpus else {})}))
     return found
 
@@ -178,13 +178,9 @@ def _places(count: int, resource: str, gpus: float) -> list[Place]:
     return [Place(Task(WORKER, index), f"{WORKER}:{index}", dict(bundle)) for index in range(count)]
 
 
-def _gpus() -> float:
-    return sum(node.get("GPU", 0) for node in alive_resources())
-
-
 def _gpu_if_any() -> float:
     """Returns what a worker that comes and goes gets: one GPU if the cluster has any."""
-    return min(1.0, _gpus())
+    return min(1.0, gpus_of(alive_resources()))
 
 
 def no_room(

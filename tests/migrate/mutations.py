@@ -235,7 +235,7 @@ def mutated(data: bytes, rng: Rng, depth: int = 0) -> bytes:
 
 def parsed(data: bytes) -> list[tuple[int, int, int | bytes]]:
     """Returns the fields of a protocol buffer with their kinds; nothing of what is none."""
-    from replicax.tensorflow.checkpoints.wire import varint
+    from replicax.compat.protocol_buffers import varint
 
     fields, position = list[tuple[int, int, int | bytes]](), 0
     try:

@@ -25,6 +25,7 @@ from tests.ray_cluster.conftest import LIMIT_S, OF_CLUSTERS, assert_nothing_left
 
 ENDS_WITHIN_S = 60.0
 OFTEN = PATIENCE._replace(again=0.01)
+READY = "ready:"
 LIMIT_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 JOB = """
 import glob, os, sys, time
@@ -41,7 +42,7 @@ if __name__ == "__main__":
     coordinator.schedule(step, args=(np.float32(1),)).fetch()
     if manager is not None:
         manager.save(0)
-    print(*glob.glob(f"/tmp/rx-{os.getpid()}-*"), flush=True)
+    print("ready:", *glob.glob(f"/tmp/rx-{os.getpid()}-*"), flush=True)
     while True:
         value = coordinator.schedule(step, args=(np.float32(1),))
         coordinator.join() if waits == "join" else value.fetch()
@@ -132,9 +133,11 @@ def job(tmp_path: Path, waits: str, checkpoints: str, options: str, **environmen
 
 
 def first_line(started: subprocess.Popen) -> str:
+    """Returns the job's first line; Ray shows lines of others, too, such as those of an earlier libtpu."""
     assert started.stdout is not None
-    if line := started.stdout.readline():
-        return line.strip()
+    for line in started.stdout:
+        if line.startswith(READY):
+            return line.removeprefix(READY).strip()
     raise AssertionError(started.stderr.read() if started.stderr else "")
 
 

@@ -16,10 +16,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from replicax.compat.protocol_buffers import Message, varint
 from replicax.tensorflow.checkpoints.crc32c import crc32c, unmasked
 from replicax.tensorflow.checkpoints.table import Table
 from replicax.tensorflow.checkpoints.tensors import DTYPES, Bounds, Part, TensorInfo, checked_shape, checked_slices
-from replicax.tensorflow.checkpoints.wire import Message, varint
 
 _VERSION = 1
 _CHUNK = 1 << 22  # Bytes of a tensor that are read and checked at a time.

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 
-from replicax.tensorflow.checkpoints.wire import Message
+from replicax.compat.protocol_buffers import Message
 
 KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 VALUE = "VARIABLE_VALUE"

@@ -211,7 +211,9 @@ def _verify(checkpoint: TensorFlowCheckpoint, matches: Iterable[Match], is_whole
     for match in matches:
         info = checkpoint.tensors.get(match.tensor)
         if info is None:
-            continue  # A number that was computed, or one of a configuration.
+            if match.value is None:  # Else it is a number that was computed, or one of a configuration.
+                checkpoint.read(match.tensor)  # It raises: the checkpoint names a tensor that it has not.
+            continue
         # Integers that might not fit are read even if not all tensors are to be.
         narrower = match.value is None and info.dtype != match.target.dtype and match.target.dtype.kind in "iu"
         if narrower:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
+from replicax.compat.protocol_buffers import Message
 from replicax.tensorflow.checkpoints.bundle import bounds_of, slice_key
 from replicax.tensorflow.checkpoints.locating import glob_escaped
 from replicax.tensorflow.checkpoints.table import Table
 from replicax.tensorflow.checkpoints.tensors import DTYPES, Bounds, Part, TensorInfo, checked_shape, checked_slices
-from replicax.tensorflow.checkpoints.wire import Message
 
 _STRINGS, _BOOLS = 8, 11
 _FIXED: Mapping[int, str] = {5: "<f4", 6: "<f8", 9: "<c8", 12: "<c16"}  # Fields of numbers of a fixed size.

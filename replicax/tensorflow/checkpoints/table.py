@@ -12,8 +12,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from replicax.compat.protocol_buffers import varint
 from replicax.tensorflow.checkpoints.crc32c import crc32c, unmasked
-from replicax.tensorflow.checkpoints.wire import varint
 
 MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
 _FOOTER, _TRAILER = 48, 5

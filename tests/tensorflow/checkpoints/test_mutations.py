@@ -37,7 +37,9 @@ def test_the_harness_notices_what_is_wrong(monkeypatch, tmp_path):
     assert all("ZeroDivisionError" in problem for problem in mutations.raw_errors(3))
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 20))])
+@pytest.mark.parametrize(
+    "seed", [0, 14, *(pytest.param(each, marks=pytest.mark.nightly) for each in range(1, 20) if each != 14)]
+)
 def test_a_restore_that_is_refused_assigns_nothing(tmp_path, seed):
     model = zoo.mlp(keras)
     optimizer = keras.optimizers.Adam(0.01)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from replicax.tensorflow.checkpoints.wire import Message, varint
+from replicax.compat.protocol_buffers import Message, varint
 from tests.migrate import bundles
 
 

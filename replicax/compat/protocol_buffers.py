@@ -1,4 +1,7 @@
-"""Protocol buffers on the wire, as far as TensorFlow's checkpoints need them; whatever is wrong is a `ValueError`."""
+"""Protocol buffers on the wire, as TensorFlow's checkpoints and XLA's files have them.
+
+Whatever is wrong with one is a `ValueError`.
+"""
 
 from __future__ import annotations
 
