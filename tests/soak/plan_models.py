@@ -36,7 +36,8 @@ def planned(model: str, on: str) -> Plan:
     """Returns the plan that the command prints."""
     rows = _ROWS[model] * Topology.of(on).size
     command = [sys.executable, "-m", "replicax", "plan", "--on", on, "--json", str(_SCRIPT), model, str(rows)]
-    environ = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(_ROOT)}
+    path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+    environ = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
     assert done.returncode in (0, _DOES_NOT_FIT), f"{command} has ended with {done.returncode}:\n{done.stderr[-2000:]}"
     [found] = json.loads(done.stdout)
