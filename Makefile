@@ -1,6 +1,6 @@
 # Everything a person or CI does here. Each target makes .venv when it is missing and brings it up to date when
 # pyproject.toml has changed. The demo needs a part of what the tests need, and these a part of what `make test-all` needs,
-# so each has a stamp.
+# so each has a stamp. The demo's part is enough for the programs of README.md, one of which needs optax.
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO := .venv/.demo
@@ -79,7 +79,7 @@ $(DEMO): pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
 	  || { echo "Python's venv module is missing; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@echo "== Installing replicax and its dependencies in .venv (700 MB)"
-	@$(call with_dots,$(PYTHON) -m venv --without-pip .venv && $(PIP_ITSELF) && $(PIP) -e .)
+	@$(call with_dots,$(PYTHON) -m venv --without-pip .venv && $(PIP_ITSELF) && $(PIP) -e . optax)
 	@touch $@
 
 $(STAMP): $(DEMO)

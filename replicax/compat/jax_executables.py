@@ -1,4 +1,4 @@
-"""Compiled programs: one for several devices, where JAX would compile anew for each; and what one costs."""
+"""One compiled program for several devices: JAX compiles a function anew for each device that it runs on."""
 
 from __future__ import annotations
 
@@ -41,13 +41,3 @@ class _ForDevice(pickle.Unpickler):
             options = jax_compiler.get_compile_options(1, 1, np.array([[self._device.id]]), backend=client)
             return client.deserialize_executable(pid[1], executable_devices=devices, compile_options=options)
         return self._device if pid[0] == "device" else client
-
-
-def cost_of_hlo(module: bytes, what: str) -> float:
-    """Returns a figure of XLA's for a program that it has stored (`HloModuleProto`), such as `"bytes accessed"`."""
-    import jaxlib._hlo as jaxlib_hlo
-    from jax._src.lib import _jax as jaxlib
-
-    # Without the names: `replicax plan --whole` alone plans large programs for TPUs.
-    found = jaxlib_hlo.HloModule.from_serialized_hlo_module_proto(module)
-    return float(jaxlib.hlo_module_cost_analysis(jax.local_devices(backend="cpu")[0].client, found).get(what, 0.0))

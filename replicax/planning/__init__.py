@@ -4,8 +4,8 @@
 2. `process.py` starts a process of its own, `child.py`, which runs a script on devices that do not exist. Arrays have
    no values there (`compat/jax_abstract.py`), so a model of any size is made in the memory of its names.
 3. Where the script makes its first step, the program tells the planner (`context.planner`). `planner.py` adds up the
-   state from where the strategy puts it, has the step compiled for the devices, by libtpu for TPUs, and reads what the
-   compiled program needs and sends.
+   state from where the strategy puts it, has the step compiled for the devices (`compiling.py`; by libtpu for TPUs,
+   which is not awaited to its end), and reads what the compiled program needs and sends.
 4. `buffers.py` finds the largest arrays in its text, and the lines that made them; `work.py` counts operations in the
    traced program; `report.py` is the result.
 5. `search.py` plans a script in many ways (`variations.py`), in processes side by side, and ranks them.

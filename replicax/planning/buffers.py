@@ -43,6 +43,7 @@ _NEVER_IN_PLACE = (
     "concatenate",
 )
 _BODIES = ("while", "conditional", "call")
+_NO_WORK = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "optimization-barrier", "domain", "iota")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +91,15 @@ def buffers_of(hlo: str, arguments: Mapping[str, tuple[str, str]]) -> Buffers:
         found.append(Buffer(name, kind, _shape(given.type), count, ""))
     found.sort(key=lambda each: -each.bytes)
     return Buffers(tuple(found[:_MOST]), base + extra.most, _parts([base + count for count in extra.over_time]))
+
+
+def bytes_accessed(hlo: str) -> int:
+    """Returns how many bytes of a device's memory a program reads and writes: each operand and result, loops once.
+
+    XLA's own figure (`cost_analysis`) counts the inner memory of a TPU, too, and is there for compiled programs only.
+    """
+    program = _Program(hlo)
+    return program.accessed(program.entry)
 
 
 def refused_buffers(said: str) -> tuple[Buffer, ...]:
@@ -208,6 +218,26 @@ class _Program:
             if in_place is None or path in in_place:
                 leaf.bytes = 0
         return self._sweep(code, order, read)
+
+    def accessed(self, name: str) -> int:
+        """Returns how many bytes a computation reads and writes."""
+        code, total = self.code.get(name, []), 0
+        sizes = {each.name: self.bytes_of(each) for each in code}
+        for each in code:
+            if each.opcode in _NO_WORK or each.opcode.endswith(("-done", "-update")):
+                continue
+            if each.opcode in _BODIES:
+                total += sum(map(self.accessed, called_by(each)))
+                continue
+            made, read = sizes[each.name], [sizes.get(operand, 0) for operand in each.operand_names()]
+            if each.opcode in ("dynamic-slice", "slice", "gather"):
+                read = [made]  # of an array that may be much larger
+            elif each.opcode == "dynamic-update-slice":
+                made, read = read[1], read[1:2]
+            elif each.opcode.endswith("-start"):
+                read = []  # Its result names the operands again.
+            total += made + sum(read)
+        return total
 
     def _value(self, each: Instruction, operands: list[Any]) -> tuple[Any, Any]:
         """Returns the value of an instruction, and which arrays of it are its own (True: all)."""

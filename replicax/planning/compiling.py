@@ -1,4 +1,4 @@
-"""What the compiler of a step says of it: its memory, its text, and how many bytes it reads and writes.
+"""The compiler of a step, and its words on it: its memory, its text, and how many bytes it reads and writes.
 
 libtpu needs seconds to order a program and to give each of its arrays a place in memory, and then minutes to generate
 the code of a large one: twenty seconds for each layer of GPT-2. Nothing that a plan says comes of the second part but
@@ -9,6 +9,7 @@ so a process that only plans reads it there, and ends.
 from __future__ import annotations
 
 import concurrent.futures
+import logging
 import tempfile
 import threading
 import time
@@ -18,12 +19,14 @@ from typing import Any, NamedTuple
 
 import jax
 
-from replicax.compat.jax_executables import cost_of_hlo
 from replicax.compat.protocol_buffers import Message
+from replicax.planning.buffers import bytes_accessed
 from replicax.planning.report import Memory
 
+_log = logging.getLogger(__name__)
 #: For so many seconds a plan waits for the code of a step: that of a small one is there by then.
 PATIENCE_S = 15.0
+_LIBTPU = "libtpu"  # Its version follows.
 _SECONDS_BETWEEN_LOOKS = 0.2
 _CODE = 0.08  # of the memory of a device: where less is left, the size of the code decides whether a step fits
 _UNIT = 2**14  # bytes; libtpu rounds temporaries up
@@ -32,7 +35,7 @@ _WRITTEN_LATER = ".after_optimizations_after_buffer_assignment.hlo.pb"
 
 
 class CompiledStep(NamedTuple):
-    """What is known of a step that was compiled."""
+    """A step that was compiled, as far as a plan has to know it."""
 
     memory: Memory | None
     text: str  # its HLO, in the order in which it runs; empty where the compiler shows none
@@ -60,7 +63,13 @@ def compiled(lowered: jax.stages.Lowered, by: str, patience: float | None, limit
         placed, since = None, 0.0
         while not concurrent.futures.wait([done], _SECONDS_BETWEEN_LOOKS).done:
             if placed is None and [*Path(folder).glob(f"*{_WRITTEN_LATER}")]:
-                placed, since = _placed(Path(folder), by), time.monotonic()
+                try:
+                    placed, since = _placed(Path(folder), by), time.monotonic()
+                except ValueError as error:
+                    _log.warning(
+                        "%s writes other files than those that are known: its code is awaited. (%s)", by, error
+                    )
+                    break
             if placed is not None and time.monotonic() - since >= patience and not _depends_on_code(placed, limit):
                 return placed
         return _whole(done.result(), by)
@@ -89,8 +98,9 @@ def _in_thread(
 
 
 def _whole(step: jax.stages.Compiled, by: str) -> CompiledStep:
-    costs: Any = step.cost_analysis() or {}
-    return CompiledStep(_memory(step, by), step.as_text() or "", float(costs.get("bytes accessed", 0.0)))
+    text, costs = step.as_text() or "", step.cost_analysis() or {}
+    accessed = bytes_accessed(text) if by.startswith(_LIBTPU) else costs.get("bytes accessed", 0.0)
+    return CompiledStep(_memory(step, by), text, accessed)
 
 
 def _memory(step: jax.stages.Compiled, by: str) -> Memory | None:
@@ -98,7 +108,7 @@ def _memory(step: jax.stages.Compiled, by: str) -> Memory | None:
     if found is None:
         return None
     # For CPUs XLA leaves temporaries out of the peak.
-    peak = getattr(found, "peak_memory_in_bytes", None) if by.startswith("libtpu") else None
+    peak = getattr(found, "peak_memory_in_bytes", None) if by.startswith(_LIBTPU) else None
     return Memory(
         arguments=found.argument_size_in_bytes,
         outputs=found.output_size_in_bytes,
@@ -110,17 +120,16 @@ def _memory(step: jax.stages.Compiled, by: str) -> Memory | None:
     )
 
 
-# What XLA has written. The numbers of fields are those of xla/service/hlo.proto.
+# XLA's files. The numbers of fields are those of xla/service/hlo.proto.
 
 
 def _placed(folder: Path, by: str) -> CompiledStep:
     (file,) = folder.glob(f"*{_PLACED}")
     program = Message(file.read_bytes())
-    (assignment,), (module,) = program.messages(3), program.all_bytes(1)
+    (assignment,) = program.messages(3)
     text = file.with_name(file.name.removesuffix("hlo.pb") + "txt").read_text(encoding="utf-8", errors="replace")
-    return CompiledStep(
-        _memory_of(assignment, f"{by}, without the code", _UNIT), text, cost_of_hlo(module, "bytes accessed")
-    )
+    memory = _memory_of(assignment, f"{by}, without the code", _UNIT)
+    return CompiledStep(memory, text, bytes_accessed(text))
 
 
 def _memory_of(assignment: Message, by: str, unit: int = 1) -> Memory:

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from replicax.compat.jax_executables import cost_of_hlo
 from replicax.compat.protocol_buffers import Message
 from replicax.planning import compiling
 from replicax.planning.compiling import compiled
@@ -45,7 +44,7 @@ def whole(folder: Path) -> jax.stages.Compiled:
     return lowered.compile(compiler_options={"xla_dump_to": str(folder), "xla_dump_hlo_as_proto": True})
 
 
-def test_memory_and_cost_are_those_of_the_compiled_program(tmp_path: Path):
+def test_memory_is_that_of_the_compiled_program(tmp_path: Path):
     found = whole(tmp_path)
     (file,) = tmp_path.glob("*after_optimizations.hlo.pb")
     program = Message(file.read_bytes())
@@ -57,8 +56,6 @@ def test_memory_and_cost_are_those_of_the_compiled_program(tmp_path: Path):
     assert placed.peak is not None
     assert says.peak_memory_in_bytes < placed.peak  # For CPUs XLA leaves temporaries out of it.
     assert placed.code is None
-    costs: Any = found.cost_analysis()
-    assert cost_of_hlo(program.all_bytes(1)[0], "bytes accessed") == costs["bytes accessed"]
 
 
 def message(**fields: int) -> bytes:
@@ -86,14 +83,14 @@ def test_arrays_that_share_a_place_count_once(events: list[bytes], most: int):
 class Slow:
     """A program that libtpu has placed at once, and whose code takes long."""
 
-    def __init__(self, folder: Path, ends: Callable[[], object]):
-        self._folder, self._ends = folder, ends
+    def __init__(self, folder: Path, ends: Callable[[], object], written: bytes | None = None):
+        self._folder, self._ends, self._written = folder, ends, written
 
     def compile(self, compiler_options: dict[str, str | bool]) -> jax.stages.Compiled:
         found = whole(self._folder)
         out = Path(str(compiler_options["xla_dump_to"]))
         (file,) = self._folder.glob("*after_optimizations.hlo.pb")
-        (out / f"m{compiling._PLACED}").write_bytes(file.read_bytes())
+        (out / f"m{compiling._PLACED}").write_bytes(self._written or file.read_bytes())
         (out / f"m{compiling._PLACED}".replace("hlo.pb", "txt")).write_text("HloModule m")
         (out / f"m{compiling._WRITTEN_LATER}").write_bytes(b"")
         self._ends()
@@ -110,7 +107,6 @@ def test_nobody_waits_for_the_code_of_a_large_program(tmp_path: Path):
     assert found.text == "HloModule m"
     assert found.memory is not None
     assert found.memory.by == "libtpu 1, without the code"
-    assert found.accessed > 0
 
 
 def test_where_little_memory_is_left_the_code_decides(tmp_path: Path):
@@ -118,6 +114,14 @@ def test_where_little_memory_is_left_the_code_decides(tmp_path: Path):
     found = compiled(slow, "libtpu 1", patience=0.0, limit=58_000)
     assert found.memory is not None
     assert found.memory.code is not None
+
+
+def test_where_the_files_are_others_the_code_is_awaited(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    slow: Any = Slow(tmp_path, lambda: time.sleep(1), b"\xff")
+    found = compiled(slow, "libtpu 1", patience=0.0, limit=GIB)
+    assert found.memory is not None
+    assert found.memory.code is not None
+    assert "libtpu 1 writes other files" in caplog.text
 
 
 def test_an_error_of_the_compiler_is_raised(tmp_path: Path):
@@ -147,4 +151,4 @@ def test_libtpu_says_the_same_before_and_after_it_generates_the_code(tmp_path: P
     assert isinstance(after.memory, Memory)
     assert isinstance(before.memory, Memory)
     assert before.memory == dataclasses.replace(after.memory, code=None, by=before.memory.by)
-    assert before.accessed == pytest.approx(after.accessed, rel=0.15)
+    assert before.accessed == after.accessed > 0
