@@ -121,7 +121,7 @@ def test_where_the_files_are_others_the_code_is_awaited(tmp_path: Path, caplog: 
     found = compiled(slow, "libtpu 1", patience=0.0, limit=GIB)
     assert found.memory is not None
     assert found.memory.code is not None
-    assert "libtpu 1 writes other files" in caplog.text
+    assert "libtpu 1 writes files that are not known" in caplog.text
 
 
 def test_an_error_of_the_compiler_is_raised(tmp_path: Path):
