@@ -66,9 +66,7 @@ def compiled(lowered: jax.stages.Lowered, by: str, patience: float | None, limit
                 try:
                     placed, since = _placed(Path(folder), by), time.monotonic()
                 except ValueError as error:
-                    _log.warning(
-                        "%s writes other files than those that are known: its code is awaited. (%s)", by, error
-                    )
+                    _log.warning("%s writes files that are not known: its code is awaited. (%s)", by, error)
                     break
             if placed is not None and time.monotonic() - since >= patience and not _depends_on_code(placed, limit):
                 return placed
