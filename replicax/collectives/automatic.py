@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import jax
 
 from replicax.collectives.nccl import NcclAllReduce
+from replicax.collectives.packing import JOINED_BYTES
 from replicax.compat.jax_primitives import assert_equal_over_axis
 
 GATHERED_BYTES = 256 * 1024
@@ -30,9 +31,14 @@ and 0.12, 128 KiB 0.11 and 0.16, 192 KiB 0.21 and 0.15, 512 KiB 0.48 and 0.33.
 
 @dataclasses.dataclass(frozen=True)
 class AutomaticAllReduce(NcclAllReduce):
-    """The default of strategies: `NcclAllReduce`, except for small values between CPU processes."""
+    """The default of strategies: `NcclAllReduce`, with larger packs and small ones gathered between CPU processes."""
 
     gathers: bool = False  # whether small values are gathered; `for_devices` sets it
+
+    @property
+    def bytes_per_pack(self) -> int:
+        """Packs between CPU processes are large."""
+        return JOINED_BYTES if self.gathers and self.num_packs else 0
 
     def for_devices(self, devices: Sequence[jax.Device]) -> AutomaticAllReduce:
         spans_processes = len({device.process_index for device in devices}) > 1
@@ -49,6 +55,11 @@ class AutomaticAllReduce(NcclAllReduce):
             return summed
 
         return [total(buffer) for buffer in buffers]
+
+
+def automatic() -> AutomaticAllReduce:
+    """Returns the default for replicas on all devices of the job."""
+    return AutomaticAllReduce(gathers=jax.process_count() > 1 and jax.default_backend() == "cpu")
 
 
 def _gathered_sum(buffer: jax.Array, axis_name: str, num_replicas: int) -> jax.Array:

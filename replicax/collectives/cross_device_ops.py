@@ -47,6 +47,11 @@ class CrossDeviceOps(AdvisedContract):
 
     num_packs: int = 0
 
+    @property
+    def bytes_per_pack(self) -> int:
+        """The bytes of a pack where the options of a call say nothing; 0 for `num_packs` of small arrays alone."""
+        return 0
+
     def __init_subclass__(cls, **keywords: object) -> None:
         super().__init_subclass__(**keywords)
         theirs = sorted(_TENSORFLOWS & vars(cls).keys())
@@ -101,7 +106,11 @@ class CrossDeviceOps(AdvisedContract):
         arrays = _checked_arrays(values, axis_name, num_replicas)
         outgoing = [_to_wire(array, op, options, num_replicas) for array in arrays]
         travels = num_replicas > 1
-        packing = planned(outgoing, self.num_packs if travels else 0, options.bytes_per_pack if travels else 0)
+        packing = planned(
+            outgoing,
+            self.num_packs if travels else 0,
+            (options.bytes_per_pack or self.bytes_per_pack) if travels else 0,
+        )
         sums = packing.unpack(self._sum_all(packing.pack(outgoing), axis_name, num_replicas))
         return [_from_wire(total, array.dtype, op, num_replicas) for total, array in zip(sums, arrays, strict=True)]
 

@@ -4,7 +4,7 @@ Whoever has gradients of a replica comes here, inside of `jax.shard_map`:
 
 * `rx.value_and_grad`, of a whole batch or of added up micro-batches, in one program or in one that is cut: `combined`,
   and with a memory of what was left out before, `remembering`.
-* Plain `jax.grad`. JAX writes its sums into the program of a replica, which is evaluated with `of_small_values`.
+* Plain `jax.grad`. JAX writes its sums into the program of a replica, which is evaluated with `sums_together`.
 * Programs on sharded variables, of whose gradients a replica needs its shard only: `shard_of_sum`.
 * `fit`, whose gradients are of both kinds: `summed_or_scattered`.
 """
@@ -18,10 +18,9 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from replicax.collectives.automatic import AutomaticAllReduce
+from replicax.collectives.automatic import AutomaticAllReduce, automatic
 from replicax.collectives.compression import Compression, Memory, Reducing, computing_dtype, is_of_gradients
 from replicax.collectives.cross_device_ops import CrossDeviceOps
-from replicax.collectives.nccl import NcclAllReduce
 from replicax.collectives.options import CommunicationOptions
 from replicax.compat.jax_primitives import assert_equal_over_axis
 from replicax.contracts.reduce_op import ReduceOp
@@ -83,8 +82,8 @@ def remembering(
     return results, _unless_not_finite(results, memory, [renewed.get(i, {}) for i in range(len(arrays))])
 
 
-def of_small_values(ops: CrossDeviceOps) -> Callable[[list[jax.Array]], list[jax.Array]] | None:
-    """Returns what sums small values as one; None where each is to be summed by itself, as JAX writes it."""
+def sums_together(ops: CrossDeviceOps) -> Callable[[list[jax.Array]], list[jax.Array]] | None:
+    """Returns what sums values in packs; None where each is to be summed by itself, as JAX writes it."""
     # Only between CPU processes, and where the user has not chosen an algorithm, is it worth its copies.
     joins = isinstance(ops, AutomaticAllReduce) and ops.gathers
     return functools.partial(combined, ops, CommunicationOptions(), ReduceOp.SUM) if joins else None
@@ -93,7 +92,7 @@ def of_small_values(ops: CrossDeviceOps) -> Callable[[list[jax.Array]], list[jax
 def summed_or_scattered(arrays: Sequence[jax.Array], dimensions: Sequence[int | None]) -> list[jax.Array]:
     """Returns the sums over the replicas; of an array with a dimension, this replica's shard."""
     whole = [array for array, dimension in zip(arrays, dimensions, strict=True) if dimension is None]
-    sums = iter(combined(NcclAllReduce(), CommunicationOptions(), ReduceOp.SUM, whole))
+    sums = iter(combined(automatic(), CommunicationOptions(), ReduceOp.SUM, whole))
     return [
         next(sums) if dimension is None else shard_of_sum(array, dimension)
         for array, dimension in zip(arrays, dimensions, strict=True)

@@ -15,7 +15,7 @@ from replicax.cluster import ClusterResolver
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.collectives.choose import choose_cross_device_ops
 from replicax.collectives.compression import is_of_gradients
-from replicax.collectives.gradient_sums import of_small_values
+from replicax.collectives.gradient_sums import sums_together
 from replicax.compat.jax_tracing import constants_are_traced, prepare_tracing_anew
 from replicax.compat.keras import as_tensor_of
 from replicax.contracts.strategy import PER_REPLICA, PER_ROW
@@ -91,7 +91,7 @@ class MeshStrategy(Strategy):
         self.placement = placement
         self.mesh = placement.mesh_for(placement.replicas)
         self.cross_device_ops = self._ops.for_devices(self.devices)
-        self.sum_together = of_small_values(self.cross_device_ops)
+        self.sum_together = sums_together(self.cross_device_ops)
 
     def _checked_options(self, options: CommunicationOptions | None) -> CommunicationOptions:
         """Returns the options of all calls, and refuses what could have no effect."""

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from replicax.collectives.packing import SMALL_VALUE_BYTES
+from replicax.collectives.packing import JOINED_BYTES
 from replicax.program.replicas.packed_sums import evaluate_joined
 from replicax.runtime import REPLICA_AXIS, replica_mesh
 
-LARGE = SMALL_VALUE_BYTES // 4 + 1
+LARGE = JOINED_BYTES // 4 + 1
 
 
 class Recorder:

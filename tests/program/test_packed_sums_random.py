@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from replicax.collectives.automatic import AutomaticAllReduce
-from replicax.collectives.gradient_sums import of_small_values
-from replicax.collectives.packing import SMALL_VALUE_BYTES
+from replicax.collectives.gradient_sums import sums_together
+from replicax.collectives.packing import JOINED_BYTES
 from replicax.compat.jax import vary
 from replicax.program.replicas.packed_sums import evaluate_joined
 from replicax.runtime import REPLICA_AXIS, replica_mesh
@@ -69,7 +69,7 @@ def gradient_of_sums(a, b):
 
 
 def large(a, b):
-    return total(jnp.sin(a.sum() + jnp.arange(SMALL_VALUE_BYTES // 4 + 1)))[:WIDTH] + b
+    return total(jnp.sin(a.sum() + jnp.arange(JOINED_BYTES // 4 + 1)))[:WIDTH] + b
 
 
 def gathered(a, b):
@@ -126,7 +126,7 @@ def results(fn, x, joined):
             return fn(x)
         program = jax.make_jaxpr(fn)(x)
         values = dict(zip([*program.jaxpr.constvars, *program.jaxpr.invars], [*program.consts, x], strict=True))
-        sum_together = of_small_values(AutomaticAllReduce(gathers=True))
+        sum_together = sums_together(AutomaticAllReduce(gathers=True))
         evaluate_joined(program.jaxpr.eqns, values, sum_together)
         return [values[atom] for atom in program.jaxpr.outvars]
 

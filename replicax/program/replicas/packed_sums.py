@@ -1,9 +1,9 @@
-"""Small sums over the replicas of a replica function, made as one: plain `jax.grad` makes one for each leaf.
+"""Sums over the replicas of a replica function, made together: plain `jax.grad` makes one for each leaf.
 
 JAX sums the gradient with respect to each value that is equal on all replicas by itself, right where the backward pass
-has it. Between processes each sum waits for messages, and most leaves are small. So the equations are dealt out to
-rounds here: a round computes all that the sums so far allow, and then the strategy's cross-device ops make all small
-sums that are due as one. (XLA orders operations by its own rules: only which values are summed together is changed.)
+has it. Between processes each sum waits for messages. So the equations are dealt out to rounds here: a round computes
+all that the sums so far allow, and then the strategy's cross-device ops make the sums that are due in packs, but for
+large ones. (XLA orders operations by its own rules: only which values are summed together is changed.)
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TypeAlias
 import jax
 from jax.extend import core as jex_core
 
-from replicax.collectives.packing import SMALL_VALUE_BYTES
+from replicax.collectives.packing import JOINED_BYTES
 from replicax.compat.jax_names import SUMS_OVER_AXES
 from replicax.program.ir.interpreter import evaluate
 from replicax.program.ir.jaxprs import Values, aval_of, is_one_of, read, variables_of
@@ -25,7 +25,7 @@ SumTogether: TypeAlias = Callable[[list[jax.Array]], list[jax.Array]]
 
 
 def evaluate_joined(equations: Iterable[jex_core.JaxprEqn], values: Values, sum_together: SumTogether) -> None:
-    """Evaluates equations as `interpreter.evaluate` does, inside `shard_map`, small sums over the replicas together."""
+    """Evaluates equations as `interpreter.evaluate` does, inside `shard_map`, sums over the replicas together."""
     for others, sums in _rounds(equations):
         evaluate(others, values)
         operands = [read(atom, values) for equation in sums for atom in equation.invars]
@@ -35,7 +35,7 @@ def evaluate_joined(equations: Iterable[jex_core.JaxprEqn], values: Values, sum_
 
 
 def _rounds(equations: Iterable[jex_core.JaxprEqn]) -> list[tuple[list[jex_core.JaxprEqn], list[jex_core.JaxprEqn]]]:
-    """Deals equations out to rounds: in each first what needs no sums but those of earlier rounds, then small sums."""
+    """Deals equations out to rounds: in each first what needs no sums but those of earlier rounds, then sums."""
     rounds: list[tuple[list[jex_core.JaxprEqn], list[jex_core.JaxprEqn]]] = []
     known_in: dict[jex_core.Var, int] = {}
     last_effect = 0
@@ -43,7 +43,7 @@ def _rounds(equations: Iterable[jex_core.JaxprEqn]) -> list[tuple[list[jex_core.
         number = max((known_in.get(atom, 0) for atom in variables_of(equation.invars)), default=0)
         if equation.effects:  # Reads and writes of mutable arrays, and calls of the host, keep their order.
             number = last_effect = max(number, last_effect)
-        is_sum = _is_small_sum(equation)
+        is_sum = _is_joined(equation)
         known_in.update(dict.fromkeys(equation.outvars, number + is_sum))
         while len(rounds) <= number:
             rounds.append(([], []))
@@ -51,10 +51,10 @@ def _rounds(equations: Iterable[jex_core.JaxprEqn]) -> list[tuple[list[jex_core.
     return rounds
 
 
-def _is_small_sum(equation: jex_core.JaxprEqn) -> bool:
+def _is_joined(equation: jex_core.JaxprEqn) -> bool:
     if not is_one_of(equation, SUMS_OVER_AXES) or equation.params.get("axis_index_groups") is not None:
         return False
     avals = [aval_of(atom) for atom in equation.invars]
     return tuple(equation.params["axes"]) == (REPLICA_AXIS,) and all(
-        aval.size * aval.dtype.itemsize <= SMALL_VALUE_BYTES for aval in avals
+        aval.size * aval.dtype.itemsize <= JOINED_BYTES for aval in avals
     )
