@@ -95,7 +95,12 @@ class FirstValue:
             left: Iterator[Any] = iter(numbers)
             for equation in equations:
                 inputs = [next(left) if is_literal(atom) else known[atom] for atom in equation.invars]
-                known.update(zip(equation.outvars, bind(equation, inputs), strict=True))
+                results = bind(equation, inputs)
+                if is_one_of(equation, CALLS):
+                    # XLA joins what follows with the end of it otherwise, and rounds once where an initializer rounds
+                    # twice: `normal(key) * deviation`.
+                    results = jax.lax.optimization_barrier(results)
+                known.update(zip(equation.outvars, results, strict=True))
             return [number_of(atom) if is_literal(atom) else known[atom] for atom in program.outvars]
 
         return computed
