@@ -65,7 +65,7 @@ def compiled(lowered: jax.stages.Lowered, by: str, patience: float | None, limit
             if placed is None and [*Path(folder).glob(f"*{_WRITTEN_LATER}")]:
                 try:
                     placed, since = _placed(Path(folder), by), time.monotonic()
-                except ValueError as error:
+                except (ValueError, LookupError) as error:
                     _log.warning("%s writes files that are not known: its code is awaited. (%s)", by, error)
                     break
             if placed is not None and time.monotonic() - since >= patience and not _depends_on_code(placed, limit):
