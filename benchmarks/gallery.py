@@ -68,7 +68,7 @@ SECTIONS = {
     ],
     "JAX, optax and flax": [
         Example("custom_loop_optax.py"),
-        Example("resumable_loop.py", "runs/resumable_loop --kill 20", "--workers 2 --restarts 1"),
+        Example("resumable_loop.py", "runs/loop --kill 20", "--workers 2 --restarts 1"),
         Example("flax_mnist.py"),
         Example("flax_vae.py"),
     ],
