@@ -132,7 +132,8 @@ def page(measurements: dict[str, Measurement]) -> str:
     """Returns the page."""
     parts = [
         "# Examples",
-        "Each example is one file and runs without changes. Seconds are of the whole command, on two cores with eight"
+        "Each example is one file and runs without changes (`pip install '.[examples]'`). Seconds are of the whole"
+        " command, on two cores with eight"
         " virtual devices (`benchmarks/gallery.py`).",
     ]
     for title, examples in SECTIONS.items():

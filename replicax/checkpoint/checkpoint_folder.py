@@ -94,7 +94,7 @@ class CheckpointFolder:
             return
         self.is_clean = True
         for path in clean(self._directory):
-            _log.warning("An earlier process was ended while it wrote or deleted %s.", path)
+            _log.warning("An earlier process was ended while it wrote or deleted %s, which is left out.", path)
 
     def delete_old(self, newest: int) -> None:
         """Deletes the checkpoints beside a new one that nothing keeps, without those that are kept for good."""

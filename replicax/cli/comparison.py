@@ -18,7 +18,7 @@ from replicax.cli.at_work import at_work
 from replicax.cli.datasets import Dataset
 from replicax.cli.training import Epoch, Settings, Training, count_batches, layer_sizes
 
-_NO_PICTURE = "Drew no curves: matplotlib is not installed. pip install 'replicax[plots]' brings it."
+_NO_PICTURE = "Drew no curves: matplotlib is not installed: pip install matplotlib."
 _QUICK_START = "https://replicax.github.io/replicax/quickstart"
 
 

@@ -225,9 +225,7 @@ def _compute_shapes(home: Sharding) -> None:
 
     def from_single(shape: Any, sharding: Sharding, arrays: Sequence[Any], *, dtype: Any = None) -> Any:
         kind = arrays[0].dtype if dtype is None else dtype
-        if jax.numpy.issubdtype(kind, jax.dtypes.prng_key):
-            raise NotImplementedError("Random keys in parts cannot be planned.")
-        return _made(jax.core.ShapedArray(tuple(shape), kind), sharding, True)
+        return _result(jax.core.ShapedArray(tuple(shape), kind), sharding, (), home)
 
     def from_local(sharding: Sharding, local_data: np.ndarray, global_shape: Any = None) -> Any:
         shape = tuple(local_data.shape if global_shape is None else global_shape)
@@ -305,6 +303,8 @@ def _result(aval: Any, where: Any, args: Sequence[Any], home: Sharding) -> Any:
     impl: Any = aval.dtype._impl if is_key else None
     plain = aval.update(shape=(*aval.shape, *impl.key_shape), dtype=np.dtype("uint32")) if is_key else aval
     place, committed = (where, True) if isinstance(where, Sharding) else _place_of(plain.shape, args, home)
+    if is_key and isinstance(where, NamedSharding):
+        place = NamedSharding(where.mesh, PartitionSpec(*where.spec, *[None] * (len(plain.shape) - len(where.spec))))
     made = _made(plain, place, committed)
     return PRNGKeyArray(impl, made) if is_key else made
 

@@ -78,7 +78,7 @@ class SeenBatches:
         # Once for each strategy and number of rows: some loops make a dataset of every batch.
         rows = split.replicas * jax.tree.leaves(split.parts)[0].shape[1]
         about = f"first batches of {rows} rows"
-        if split.replicas < receivers.num_replicas and about not in self.advice:
+        if split.replicas < receivers.num_replicas and about not in self.advice and not receivers.workers.index:
             self.advice.add(about)
             _log.warning(
                 "The first batch has %d row(s) and is split over %d of %d replicas, because that many divide it: "

@@ -37,7 +37,7 @@ from replicax.data.sources import check_batch_size
 from replicax.errors import ArgumentError, BatchError, ContextError
 from replicax.keras.all_workers import check_same_weights, has_workers
 from replicax.keras.backup import backups_last
-from replicax.keras.chief_writes import listed, save_on_workers, write_atomically
+from replicax.keras.chief_writes import callbacks_of_worker, listed, save_on_workers, write_atomically
 from replicax.keras.custom_objects import remembering_arguments
 from replicax.keras.feeding import (
     as_keras_data,
@@ -206,6 +206,9 @@ def _in_global_view(original: Callable[..., Any]) -> Callable[..., Any]:
                 self._replicax.dataset, self._replicax.source = dataset_of(given.arguments.get("x")), source
                 _begin_where_fits_have_ended(self._replicax, given)
                 _put_backups_last(given)
+            if context.current().planner is not None and "callbacks" in given.signature.parameters:
+                # A plan makes one step. Callbacks that write would empty the files of an earlier training.
+                given.arguments["callbacks"] = callbacks_of_worker(given.arguments.get("callbacks"), is_chief=False)
             around = strategy.around_loop(self, original.__name__, given)
             if around is not None:
                 with around:

@@ -150,7 +150,15 @@ def _run(target: str) -> None:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
+    code = 1
+    try:
+        code = main(sys.argv[1:])
+    except SystemExit as error:  # of the script's, before its step
+        code = error.code if isinstance(error.code, int) else 1
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # Threads that the script has started, to prefetch say, are not waited for.
+    os._exit(code)  # Threads are not waited for: those that prefetch for the script, and one that may still compile.

@@ -229,6 +229,8 @@ def arguments_of(program: Program, arrays: Sequence[Any]) -> list[Argument]:
                 name = jax.tree_util.keystr(tuple(path), simple=True, separator="/")
                 each = Argument(f"argument {position}" + f": {name}" * bool(name), value, position)
                 each.kind = _kind_in(tree, path)
+                if each.kind == PARAMETERS and not jax.dtypes.issubdtype(each.dtype, np.inexact):
+                    each.kind = OTHER  # a counter of steps, a random key
                 found.append(each)
     return found
 

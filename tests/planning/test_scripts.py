@@ -187,3 +187,38 @@ def test_a_search_tries_remat_and_accumulation_where_temporaries_do_not_fit():
     pruned = [each for each in found if each["plan"] and each["plan"]["memory"] is None]
     assert all("does not fit: " in each["reason"] for each in pruned)
     assert result.exit_code == (0 if found[0]["fits"] else 3)
+
+
+def test_a_random_key_in_the_state_and_a_batch_that_does_not_divide(tmp_path: Path):
+    script = tmp_path / "keys.py"
+    script.write_text(
+        "import jax, jax.numpy as jnp, numpy as np, replicax as rx\n"
+        "strategy = rx.MirroredStrategy()\n"
+        "def step(state, x):\n"
+        "    key, own = jax.random.split(state['key'])\n"
+        "    loss = lambda w: rx.compute_average_loss(jnp.square(x @ w + jax.random.normal(own, ())))\n"
+        "    return {'key': key, 'w': state['w'] - jax.grad(loss)(state['w']), 'step': state['step'] + 1}\n"
+        "state = strategy.replicate({'key': jax.random.key(0), 'w': jnp.ones(4), 'step': jnp.int32(0)})\n"
+        "for x in strategy.distribute_dataset(np.ones((60, 4), 'float32'), batch_size=60):\n"
+        "    state = strategy.run(step, args=(state, x))\n"
+    )
+    result = asked(str(script), "--on", "cpu:8", "--json")
+    assert result.exit_code == 0, result.output
+    (plan,) = json.loads(result.stdout)
+    assert plan["bytes"] == {"parameters": 16, "optimizer state": 0, "other state": 8 + 4, "batch": 10 * 16}
+
+
+def test_callbacks_of_fit_leave_the_files_of_an_earlier_training_alone(tmp_path: Path):
+    script, log = tmp_path / "logs.py", tmp_path / "log.csv"
+    log.write_text("epoch,loss\n0,1.0\n")
+    script.write_text(
+        "import replicax as rx, keras, numpy as np\n"
+        "with rx.MirroredStrategy().scope():\n"
+        "    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])\n"
+        "model.compile('sgd', 'mse')\n"
+        f"callbacks = [keras.callbacks.CSVLogger({str(log)!r})]\n"
+        "model.fit(np.ones((8, 4)), np.ones((8, 1)), callbacks=callbacks, verbose=0)\n"
+    )
+    result = asked(str(script), "--on", "cpu:8")
+    assert result.exit_code == 0, result.output
+    assert log.read_text() == "epoch,loss\n0,1.0\n"

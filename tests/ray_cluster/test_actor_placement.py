@@ -14,7 +14,6 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
     """The nodes that are alive, in place of Ray's."""
     alive: list[dict[str, float]] = []
     monkeypatch.setattr(placement, "alive_resources", lambda: alive)
-    monkeypatch.setattr(placement, "_nodes_resources", lambda: {"GPU": sum(node.get("GPU", 0) for node in alive)})
     return alive
 
 

@@ -125,6 +125,7 @@ _PLAIN = {
     "data/readers/files.py": "asks a store by Python's own sockets",
     "runtime/clock.py": "is stopped, and awaited, as the last thing that its process does",
     "checkpoint/snapshots.py": "runtime.ending waits for it",
+    "planning/compiling.py": "its process ends by os._exit",
 }
 
 
