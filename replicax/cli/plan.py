@@ -12,7 +12,7 @@ import typer
 from replicax.errors import ArgumentError, PlanError
 from replicax.errors.exit_codes import ExitCode
 from replicax.planning.calibration import calibrate
-from replicax.planning.process import KINDS, TIMEOUT_S, Script, ScriptFailedError, planned
+from replicax.planning.process import KINDS, TIMEOUT_S, Script, planned
 from replicax.planning.report import Plan
 from replicax.planning.search import Candidate, searched
 from replicax.planning.topologies import Topology
@@ -103,9 +103,6 @@ def plan(
         if plot is not None:
             for each in found:
                 each.plot(plot.with_stem(f"{plot.stem}-{each.kind}") if len(found) > 1 else plot)
-    except ScriptFailedError as error:
-        typer.echo(f"replicax plan: {error}", err=True)
-        raise typer.Exit(error.code) from None
     except (PlanError, ArgumentError) as error:
         typer.echo(f"replicax plan: {error}", err=True)
         raise typer.Exit(ExitCode.USAGE) from None

@@ -256,9 +256,10 @@ class Exchange:
             return ask()
         except jax.errors.JaxRuntimeError as error:
             said = "was refused by" if is_refusal(error) else "cannot reach"
+            why = str(error).partition("\n")[0]  # gRPC's own notes follow.
             raise ContextError(
                 f"Process {self.process} {said} the coordination service, which runs in process 0, when it was to "
-                f"exchange values with the other processes: {error}"
+                f"exchange values with the other processes: {why}. If process 0 has ended, its output says why."
             ) from error
 
 

@@ -82,11 +82,13 @@ def remembering(
     return results, _unless_not_finite(results, memory, [renewed.get(i, {}) for i in range(len(arrays))])
 
 
-def sums_together(ops: CrossDeviceOps) -> Callable[[list[jax.Array]], list[jax.Array]] | None:
+def sums_together(
+    ops: CrossDeviceOps, options: CommunicationOptions
+) -> Callable[[list[jax.Array]], list[jax.Array]] | None:
     """Returns what sums values in packs; None where each is to be summed by itself, as JAX writes it."""
     # Only between CPU processes, and where the user has not chosen an algorithm, is it worth its copies.
     joins = isinstance(ops, AutomaticAllReduce) and ops.gathers
-    return functools.partial(combined, ops, CommunicationOptions(), ReduceOp.SUM) if joins else None
+    return functools.partial(combined, ops, _exact(options), ReduceOp.SUM) if joins else None
 
 
 def summed_or_scattered(arrays: Sequence[jax.Array], dimensions: Sequence[int | None]) -> list[jax.Array]:

@@ -14,6 +14,7 @@ import json
 import os
 import runpy
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,18 +30,32 @@ from replicax.planning.topologies import Topology
 from replicax.planning.variations import Variation
 from replicax.program.lifting import Program
 
+_SECONDS_TO_END = 10.0  # for a script whose step has been planned
+
 
 class Planned(BaseException):
     """Ends the script: no `except Exception` of its own holds it up."""
 
 
 class Planner:
-    """Plans the first step of each kind that is wanted."""
+    """Plans the first step of each kind that is wanted, and then tells the plans and ends the script."""
 
-    def __init__(self, on: Topology, wanted: Sequence[str], compiles_all: bool, patience: float | None):
+    def __init__(
+        self,
+        on: Topology,
+        wanted: Sequence[str],
+        compiles_all: bool,
+        patience: float | None,
+        tell: Callable[[Sequence[Plan]], None],
+    ):
         self._on, self._hosts, self._wanted = on, on.num_hosts(), list(wanted)
-        self._compiles_all, self._patience = compiles_all, patience
+        self._compiles_all, self._patience, self._tell = compiles_all, patience, tell
         self.plans: list[Plan] = []
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all plans have been told."""
+        return not self._wanted
 
     def __call__(self, program: Program, arrays: Sequence[Any]) -> None:
         kind = kind_of(program, arrays, program.trace(arrays))
@@ -51,8 +66,14 @@ class Planner:
             compiles_all=self._compiles_all, patience=self._patience,
         )  # fmt: skip
         self.plans.append(plan)
+        if self._wanted == [kind]:
+            self._tell(self.plans)
+            # The script may catch `Planned`, and go on.
+            ending = threading.Timer(_SECONDS_TO_END, os._exit, [0])
+            ending.daemon = True
+            ending.start()
         self._wanted.remove(kind)
-        if not self._wanted:
+        if self.is_done:
             raise Planned
 
 
@@ -110,32 +131,33 @@ def main(arguments: list[str]) -> int:
     out, told, target, *rest = arguments
     settings = json.loads(told)
     on = Topology.of(settings["on"], settings["hosts"])
-    begin, failed, plans = time.perf_counter(), "", list[Plan]()
+    begin, planner = time.perf_counter(), None
     finished: Callable[[Plan], Plan] = lambda plan: plan  # noqa: E731
     sys.argv = [target, *rest]
+
+    def tell(plans: Sequence[Plan], failed: str = "") -> None:
+        seconds = time.perf_counter() - begin
+        found = {"plans": [finished(plan).as_dict() for plan in plans], "failed": failed, "seconds": seconds}
+        Path(out).write_text(json.dumps(found), encoding="utf-8")
+
+    failed = ""
     try:
         prepare(on)
         varied = settings["variation"]
         if varied is not None and target != CALL:
             finished = Variation(**varied).install()
         patience = None if settings["whole"] else PATIENCE_S if varied is None else 0.0
-        planner = Planner(on, settings["steps"], compiles_all=varied is None, patience=patience)
-        plans = planner.plans
+        planner = Planner(on, settings["steps"], varied is None, patience, tell)
         with context.entered(planner=planner):
             _run(target)
-    except Planned:
-        pass
     except PlanError as error:
         failed = str(error)
-    except SystemExit as error:
-        if not plans and error.code not in (None, 0):
+    except BaseException as error:
+        ends = isinstance(error, SystemExit) and (error.code in (None, 0) or (planner is not None and planner.plans))
+        if not ends and (planner is None or not planner.is_done):
             raise
-    found = {
-        "plans": [finished(plan).as_dict() for plan in plans],
-        "failed": failed,
-        "seconds": time.perf_counter() - begin,
-    }
-    Path(out).write_text(json.dumps(found), encoding="utf-8")
+    if planner is None or not planner.is_done:
+        tell(planner.plans if planner is not None else [], failed)
     return 0
 
 

@@ -58,18 +58,6 @@ def called(step: PyTreeFunction, args: Sequence[PyTree], make: Callable[[], Stra
     return Script(CALL, pickled=cloudpickle.dumps(_Call(step, tuple(args), make)))
 
 
-class ScriptFailedError(PlanError):
-    """The script ended with an error of its own before the step.
-
-    Attributes:
-        code: Its exit code.
-    """
-
-    def __init__(self, code: int):
-        super().__init__(f"It has failed before its step was planned ({describe(code)}); its output says why.")
-        self.code = code
-
-
 def planned(
     on: Topology,
     script: Script,
@@ -87,8 +75,8 @@ def planned(
     process is in `running`, for `kill_group`.
 
     Raises:
-        PlanError: It comes to no such step, or uses what cannot be planned; or takes longer than `timeout` seconds.
-        ScriptFailedError: It fails.
+        PlanError: It fails, comes to no such step, or uses what cannot be planned; or takes longer than `timeout`
+            seconds.
     """
     environ = dict(os.environ)
     on.prepare(environ)
@@ -119,7 +107,8 @@ def planned(
                 if process.returncode is None:
                     kill_group(process.pid)
         if process.returncode or not out.exists():
-            raise ScriptFailedError(from_returncode(process.returncode) or ExitCode.FAILED)
+            code = from_returncode(process.returncode) or ExitCode.FAILED
+            raise PlanError(f"It has failed before its step was planned ({describe(code)}); its output says why.")
         found = json.loads(out.read_text(encoding="utf-8"))
     if found["failed"]:
         raise PlanError(found["failed"])

@@ -98,7 +98,7 @@ class FirstValue:
                 results = bind(equation, inputs)
                 if is_one_of(equation, CALLS):
                     # XLA joins what follows with the end of it otherwise, and rounds once where an initializer rounds
-                    # twice: `normal(key) * deviation`.
+                    # twice: `normal(key) * deviation`. (A sum that follows, `+ mean`, it joins all the same.)
                     results = jax.lax.optimization_barrier(results)
                 known.update(zip(equation.outvars, results, strict=True))
             return [number_of(atom) if is_literal(atom) else known[atom] for atom in program.outvars]

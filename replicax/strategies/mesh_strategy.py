@@ -91,7 +91,7 @@ class MeshStrategy(Strategy):
         self.placement = placement
         self.mesh = placement.mesh_for(placement.replicas)
         self.cross_device_ops = self._ops.for_devices(self.devices)
-        self.sum_together = sums_together(self.cross_device_ops)
+        self.sum_together = sums_together(self.cross_device_ops, self.communication_options)
 
     def _checked_options(self, options: CommunicationOptions | None) -> CommunicationOptions:
         """Returns the options of all calls, and refuses what could have no effect."""

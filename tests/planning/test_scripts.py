@@ -69,11 +69,28 @@ def test_what_cannot_be_planned_is_named(tmp_path):
 def test_a_script_that_fails_or_never_trains_says_so(tmp_path):
     script = tmp_path / "fails.py"
     script.write_text("import sys; sys.exit(7)\n")
-    assert asked(str(script), "--on", "cpu:2").exit_code == 7
+    assert asked(str(script), "--on", "cpu:2").exit_code == 2
     script.write_text("print('done')\n")
     result = asked(str(script), "--on", "cpu:2")
     assert result.exit_code == 2
     assert "ended without a step of the kind train" in result.stderr
+
+
+def test_a_script_that_catches_everything_and_goes_on_is_ended(tmp_path, monkeypatch):
+    script = tmp_path / "catches.py"
+    script.write_text(
+        "import replicax as rx, keras, numpy as np\n"
+        "with rx.MirroredStrategy().scope():\n"
+        "    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])\n"
+        "model.compile('sgd', 'mse')\n"
+        "try:\n"
+        "    model.fit(np.ones((8, 4)), np.ones((8, 1)), verbose=0)\n"
+        "except BaseException:\n"
+        "    while True: pass\n"
+    )
+    result = asked(str(script), "--on", "cpu:2", "--timeout", "100")
+    assert result.exit_code == 0, result.output
+    assert "It needs" in result.stdout
 
 
 def test_wrong_options_start_nothing():

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 
 from replicax.collectives.automatic import AutomaticAllReduce
 from replicax.collectives.gradient_sums import sums_together
+from replicax.collectives.options import CommunicationOptions
 from replicax.collectives.packing import JOINED_BYTES
 from replicax.compat.jax import vary
 from replicax.program.replicas.packed_sums import evaluate_joined
@@ -126,7 +127,7 @@ def results(fn, x, joined):
             return fn(x)
         program = jax.make_jaxpr(fn)(x)
         values = dict(zip([*program.jaxpr.constvars, *program.jaxpr.invars], [*program.consts, x], strict=True))
-        sum_together = sums_together(AutomaticAllReduce(gathers=True))
+        sum_together = sums_together(AutomaticAllReduce(gathers=True), CommunicationOptions())
         evaluate_joined(program.jaxpr.eqns, values, sum_together)
         return [values[atom] for atom in program.jaxpr.outvars]
 
