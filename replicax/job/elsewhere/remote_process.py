@@ -197,7 +197,7 @@ class RemoteProcess:
         elif isinstance(news, Failed):
             if news.words:
                 self._outlets.log.write(f"{news.words}\n".encode())
-            self.last_words = news.words or last_words(self._outlets.streams)
+            self.last_words = news.words or last_words(self._outlets.streams, script_ended=True)
             event = ScriptEnded[ProcessLike](self, news.code, news.time + offset, news.blames)
             self.told = self.told or event  # The first says who is to blame; the end of the script may follow.
             self._events.put(event)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import collections
+import itertools
 import re
 import threading
 from collections.abc import Sequence
@@ -160,9 +161,14 @@ def _last_state(line: str) -> str:
     return next((part for part in reversed(_CURSOR.sub("", line.replace("\b", "")).split("\r")) if part), "")
 
 
-def last_words(streams: Sequence[StreamLike]) -> str:
-    """Returns the last traceback in a task's standard error, or, where that is empty, in its standard output."""
+def last_words(streams: Sequence[StreamLike], script_ended: bool = False) -> str:
+    """Returns the last traceback in a task's standard error, or, where that is empty, in its standard output.
+
+    If the script has ended by itself, the process has crashed after it: its stacks are none of the script's words.
+    """
     output, error = (list(stream.last_lines) for stream in streams)
+    if script_ended:
+        error = list(itertools.takewhile(lambda line: not _DEATH.match(line), error))
     return last_traceback(error if any(line.strip() for line in error) else output)
 
 

@@ -195,7 +195,7 @@ class Process:
         words = told["words"].strip("\n")
         if words:
             self._log.write(f"{words}\n".encode())
-        self.last_words = words or last_words(self._streams)
+        self.last_words = words or last_words(self._streams, script_ended=True)
         event = ScriptEnded[ProcessLike](self, told["code"], told["time"], tuple(told.get("blames", ())))
         self.told = self.told or event  # The first says who is to blame; the end of the script may follow.
         self._events.put(event)
