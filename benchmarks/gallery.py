@@ -133,8 +133,7 @@ def page(measurements: dict[str, Measurement]) -> str:
     parts = [
         "# Examples",
         "Each example is one file and runs without changes (`pip install '.[examples]'`). Seconds are of the whole"
-        " command, on two cores with eight"
-        " virtual devices (`benchmarks/gallery.py`).",
+        " command, on two cores with eight virtual devices (`benchmarks/gallery.py`).",
     ]
     for title, examples in SECTIONS.items():
         parts.append(f"## {title}")
